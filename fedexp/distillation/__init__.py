@@ -1,4 +1,6 @@
-"""Distillation of an ensemble on the server: losses; without data: teachers, generated images, their bank, the student.
+"""Distillation of an ensemble on the server.
 
-Images have values in [0, 1] wherever they are generated or stored; every network sees them normalised as the clients' are.
+It contains the losses and, for distillation without data, the teachers, the generated
+images, their bank and the student. Images have values in [0, 1] wherever they are
+generated or stored. Every network sees them normalised as the clients' images are.
 """

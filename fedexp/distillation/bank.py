@@ -1,4 +1,7 @@
-"""The image bank: batches of generated images in 8 bits, as a state holds them, and together as samples to train on."""
+"""The image bank: batches of generated images in 8 bits.
+
+A state holds the batches. Together they are samples to train on.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,16 @@ Rounding = Literal["round", "floor"]
 
 
 def stored(images: Tensor, labels: Tensor, rounding: Rounding = "round") -> Tree:
-    """A batch as the bank keeps it: ``x`` (b, c, H, W) uint8 and ``y`` (b,) int64.
+    """Return a batch as the bank stores it.
 
     Args:
-        images: with values in [0, 1]; the stored ones differ by 1 / 510 at most, with ``floor`` by less than 1 / 255, downwards.
+        images: Images with values in [0, 1]. The stored values differ by at most 1 /
+            510, with ``floor`` by less than 1 / 255, downwards.
+        labels: Their labels.
+        rounding: Rounding of pixels to 8 bits.
+
+    Returns:
+        ``x`` of shape (b, c, H, W), uint8, and ``y`` of shape (b,), int64.
     """
     pixels = images.detach() * 255
     pixels = pixels.round() if rounding == "round" else pixels.floor()
@@ -26,6 +35,6 @@ def stored(images: Tensor, labels: Tensor, rounding: Rounding = "round") -> Tree
 
 
 def samples_of(bank: Sequence[Tree], domain: InputDomain) -> Samples:
-    """All batches of the bank as samples whose inputs are normalised as the clients' are."""
+    """Return the bank's batches as samples, normalised as the clients' inputs are."""
     x, y = (torch.cat([batch[name] for batch in bank]) for name in ("x", "y"))
     return Samples(x, y, domain.mean, domain.std, dtype=domain.dtype)

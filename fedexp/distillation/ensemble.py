@@ -1,4 +1,7 @@
-"""The clients' models as one frozen teacher: mean logits, and what their inner layers show of generated images."""
+"""The clients' models as one frozen teacher.
+
+It gives mean logits, and statistics of generated images in the inner layers.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,20 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-_AT_ONCE = 10  # 100 ResNets' activations do not fit into a device's memory
+# The activations of 100 ResNets do not fit into a device's memory
+_AT_ONCE = 10
 
 
 class EnsembleOutput(NamedTuple):
-    """What an ensemble of m teachers shows of (b, ...) inputs; scalars are 0 where they were not asked for.
+    """The output of an ensemble of m teachers for inputs (b, ...).
+
+    Scalars that were not requested are 0.
 
     Args:
-        logits: (b, C), D(x).
+        logits: D(x), of shape (b, C).
         statistics: L_BN, a scalar.
-        activation: ``-(1 / m) sum_k mean |phi_k|`` of the teachers' penultimate features, a scalar.
+        activation: ``-(1 / m) sum_k mean |phi_k|`` of the teachers' penultimate
+            features, a scalar.
     """
 
     logits: Tensor
@@ -33,16 +40,21 @@ class EnsembleOutput(NamedTuple):
 
 
 class TeacherEnsemble:
-    """m teachers of any architectures, in evaluation mode; nothing of them is ever changed.
+    """An ensemble of m teachers of any architectures, in evaluation mode.
+
+    The teachers are never changed.
 
     Args:
         teachers: f^1 ... f^m.
-        at_once: how many may hold activations for a gradient at a time; the others' are computed again when it is taken.
-            None: all of up to ten, and nothing is computed twice; of more, one at a time, or ten where they are stacked.
-        stacked: those run as one network, their tensors side by side along a first axis; they must have one architecture.
-            False: one after the other.
-        bf16: networks run under autocast, which does not reach convolutions of stacks; what they show is in the inputs' type,
-            and statistics are formed in it.
+        at_once: Number of teachers that may hold activations for a gradient at a time.
+            The activations of the others are recomputed for the gradient. None: up to
+            ten teachers hold all activations, and nothing is computed twice. Of more
+            than ten, one holds them at a time, or ten if they are stacked.
+        stacked: Whether these run as one network, with their tensors stacked along a
+            first axis. They must have one architecture. Otherwise they run one after
+            the other.
+        bf16: Whether networks run under autocast, which does not support convolutions
+            of stacks. Outputs have the inputs' type, and statistics are computed in it.
     """
 
     def __init__(
@@ -59,12 +71,15 @@ class TeacherEnsemble:
             spec: Net(spec, first.device, first.dtype)
             for spec in dict.fromkeys(t.spec for t in teachers)
         }
+
         for net in self._nets.values():
             net.train(False)
+
         self._teachers = list(teachers)
         few = len(teachers) <= _AT_ONCE
         self._at_once, self._bf16 = at_once or (_AT_ONCE if few or stacked else 1), bf16
         self._stacks: dict[int, tuple[Tree, Tree]] = {}
+
         if stacked:
             require(len(self._nets) == 1, "stacked teachers must have one architecture")
             require(not bf16, "stacked teachers do not run in bf16")
@@ -75,24 +90,24 @@ class TeacherEnsemble:
 
     @property
     def _starts(self) -> range:
-        """Where parts begin."""
+        """Numbers of the first teachers of the parts."""
         return range(0, len(self), self._at_once)
 
     def _part(self, start: int) -> list[Weights]:
         return self._teachers[start : start + self._at_once]
 
     def each(self, inputs: Tensor) -> Tensor:
-        """(m, b, C) logits of every teacher."""
+        """Return the logits of every teacher, of shape (m, b, C)."""
         if self._stacks:
             return torch.cat(
-                [self._together(start, inputs, False, False)[0] for start in self._starts]
+                [self._run_stacked(start, inputs, False, False)[0] for start in self._starts]
             )
         return torch.stack(
-            [self._alone(teacher, inputs, False, False)[0] for teacher in self._teachers]
+            [self._run_one(teacher, inputs, False, False)[0] for teacher in self._teachers]
         )
 
     def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
-        """(b, C) ensemble logits of normalised inputs, as in `show`."""
+        """Return the ensemble's logits (b, C) of normalised inputs, as in `show`."""
         return self.show(inputs, weights).logits
 
     def show(
@@ -103,11 +118,14 @@ class TeacherEnsemble:
         norms: bool = False,
         features: bool = False,
     ) -> EnsembleOutput:
-        """D(x) and what was asked for; gradients flow to `inputs`.
+        """Return D(x) and the requested scalars. Gradients flow to `inputs`.
 
         Args:
-            weights: (m,) of the logits, by `shares_of`; None: D(x) is their mean.
-            norms: the statistics of BatchNorms' inputs are wanted; features: penultimate activations are.
+            inputs: Normalised inputs of shape (b, ...).
+            weights: Weights of the logits, of shape (m,), by `shares_of`. None: D(x) is
+                their mean.
+            norms: Whether the statistics of BatchNorms' inputs are requested.
+            features: Whether penultimate activations are requested.
         """
         m = len(self)
         shares = inputs.new_full((m,), 1 / m) if weights is None else shares_of(weights)
@@ -122,37 +140,51 @@ class TeacherEnsemble:
     def _sums(
         self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool
     ) -> Sums:
-        """Over the teachers of the part from `start` on: of weighted logits, of distances of statistics, of activations."""
+        """Compute sums over the teachers of the part that begins at `start`.
+
+        Returns:
+            Sums of weighted logits, of distances of statistics and of negative
+            activations.
+        """
         if self._stacks:
-            each, distances, sizes = self._together(start, inputs, norms, features)
+            each, distances, sizes = self._run_stacked(start, inputs, norms, features)
             weighted = each * shares[start : start + len(each), None, None]
             return weighted.sum(0), distances.sum(), -sizes.sum()
         logits, statistics, activation = [], inputs.new_zeros(()), inputs.new_zeros(())
         for teacher, share in zip(self._part(start), shares[start:], strict=False):
-            output, distance, size = self._alone(teacher, inputs, norms, features)
+            output, distance, size = self._run_one(teacher, inputs, norms, features)
             logits.append(output * share)
             statistics, activation = statistics + distance, activation - size
         return torch.stack(logits).sum(0), statistics, activation
 
-    def _together(self, start: int, inputs: Tensor, norms: bool, features: bool) -> Sums:
-        """`_seen` of the k teachers of a part, along a first axis: (k, b, C), (k,) and (k,)."""
+    def _run_stacked(self, start: int, inputs: Tensor, norms: bool, features: bool) -> Sums:
+        """Compute `_observe` of the k teachers of a part, stacked along a first axis.
+
+        Returns:
+            Tensors of shape (k, b, C), (k,) and (k,).
+        """
         (net,) = self._nets.values()
-        one = partial(self._seen, net, inputs, norms, features)
+        one = partial(self._observe, net, inputs, norms, features)
         try:
             found: Sums = torch.vmap(one)(*self._stacks[start])
         finally:
             net.release()
         return found
 
-    def _alone(self, teacher: Weights, inputs: Tensor, norms: bool, features: bool) -> Sums:
-        return self._seen(
+    def _run_one(self, teacher: Weights, inputs: Tensor, norms: bool, features: bool) -> Sums:
+        return self._observe(
             self._nets[teacher.spec], inputs, norms, features, teacher.params, teacher.buffers
         )
 
-    def _seen(
+    def _observe(
         self, net: Net, inputs: Tensor, norms: bool, features: bool, params: Tree, buffers: Tree
     ) -> Sums:
-        """One teacher's logits (b, C), distance of statistics and mean absolute feature; scalars are 0 if not asked for."""
+        """Run one teacher.
+
+        Returns:
+            Its logits (b, C), its distance of statistics and its mean absolute feature.
+            Scalars that were not requested are 0.
+        """
         with torch.autocast(inputs.device.type, torch.bfloat16) if self._bf16 else nullcontext():
             seen = net.observe(params, buffers, inputs, norms=norms, features=features)
         nothing = inputs.new_zeros(())
@@ -165,7 +197,7 @@ class TeacherEnsemble:
 
 
 def _stack(teachers: Sequence[Weights]) -> tuple[Tree, Tree]:
-    """Their parameters and buffers, each tensor with a leading axis."""
+    """Stack the teachers' parameters and buffers along a new first axis."""
     params, buffers = teachers[0].params, teachers[0].buffers
     return (
         {name: torch.stack([teacher.params[name] for teacher in teachers]) for name in params},
@@ -174,7 +206,7 @@ def _stack(teachers: Sequence[Weights]) -> tuple[Tree, Tree]:
 
 
 def shares_of(weights: Tensor) -> Tensor:
-    """(m,) weights over their sum, at least 1e-8."""
+    """Divide weights (m,) by their sum, or by 1e-8 if the sum is smaller."""
     return weights / weights.sum().clamp_min(1e-8)
 
 
@@ -194,9 +226,11 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
 
 
 class _InParts(torch.autograd.Function):
-    """`_total` without a graph; its gradient takes every part's outputs again, with a graph, one part after the other.
+    """The function `_total` without a graph.
 
-    What torch.utils.checkpoint would do, whose first call takes seconds to import its compiler.
+    Its gradient recomputes every part's outputs with a graph, one part after the other.
+    torch.utils.checkpoint would do the same, but its first call takes seconds to import
+    its compiler.
     """
 
     @staticmethod
@@ -224,23 +258,28 @@ class _InParts(torch.autograd.Function):
 
 
 def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
-    """One network's ``sum_l ||mu_l - running_mean_l|| + ||sigma^2_l - running_var_l||``, a scalar.
+    """Compute the distance of a network's batch statistics from its running ones.
 
-    mu_l and sigma^2_l (biased) are over the batch and positions of BatchNorm l's input, in float32 at least (DeepInversion,
-    Yin et al. 2020, without squares, as released).
+    It is ``sum_l ||mu_l - running_mean_l|| + ||sigma^2_l - running_var_l||``, a scalar.
+    mu_l and sigma^2_l (biased) are over the batch and positions of BatchNorm l's input,
+    in float32 or a wider type (DeepInversion, Yin et al. 2020, without squares, as
+    released).
 
     Args:
-        norms: those inputs, as `Observed` has them; buffers: the network's.
+        norms: Inputs of the BatchNorms, as in `Observed`.
+        buffers: The network's buffers.
     """
     total = torch.zeros(())
     for name, value in norms.items():
-        if f"{name}.running_mean" in buffers:  # a BatchNorm may keep no statistics
+        # A BatchNorm may have no running statistics
+        if f"{name}.running_mean" in buffers:
             exact = value.to(torch.promote_types(value.dtype, torch.float32))
             var, mean = torch.var_mean(
                 exact, [d for d in range(value.dim()) if d != 1], correction=0
             )
-            for found, kept in ((mean, "running_mean"), (var, "running_var")):
+            for found, buffer in ((mean, "running_mean"), (var, "running_var")):
                 total = total + torch.linalg.vector_norm(
-                    found - buffers[f"{name}.{kept}"].to(found)
+                    found - buffers[f"{name}.{buffer}"].to(found)
                 )
+
     return total

@@ -1,4 +1,4 @@
-"""The generator of FedSyn and its relatives: noise to images, unconditional."""
+"""The generator of FedSyn and related methods, unconditional, from noise to images."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from fedexp.core.weights import ModelSpec
 
 
 class Generator(nn.Module):
-    """z (b, nz) to images (b, c, H, W) with values in (0, 1); always in training mode.
+    """A network from z (b, nz) to images (b, c, H, W) with values in (0, 1).
 
-    Linear to (2 ngf, H / 4, W / 4), BatchNorm; twice: doubled by nearest neighbours, 3x3 convolution without bias (to 2 ngf,
-    then ngf channels), BatchNorm, LeakyReLU 0.2; 3x3 convolution to c channels, sigmoid. Weights of linear and convolutional
-    layers are drawn from N(0, 0.02^2), scales of BatchNorms from N(1, 0.02^2), biases are 0.
+    It is always in training mode. The layers are:
+
+    1. Linear to (2 ngf, H / 4, W / 4), BatchNorm.
+    2. Twice: nearest-neighbour upsampling by 2, 3x3 convolution without bias (to 2 ngf,
+       then ngf channels), BatchNorm, LeakyReLU 0.2.
+    3. 3x3 convolution to c channels, sigmoid.
+
+    Weights of linear and convolutional layers are drawn from N(0, 0.02^2), scales of
+    BatchNorms from N(1, 0.02^2). Biases are 0.
 
     Args:
-        shape: (c, H, W) of an image; H and W are multiples of 4.
-        nz: length of the noise; ngf: channels before the last convolution.
+        shape: Shape (c, H, W) of an image. H and W are multiples of 4.
+        nz: Length of the noise.
+        ngf: Number of channels before the last convolution.
     """
 
     def __init__(self, *, shape: tuple[int, int, int], nz: int = 256, ngf: int = 64) -> None:
@@ -34,6 +41,7 @@ class Generator(nn.Module):
             height % 4 == width % 4 == 0,
             f"height and width must be multiples of 4, got {height} x {width}",
         )
+
         self.start = (2 * ngf, height // 4, width // 4)
         self.linear = nn.Linear(nz, math.prod(self.start))
         self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for channels in (2 * ngf, 2 * ngf, ngf))
@@ -41,6 +49,7 @@ class Generator(nn.Module):
             nn.Conv2d(2 * ngf, n, 3, padding=1, bias=False) for n in (2 * ngf, ngf)
         )
         self.output = nn.Conv2d(ngf, c, 3, padding=1)
+
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d):
                 nn.init.normal_(
@@ -58,16 +67,22 @@ class Generator(nn.Module):
 
 
 def doubled(x: Tensor, weight: Tensor) -> Tensor:
-    """``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``, 3x3, in four products an output in place of nine.
+    """Convolve the upsampled x with a 3x3 kernel in 4 instead of 9 products per output.
 
-    Equal pixels meet sums of weights: a transposed convolution of stride 2, whose 4x4 kernel holds the sums of 2x2 neighbours.
+    It is ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``. Equal pixels
+    are multiplied by sums of weights. This is a transposed convolution of stride 2,
+    whose 4x4 kernel holds the sums of 2x2 neighbours.
     """
     kernel = functional.avg_pool2d(weight.flip(2, 3), 2, stride=1, padding=1, divisor_override=1)
     return functional.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)
 
 
 def generator_spec(shape: tuple[int, ...], nz: int, ngf: int) -> ModelSpec:
-    """The generator of images of `shape`; a `ConfigError` says where there is none."""
+    """Return the generator of images of `shape`.
+
+    Raises:
+        ConfigError: There is no generator of this shape.
+    """
     if len(shape) != 3 or shape[1] % 4 or shape[2] % 4:
         raise ConfigError(
             "the generator cannot make samples of this shape",

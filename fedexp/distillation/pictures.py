@@ -1,4 +1,4 @@
-"""What a server's images look like: a few of each class, and those of a generator that keeps none."""
+"""Pictures of a server's images: a few per class, or fresh ones of a generator."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from fedexp.distillation.synthesis import generated_by
 from fedexp.distillation.views import View
 
 _COLUMNS = 8
-_DRAWN = 16  # images of a generator for each class, whichever they turn out to be of
+# Images of a generator per class. Their actual classes may differ.
+_DRAWN = 16
 _AT_ONCE = 128
 
 
 def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """(num_classes, 8, c, H, W) in [0, 1]: the last 8 of `images` (n, c, H, W) of each class; white where there are fewer.
+    """Arrange the last 8 images of each class in a grid, white if there are fewer.
 
     Args:
-        images: 8 bits a value, or in [0, 1]; classes: (n,) of them.
+        images: Images of shape (n, c, H, W), with 8 bits per value or in [0, 1].
+        classes: Their classes, of shape (n,).
+        num_classes: Number of classes.
+
+    Returns:
+        A grid of shape (num_classes, 8, c, H, W), in [0, 1].
     """
     dtype = torch.float32 if images.dtype == torch.uint8 else images.dtype
     grid = torch.ones(num_classes, _COLUMNS, *images.shape[1:], device=images.device, dtype=dtype)
@@ -33,7 +39,11 @@ def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 
 @torch.no_grad()
 def generated(generator: Weights, student: Weights, nz: int, env: Env) -> tuple[Tensor, Tensor]:
-    """(n, c, H, W) images of fresh noise (n, `nz`), and the classes (n,) that the student sees in them."""
+    """Return images of fresh noise (n, `nz`) and the classes that the student assigns.
+
+    Returns:
+        Images of shape (n, c, H, W), and classes of shape (n,).
+    """
     random = torch_generator(env.seed, "pictures", env.round)
     noise = torch.randn(_DRAWN * env.num_classes, nz, generator=random).to(env.device, env.dtype)
     images_of, answer, view = (

@@ -1,8 +1,11 @@
-"""Whether an ensemble's teachers run stacked or one after the other: a rule of the device, and on CUDA a short timing.
+"""The choice between stacked teachers and teachers that run one after the other.
 
-On a CPU grouped convolutions, which stacking makes of a layer, lose: ten teachers with input gradient took 1.65 and 2.18
-times as long on two cores (``scripts/bench_distillation.py`` measures it). There nothing is timed, so that runs alike have the
-same bits. On CUDA launches decide; the choice is the caller's to keep, as last bits depend on it.
+It depends on the device and, on CUDA, on a short timing. Stacking turns a layer into a
+grouped convolution, which is slower on a CPU. Ten teachers with input gradient took
+1.65 and 2.18 times as long on two cores (``scripts/bench_distillation.py`` measures
+it). There nothing is timed, so that equal runs have the same bits. On CUDA the number
+of kernel launches decides. The caller stores the choice, because the last bits depend
+on it.
 """
 
 from __future__ import annotations
@@ -19,17 +22,25 @@ from fedexp.distillation.ensemble import TeacherEnsemble
 
 Running = Literal["auto", "stacked", "looped"]
 
-_TIMED_ON = ("cuda",)  # kinds of device on which stacking may gain
+_TIMED_ON = ("cuda",)  # device types on which stacking may be faster
 _REPEATS = 5
-_GAIN = 0.95  # of the time in turn: what gains less is no reason to stack
+# Largest time of stacked teachers, relative to that of teachers one after the other
+_GAIN = 0.95
 
 
 def stacks(
     running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor
 ) -> bool:
-    """Whether `teachers` shall run stacked on inputs like `inputs` (b, ...), in parts of `at_once` as `TeacherEnsemble` has it.
+    """Decide whether `teachers` run stacked on inputs like `inputs` (b, ...).
 
-    With ``auto`` those of several architectures run one after the other, others as is faster; memory does not count.
+    With ``auto`` teachers of several architectures run one after the other. Others run
+    in the faster way. Memory does not count.
+
+    Args:
+        running: ``auto``, ``stacked`` or ``looped``.
+        teachers: The teachers.
+        at_once: Size of the parts, as in `TeacherEnsemble`.
+        inputs: Inputs of a batch.
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
     if running != "auto" or not alike or len(teachers) == 1 or inputs.device.type not in _TIMED_ON:
@@ -37,12 +48,16 @@ def stacks(
     in_turn = seconds(TeacherEnsemble(teachers, at_once), inputs)
     try:
         return seconds(TeacherEnsemble(teachers, at_once, stacked=True), inputs) < _GAIN * in_turn
-    except RuntimeError:  # the network cannot be stacked, or stacks do not fit into memory
+    # The network cannot be stacked, or stacks do not fit into memory
+    except RuntimeError:
         return False
 
 
 def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) -> float:
-    """Of the fastest forward pass with statistics, and its gradient with respect to `inputs`, after one that does not count."""
+    """Measure the fastest forward pass with statistics and its gradient.
+
+    The gradient is with respect to `inputs`. A first pass does not count.
+    """
     return min([_pass_seconds(ensemble, inputs) for _ in range(1 + repeats)][1:])
 
 

@@ -1,4 +1,7 @@
-"""The student: its initialisation, one pass of distillation, and how it answers while images are made."""
+"""The student: its initialisation, one pass of distillation, and its answers.
+
+It answers in evaluation mode while images are made.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from fedexp.server_training.optimizers import Optimizer
 
 
 def fresh_student(env: Env) -> Weights:
-    """The server's network under a seed of the round's own."""
+    """Initialise the server's network with a separate seed for each round."""
     return Weights.init(
         env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype
     )
@@ -30,23 +33,32 @@ def fresh_student(env: Env) -> Weights:
 def distil(
     student: Weights,
     state: State,
-    lessons: Iterable[tuple[Tensor, Tensor]],
+    distillation_batches: Iterable[tuple[Tensor, Tensor]],
     optimizer: Optimizer,
     lr: float,
     tau: float,
     noise: StepNoise,
 ) -> tuple[Weights, State, Tensor]:
-    """The student and its optimizer's state after one step a batch towards ``KL_tau(D(x) || S(x))``, and (steps,) losses.
+    """Take one step per batch towards ``KL_tau(D(x) || S(x))``.
 
     Args:
-        lessons: normalised inputs x (b, ...) and the teachers' logits D(x) (b, C).
-        noise: what random layers of the student draw from.
+        student: The student.
+        state: State of its optimizer.
+        distillation_batches: Normalised inputs x (b, ...) and the teachers' logits D(x)
+            (b, C).
+        optimizer: Its optimizer.
+        lr: Step size.
+        tau: Temperature.
+        noise: Random numbers of the student's random layers.
+
+    Returns:
+        The student, its optimizer's state, and losses of shape (steps,).
     """
     net = net_of(student, training=True)
     net.set_noise(noise)
     learned, buffers = student.trainable, trees.clone(student.buffers)
     losses: list[Tensor] = []
-    for step, (inputs, target) in enumerate(lessons):
+    for step, (inputs, target) in enumerate(distillation_batches):
         noise.step = step
 
         def loss_of(learned: Tree, inputs: Tensor = inputs, target: Tensor = target) -> Tensor:
@@ -60,13 +72,16 @@ def distil(
 
 
 def answers(student: Weights) -> Callable[[Tensor], Tensor]:
-    """(b, C) logits of inputs in evaluation mode; gradients flow to the inputs, nothing of the student is changed."""
+    """Return the function that computes the student's logits (b, C) in evaluation mode.
+
+    Gradients flow to the inputs. The student is not changed.
+    """
     net = net_of(student, training=False)
     return lambda inputs: net(student.params, student.buffers, inputs)
 
 
 def net_of(weights: Weights, training: bool) -> Net:
-    """A network of its own for `weights`."""
+    """Return a separate network for `weights`."""
     first = next(iter(weights.params.values()))
     net = Net(weights.spec, first.device, first.dtype)
     net.train(training)

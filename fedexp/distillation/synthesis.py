@@ -1,4 +1,7 @@
-"""Synthesis: images, or what makes them, are optimised against a loss, and the best iterate is kept."""
+"""Synthesis: images or their sources are optimised against a loss.
+
+The best iterate is returned.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,19 @@ from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer
 
 Terms = dict[str, Tensor]
-"""A loss as scalars by name: ``loss``, which is minimised, and what it consists of."""
+"""A loss as scalars by name: ``loss``, which is minimised, and its terms."""
 
 
 @dataclass(frozen=True, eq=False)
 class Synthesis:
-    """What came out.
+    """The result of a synthesis.
 
     Args:
-        images: of the iterate with the lowest loss; every one is measured before its step.
-        learned: after the last step; optimizer: its optimizer's state then.
-        terms: of every iterate.
+        images: Images of the iterate with the lowest loss. Every iterate is measured
+            before its step.
+        learned: The optimised tensors after the last step.
+        optimizer: The optimizer's state after the last step.
+        terms: Terms of every iterate.
     """
 
     images: Tensor
@@ -40,7 +45,7 @@ class Synthesis:
 
     @property
     def lowest(self) -> Metrics:
-        """The terms of the iterate that was kept, the first with the lowest loss."""
+        """Terms of the iterate that is returned, the first one with the lowest loss."""
         return min(self.terms, key=lambda row: row["loss"])
 
 
@@ -52,21 +57,30 @@ def synthesise(
     optimizer: Optimizer,
     lr: float,
     steps: int,
-    called: str = "generator",
+    optimizer_key: str = "generator",
 ) -> Synthesis:
-    """`steps` steps of `optimizer` from `state` on `learned`; the host waits for the device once, at the end.
+    """Take `steps` steps of `optimizer` on `learned`.
+
+    The host waits for the device once, at the end.
 
     Args:
-        images_of: images of `learned`, differentiable.
-        terms_of: of the images and the step's number.
-        called: the optimizer's key in the aggregator's config, for messages; that of `lr` begins with lr_.
+        learned: The tensors that are optimised.
+        state: State of the optimizer before the first step.
+        images_of: Differentiable function that returns the images of `learned`.
+        terms_of: Function that returns the terms of images and the step's number.
+        optimizer: The optimizer.
+        lr: Step size.
+        steps: Number of steps.
+        optimizer_key: The optimizer's key in the aggregator's config, for messages. The
+            key of `lr` begins with ``lr_``.
 
     Raises:
-        FedexpError: a loss is NaN or infinite.
+        FedexpError: A loss is NaN or infinite.
     """
     rows: list[Terms] = []
     seen: list[Tensor] = []
-    best = kept = torch.zeros(())
+    best = best_images = torch.zeros(())
+
     for step in range(steps):
 
         def loss_of(learned: Tree, step: int = step) -> Tensor:
@@ -80,27 +94,38 @@ def synthesise(
         images = seen.pop()
         if step:
             better = loss < best
-            loss, images = torch.where(better, loss, best), torch.where(better, images, kept)
-        best, kept = loss, images
+            loss, images = torch.where(better, loss, best), torch.where(better, images, best_images)
+
+        best, best_images = loss, images
         learned, state = optimizer.step(learned, grads, state, lr)
+
     table = torch.stack(
         [torch.stack([value.double() for value in row.values()]) for row in rows]
     ).tolist()
     terms = [dict(zip(rows[0], values, strict=True)) for values in table]
-    bad = next((step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None)
-    if bad is not None:
-        own = f"lower aggregator.lr_{called}, or bound gradients with aggregator.{called}.clip"
-        others = "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, or the coefficients of the loss"
-        raise FedexpError(
-            f"the loss of generated images is not finite in step {bad + 1} of {steps}",
-            where=", ".join(f"{name} {value:g}" for name, value in terms[bad].items()),
-            do=own if bad else others,
+    failed_step = next(
+        (step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None
+    )
+    if failed_step is not None:
+        own_remedy = (
+            f"lower aggregator.lr_{optimizer_key}, or bound gradients with "
+            f"aggregator.{optimizer_key}.clip"
         )
-    return Synthesis(kept, learned, state, terms)
+        other_remedy = (
+            "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, or the "
+            "coefficients of the loss"
+        )
+        raise FedexpError(
+            f"the loss of generated images is not finite in step {failed_step + 1} of {steps}",
+            where=", ".join(f"{name} {value:g}" for name, value in terms[failed_step].items()),
+            do=own_remedy if failed_step else other_remedy,
+        )
+
+    return Synthesis(best_images, learned, state, terms)
 
 
 def named(terms: Metrics) -> Metrics:
-    """Under the names that are logged."""
+    """Return the terms under the names that are logged."""
     return {f"synthesis/{name}": value for name, value in terms.items()}
 
 
@@ -114,7 +139,10 @@ def generate(
     steps: int,
     precision: Precision = "float32",
 ) -> Synthesis:
-    """`synthesise` by a generator of `spec`, drawn under `seed`, together with its noise `z` (b, nz)."""
+    """Run `synthesise` with a new generator of `spec`, drawn under `seed`.
+
+    Its noise `z` (b, nz) is optimised together with it.
+    """
     generator = Weights.init(spec, seed, z.device, z.dtype)
     learned = {**generator.params, "z": z}
     state = optimizer.init(learned)
@@ -124,15 +152,18 @@ def generate(
 
 
 def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:
-    """Images of a tree of such a generator's parameters and the noise ``z`` (b, nz); in training mode.
+    """Return a function that computes the images of a generator in training mode.
+
+    Its argument is a tree of the generator's parameters and the noise ``z`` (b, nz).
 
     Args:
-        precision: of the generator's pass, `fedexp.core.net.Net`.
+        generator: A generator of the same architecture, whose buffers are copied.
+        precision: Precision of the generator's pass, as in `fedexp.core.net.Net`.
     """
     first = next(iter(generator.params.values()))
     net = Net(generator.spec, first.device, first.dtype, precision)
     net.train()
-    # Which training mode changes
+    # Training mode changes the buffers
     buffers = {name: value.clone() for name, value in generator.buffers.items()}
 
     def images_of(learned: Tree) -> Tensor:

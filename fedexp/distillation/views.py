@@ -1,4 +1,4 @@
-"""How generated images enter networks: normalised as the clients' are, and augmented."""
+"""Views of generated images: normalised as the clients' images are, and augmented."""
 
 from __future__ import annotations
 
@@ -14,28 +14,38 @@ from fedexp.core.seeds import seed_of
 from fedexp.data.augment import Augment
 
 Views = Literal["none", "clients", "authors", "crop_flip"]
-"""``clients``: the transform of their training batches; ``authors``: the same, with a flip with probability 1/2 in any case (that
-of DENSE's code where clients crop on CIFAR alone); ``crop_flip``: a crop of the image padded by 4 pixels, and that flip."""
+"""The augmentation of generated images.
+
+``clients`` is the transform of the clients' training batches. ``authors`` is the same,
+always with a flip with probability 1/2 (as in DENSE's code, whose clients crop only on
+CIFAR). ``crop_flip`` is a crop of the image padded by 4 pixels, and that flip.
+"""
 
 
 def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
-    """The random transform of normalised batches that `views` names."""
+    """Return the random transform of normalised batches that `views` names."""
     if views == "crop_flip":
         return Augment(flip=0.5, crop_padding=4)
     if views == "authors":
         mine = Augment() if domain.augment is None else domain.augment
-        assert isinstance(mine, Augment)  # data sets have no other
+        # Data sets have no other augmentation
+        assert isinstance(mine, Augment)
         return replace(mine, flip=0.5)
     return domain.augment if views == "clients" else None
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Images or inputs as a step's networks see them, drawn from a stream of its own; the host waits for nothing.
+    """The transform of images or inputs for the networks of a step.
+
+    Random numbers come from a separate stream. The host does not wait for the device.
 
     Args:
-        scale, shift: of pixels in 8 bits, `InputDomain.affine`, on the device once for all steps.
-        augment: or None; noise: what it draws from.
+        scale: Scale of pixels in 8 bits (`InputDomain.affine`), on the device once for
+            all steps.
+        shift: Shift of pixels in 8 bits (`InputDomain.affine`).
+        augment: Augmentation, or None.
+        noise: Random numbers of the augmentation.
     """
 
     scale: Tensor
@@ -45,19 +55,20 @@ class View:
 
     @classmethod
     def of(cls, views: Views, env: Env, name: str) -> View:
-        """That of stream `name` in the step at ``env.round``, ``env.step``."""
+        """Return the view of stream `name` at ``env.round`` and ``env.step``."""
         noise = StepNoise(seed_of(env.seed, name, env.round, env.step), env.device)
         scale, shift = env.domain.affine(1 + len(env.input_shape), env.device)
         return cls(scale, shift, augmentation(views, env.domain), noise)
 
     def inputs(self, images: Tensor, step: int) -> Tensor:
-        """Network inputs of (b, c, H, W) images in [0, 1], as step number `step` sees them; gradients flow through.
+        """Return the network inputs of images at step number `step`.
 
-        Without augmentation, what `InputDomain.normalise` makes of them.
+        Images have shape (b, c, H, W) and values in [0, 1]. Gradients flow through.
+        Without augmentation the result is that of `InputDomain.normalise`.
         """
         return self.augmented(images * 255.0 * self.scale + self.shift, step)
 
     def augmented(self, inputs: Tensor, step: int) -> Tensor:
-        """The same for inputs that are normalised already."""
+        """Return the same for inputs that are already normalised."""
         self.noise.step = step
         return inputs if self.augment is None else self.augment(inputs, self.noise)

@@ -1,1 +1,1 @@
-"""Matching: which hidden units a network has, and which units of several trained networks belong together."""
+"""Matching of hidden units: a network's units and their partners in other networks."""

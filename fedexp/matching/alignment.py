@@ -1,8 +1,10 @@
 """Layer-wise alignment of networks by optimal transport.
 
-Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020, with the settings that MA-Echo (Su et al. 2023)
-and NAFI (Xiao & Cheng 2023) use. Layer by layer in forward order, the rows of the moved model's weight, its input side
-already moved, are assigned to the rows of the reference's.
+Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020, with the
+    settings of MA-Echo (Su et al. 2023) and NAFI (Xiao & Cheng 2023).
+
+Layers are visited in forward order. The rows of the moved model's weight, whose input
+side is already moved, are assigned to the rows of the reference's weight.
 """
 
 from __future__ import annotations
@@ -19,21 +21,26 @@ from fedexp.core.weights import Weights
 from fedexp.matching.assignment import assignments, sinkhorn
 from fedexp.matching.structure import Group, Maps, Structure
 
-_COST_BYTES = 256 * 2**20  # of rows that are compared at once
+_COST_BYTES = 256 * 2**20  # bound of the rows that are compared at once
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How units are compared and moved. The defaults are MA-Echo's.
+    """The options of comparing and moving units. The defaults are MA-Echo's.
 
     Args:
-        normalize: divide rows by their Euclidean norm (+ 1e-9).
-        distance: ``euclidean`` or ``squared``, of rows.
-        transform: of the distances D: ``none``, ``log1p`` (log(1 + D)), or D divided by its ``max``, ``median`` or ``mean``.
-        solver: ``exact`` moves every unit to one place; ``sinkhorn`` mixes units by an entropic plan.
-        regularization: of ``sinkhorn``, in units of the (transformed) distance.
-        output: ``inputs`` moves the input side of the last layer only; ``transported`` its rows, the classes, as well.
-        biases: ``aligned`` moves them with their units; ``unaligned`` leaves biases of layers where they were (NAFI).
+        normalize: Whether rows are divided by their Euclidean norm (+ 1e-9).
+        distance: ``euclidean`` or ``squared`` distances of rows.
+        transform: Transform of the distances D: ``none``, ``log1p`` (log(1 + D)), or D
+            divided by its ``max``, ``median`` or ``mean``.
+        solver: ``exact`` moves every unit to one place. ``sinkhorn`` mixes units by an
+            entropic plan.
+        regularization: Regularisation of ``sinkhorn``, in units of the (transformed)
+            distance.
+        output: ``inputs`` moves only the input side of the last layer. ``transported``
+            also moves its rows, the classes.
+        biases: ``aligned`` moves biases with their units. ``unaligned`` leaves the
+            biases of layers in place (NAFI).
     """
 
     normalize: bool = True
@@ -50,31 +57,43 @@ class Alignment:
         )
 
     def apply(self, weights: Weights, structure: Structure, maps: Maps) -> Weights:
-        """A model with its units moved."""
+        """Return a model with its units moved."""
         moved = structure.permute_weights(weights, maps)
         if self.biases == "aligned":
             return moved
-        kept = {
+        biases = {
             layer.bias: weights.params[layer.bias]
             for layer in structure.layers
             if layer.bias is not None
         }
-        return Weights(moved.spec, {**moved.params, **kept}, moved.buffers)
+        return Weights(moved.spec, {**moved.params, **biases}, moved.buffers)
 
 
 def align(
     models: Sequence[Weights], reference: Weights, structure: Structure, options: Alignment
 ) -> list[dict[str, Tensor]]:
-    """What moves each of `models` onto `reference`, by unit group (`fedexp.matching.structure.Maps`, on the CPU).
+    """Find the map that moves each of `models` onto `reference`.
 
-    A group of several layers, tied by sums, is compared by those whose input side is already decided when its first
-    layer is met. Units of frozen layers, which all models share, stay and have no map.
+    A group of several layers, tied by sums, is compared by the layers whose input side
+    is already decided when its first layer is reached. Units of frozen layers, which
+    all models share, stay in place and have no map.
+
+    Args:
+        models: The models to move.
+        reference: The reference.
+        structure: The structure of the network.
+        options: How units are compared and moved.
+
+    Returns:
+        For each model its maps by unit group (`fedexp.matching.structure.Maps`), on the
+        CPU.
     """
     maps: list[dict[str, Tensor]] = [{} for _ in models]
     groups = movable(structure, reference)
     decided = {group.name for group in structure.groups if group not in groups}
     if options.output == "transported":
         groups = (*groups, structure.output)
+
     for group in groups:
         weights = [
             name
@@ -85,17 +104,21 @@ def align(
         for own, moves in zip(maps, solved, strict=True):
             own[group.name] = moves
         decided.add(group.name)
+
     return maps
 
 
 def movable(structure: Structure, weights: Weights) -> tuple[Group, ...]:
-    """Hidden groups that no frozen layer belongs to."""
+    """Return the hidden groups that contain no frozen layer."""
     frozen = weights.frozen
     return tuple(group for group in structure.groups if frozen.isdisjoint(group.layers))
 
 
 def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:
-    """The share of hidden units, over models and their maps, that did not stay where they were; 0 without any."""
+    """Compute the share of hidden units that moved, 0 if there are none.
+
+    The share is over all models and their maps.
+    """
 
     def stayed(group: Group, by: Tensor) -> float:
         if by.is_floating_point():
@@ -117,10 +140,14 @@ def _solved(
     maps: Sequence[Maps],
     options: Alignment,
 ) -> list[Tensor]:
-    """One group's permutation, or matrix, for every model. Compares as many models at once as memory allows."""
+    """Find one group's permutation or matrix for every model.
+
+    As many models are compared at once as memory allows.
+    """
     rows = _rows([reference.params[name] for name in weights])
     at_once = max(1, _COST_BYTES // (8 * rows.numel()))
     solved: list[Tensor] = []
+
     for first in range(0, len(models), at_once):
         part = slice(first, first + at_once)
         moved = [
@@ -133,39 +160,47 @@ def _solved(
             if options.solver == "exact"
             else sinkhorn(costs, options.regularization)
         )
+
     return solved
 
 
 def _rows(weights: Sequence[Tensor]) -> Tensor:
-    """(n, d) float64: all that comes into each unit."""
+    """Collect all incoming weights of each unit, (n, d) float64."""
     return torch.cat([value.flatten(1) for value in weights], 1).double()
 
 
 def ground_costs(moved: Tensor, reference: Tensor, options: Alignment) -> Tensor:
-    """Distances of rows.
+    """Compute distances of rows.
 
     Args:
-        moved: (models, n, d) float64; reference: (n, d).
+        moved: Rows of shape (models, n, d), float64.
+        reference: Rows of shape (n, d).
+        options: How rows are compared.
 
     Returns:
-        (models, n, n): entry [i, a, b] for row a of model i and row b of the reference.
+        Distances of shape (models, n, n). Entry [i, a, b] is for row a of model i and
+        row b of the reference.
     """
     if options.normalize:
         moved = moved / (moved.norm(dim=2, keepdim=True) + 1e-9)
         reference = reference / (reference.norm(dim=1, keepdim=True) + 1e-9)
+
     products = (moved.reshape(-1, moved.shape[2]) @ reference.T).reshape(*moved.shape[:2], -1)
     cost = moved.square().sum(2)[:, :, None] + reference.square().sum(1) - 2 * products
     cost = cost.clamp(min=0)
     if options.distance == "euclidean":
         cost = cost.sqrt()
+
     if options.transform == "log1p":
         return cost.log1p()
     if options.transform == "none":
         return cost
+
     flat = cost.flatten(1)
     scale = {
         "max": lambda: flat.amax(1),
         "median": lambda: flat.median(1).values,
         "mean": lambda: flat.mean(1),
     }
+
     return cost / (scale[options.transform]()[:, None, None] + torch.finfo(cost.dtype).tiny)

@@ -1,4 +1,7 @@
-"""Optimal transport between equally many units of equal mass: exact (a permutation) or smoothed (Sinkhorn)."""
+"""Optimal transport between equally many units of equal mass.
+
+It is exact (a permutation) or smoothed (Sinkhorn).
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,31 @@ from fedexp.core.errors import overflow
 
 
 def assignments(costs: Tensor) -> Tensor:
-    """Permutations of least cost.
+    """Find the permutations of least cost.
 
-    With uniform marginals an optimal transport plan is a permutation divided by n, so a linear assignment problem stands
-    for it, up to ties (Singh & Jaggi, NeurIPS 2020, solve the transport problem).
+    With uniform marginals an optimal transport plan is a permutation divided by n. A
+    linear assignment problem therefore replaces the transport problem, up to ties
+    (Singh & Jaggi, NeurIPS 2020, solve the transport problem).
 
     Args:
-        costs: (models, n, n) float64; ``costs[i, a, b]`` is what moving unit a of model i to position b costs.
+        costs: Costs of shape (models, n, n), float64. ``costs[i, a, b]`` is the cost of
+            moving unit a of model i to position b.
 
     Returns:
-        (models, n) int64 on the CPU; ``perm[i, b]`` is the unit that goes to position b.
+        Permutations of shape (models, n), int64, on the CPU. ``perm[i, b]`` is the unit
+        that goes to position b.
 
     Raises:
-        FedexpError: a cost is not finite.
+        FedexpError: A cost is not finite.
     """
     from scipy.optimize import linear_sum_assignment
 
     if not bool(costs.isfinite().all()):
         raise overflow("the costs of matching units")
 
+    # Rows are positions, which choose units
     def solve(cost: Tensor) -> Tensor:
-        return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])  # positions choose units
+        return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])
 
     # The solver runs without the interpreter's lock
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
@@ -39,13 +46,17 @@ def assignments(costs: Tensor) -> Tensor:
 
 
 def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
-    """Maps T = n * plan of entropic transport, the plan being optimal for ``<plan, cost> - regularization * entropy``.
+    """Compute the maps T = n * plan of entropic transport.
+
+    The plan is optimal for ``<plan, cost> - regularization * entropy``.
 
     Args:
-        costs: (models, n, n), as for `assignments`.
+        costs: Costs of shape (models, n, n), as in `assignments`.
+        regularization: Factor of the entropy.
 
     Returns:
-        (models, n, n) float64 on the CPU; every column sums to 1: the shares of the old units in a new one.
+        Maps of shape (models, n, n), float64, on the CPU. Every column sums to 1: it
+        holds the shares of the old units in a new one.
     """
     import ot
 

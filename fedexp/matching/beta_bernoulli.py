@@ -1,18 +1,26 @@
-"""Beta-Bernoulli matching: which units of several models are noisy copies of the same one, and how many there are in all.
+"""Beta-Bernoulli matching of the units of several models.
 
-Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019 (PFNM), Section 3, with
-the constants of the authors' code; the penalised assignment of Xiao & Cheng, Bayesian Federated Neural Matching that
-Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15 and the two forms of their code.
+It infers which units are noisy copies of the same global unit, and the number of global
+units.
 
-Global unit k has the prior N(mu_0, 1 / p_0), unit j of model s is drawn from N(theta_k, 1 / q_s), by dimension; who has which
-unit follows an Indian buffet process of mass gamma. With v = q_s w and a_0 = p_0 mu_0, a global unit is known by its
-information G_k = a_0 + sum v, its precision S_k = p_0 + sum q_s and the number c_k of its members; its posterior mean is
-G_k / S_k. Everything is float64.
+Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
+    Networks, ICML 2019 (PFNM), Section 3, with the constants of the authors' code. The
+    penalised assignment is that of Xiao & Cheng, Bayesian Federated Neural Matching
+    that Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15 and the two forms of
+    their code.
 
-Dimensions in which all models have the same precisions are a block: precisions are kept once a block, and rewards and
-penalties see units as sums over blocks, of v^2, v a_0, G^2 and v G. In the widest block v G is v a_0 and the inner products
-with the global unit's members; those of all local units with each other are computed once, in one matrix product, so that
-neither the number of dimensions nor that of sweeps or lambdas costs anything there.
+Global unit k has the prior ``N(mu_0, 1 / p_0)``. Unit j of model s is drawn from
+``N(theta_k, 1 / q_s)``, by dimension. An Indian buffet process of mass gamma determines
+which model has which unit. Let v = q_s w and a_0 = p_0 mu_0. A global unit is described
+by its information ``G_k = a_0 + sum v``, its precision ``S_k = p_0 + sum q_s`` and the
+number c_k of its members. Its posterior mean is G_k / S_k. Everything is float64.
+
+Dimensions in which all models have the same precisions form a block. Precisions are
+stored once per block. Rewards and penalties see units as sums over blocks, of v^2, v
+a_0, G^2 and v G. In the widest block v G is the sum of v a_0 and the inner products
+with the global unit's members. The inner products of all local units with each other
+are computed once, in one matrix product. There the cost therefore depends neither on
+the number of dimensions nor on that of sweeps or lambdas.
 """
 
 from __future__ import annotations
@@ -34,24 +42,29 @@ from fedexp.core.errors import overflow
 Penalty = Literal["paper", "code2020", "code2022"]
 
 _MEMBERS, _UNITS = 10, 700  # the caps of the code
-# Of inner products that are kept; beyond, a model's are computed at each of its visits
+# Bound of the stored inner products, beyond which they are recomputed at each visit
 _PRODUCTS_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class BetaBernoulli:
-    """How units are matched.
+    """Options of the matching.
 
     Args:
-        sigma, sigma0: variances of the noise and of the prior, as the code has them.
-        gamma: mass of the Indian buffet process.
-        sweeps: how often every model is taken out and matched again.
-        popularity: coefficient b of log(c_k / (N - c_k)): 1 in all code, 2 in the papers.
-        caps: c_k counts as 10 at most in that logarithm, and beyond 700 units a model opens one more at most (but as many
-            as it needs).
-        fixed: no model opens a unit that it need not: there are as many as the widest has.
-        penalty: what `strength` (lambda) multiplies: the Kullback-Leibler divergence of a global unit's posterior before
-            and after (``paper``), or what the code has for it in 2020 and 2022. Nothing of it is computed at 0.
+        sigma: Variance of the noise, as in the code.
+        sigma0: Variance of the prior, as in the code.
+        gamma: Mass of the Indian buffet process.
+        sweeps: How often every model is taken out and matched again.
+        popularity: Coefficient b of ``log(c_k / (N - c_k))``: 1 in all code, 2 in the
+            papers.
+        caps: Whether c_k counts as at most 10 in that logarithm, and a model opens at
+            most one more unit beyond 700 units (but as many as it needs).
+        fixed: Whether no model opens a unit that it does not need. There are then as
+            many units as the widest model has.
+        penalty: The quantity that `strength` multiplies: the Kullback-Leibler
+            divergence of a global unit's posterior before and after (``paper``), or the
+            form of the code of 2020 (``code2020``) or 2022 (``code2022``).
+        strength: Lambda. With 0 no penalty is computed.
     """
 
     sigma: float = 1.0
@@ -76,13 +89,15 @@ class BetaBernoulli:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The dimensions that units live in.
+    """The dimensions of the units.
 
     Args:
-        a0: (D,) prior information mu_0 p_0; p0: the prior's precision, the same in all dimensions.
-        blocks: (D, B) one in the block of each dimension, else zero.
-        widest: the block with most dimensions; rest: (R,) int64, the dimensions of all others.
-        square: (B,) sums of a_0^2 over each block.
+        a0: Prior information mu_0 p_0, of shape (D,).
+        p0: Precision of the prior, the same in all dimensions.
+        blocks: Block of each dimension, of shape (D, B): one in its block, else zero.
+        widest: The block with most dimensions.
+        rest: Dimensions of all other blocks, of shape (R,), int64.
+        square: Sums of a_0^2 over each block, of shape (B,).
     """
 
     a0: Tensor
@@ -94,7 +109,7 @@ class Space:
 
     @classmethod
     def of(cls, q: Tensor, mu0: Tensor, sigma0: float) -> tuple[Space, Tensor]:
-        """The space of models with precisions q (N, D), and these by block, (N, B)."""
+        """Return the space of models with precisions q (N, D), and q per block."""
         distinct, block = q.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
         widest, p0 = int(block.bincount().argmax()), 1 / sigma0
         blocks, a0 = torch.nn.functional.one_hot(block, distinct.shape[1]).to(q), mu0 * p0
@@ -104,15 +119,20 @@ class Space:
 
     @property
     def sizes(self) -> Tensor:
-        """(B,) dimensions of each block."""
+        """Number of dimensions of each block, of shape (B,)."""
         return self.blocks.sum(0)
 
     def sums(self, values: Tensor) -> Tensor:
-        """(..., D) -> (..., B): summed over each block."""
+        """Sum values over each block, from (..., D) to (..., B)."""
         return values @ self.blocks
 
     def inner(self, wide: Tensor, rest: Tensor) -> Tensor:
-        """(..., B) sums over blocks: `wide` (...,) is that over the widest, `rest` (..., R) what the other ones' are of."""
+        """Return sums over all blocks, of shape (..., B).
+
+        Args:
+            wide: Sums over the widest block, of shape (...,).
+            rest: Values in the dimensions of the other blocks, of shape (..., R).
+        """
         sums = rest @ self.blocks[self.rest]
         sums[..., self.widest] = wide
         return sums
@@ -120,11 +140,13 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class LocalUnits:
-    """One model's units, v = q w.
+    """The units of one model, v = q w.
 
     Args:
-        q: (B,) precisions; square, prior: (J, B) sums of v^2 and v a_0 over each block.
-        rest: (J, R) v itself, in the dimensions outside the widest block.
+        q: Precisions, of shape (B,).
+        square: Sums of v^2 over each block, of shape (J, B).
+        prior: Sums of v a_0 over each block, of shape (J, B).
+        rest: v itself in the dimensions outside the widest block, of shape (J, R).
     """
 
     q: Tensor
@@ -139,11 +161,15 @@ class LocalUnits:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What assignments need to know of the global units.
+    """The values of the global units on which assignments depend.
 
     Args:
-        S: (K, B) precisions; c: (K,) members; square, prior: (K, B) sums of G^2 and G a_0 over each block.
-        rest: (K, R) the information G itself, in the dimensions outside the widest block.
+        S: Precisions, of shape (K, B).
+        c: Numbers of members, of shape (K,).
+        square: Sums of G^2 over each block, of shape (K, B).
+        prior: Sums of G a_0 over each block, of shape (K, B).
+        rest: The information G itself in the dimensions outside the widest block, of
+            shape (K, R).
     """
 
     S: Tensor
@@ -154,7 +180,7 @@ class Posterior:
 
     @classmethod
     def without_members(cls, space: Space, units: int) -> Posterior:
-        """The prior, of so many units."""
+        """Return the prior of this number of units."""
         own = space.square.expand(units, -1)
         rest = space.a0[space.rest].expand(units, -1)
         return cls(torch.full_like(own, space.p0), own.new_zeros(units), own, own, rest)
@@ -162,10 +188,15 @@ class Posterior:
     def moved(
         self, units: Tensor, model: LocalUnits, products: Tensor, space: Space, sign: int
     ) -> Posterior:
-        """One model's units become members (sign 1) of global units `units`, or are taken out of them (-1).
+        """Add one model's units to the global units `units`, or take them out.
 
         Args:
-            products: (J,) each one's v G over the widest block, without the model itself in G.
+            units: Global unit of each of the model's units.
+            model: The model's units.
+            products: v G of each unit over the widest block, of shape (J,), where G
+                does not contain the model itself.
+            space: The dimensions.
+            sign: 1 adds the units, -1 takes them out.
         """
         rest = self.rest.index_add(0, units, model.rest, alpha=sign)
         others = self.rest if sign > 0 else rest
@@ -178,12 +209,12 @@ class Posterior:
             rest,
         )
 
-    def kept(self, units: Tensor) -> Posterior:
-        """Of these units alone."""
+    def select(self, units: Tensor) -> Posterior:
+        """Return only these units."""
         return Posterior(*(value[units] for value in vars(self).values()))
 
     def with_new(self, space: Space, units: int) -> Posterior:
-        """With `units` more, without members, behind the others."""
+        """Append `units` units without members."""
         more = Posterior.without_members(space, units)
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
         return Posterior(*(torch.cat(pair) for pair in pairs))
@@ -191,10 +222,16 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class QuadraticForm:
-    """For v and a global unit: the sum over dimensions of ``square v^2 + cross v G + prior v a_0``, plus a constant.
+    """A quadratic form in v and a global unit.
+
+    It is the sum over dimensions of ``square v^2 + cross v G + prior v a_0``, plus a
+    constant.
 
     Args:
-        square, cross, prior: (K, B); constant: (K,).
+        square: Coefficients of v^2, of shape (K, B).
+        cross: Coefficients of v G, of shape (K, B).
+        prior: Coefficients of v a_0, of shape (K, B).
+        constant: Constants, of shape (K,).
     """
 
     square: Tensor
@@ -214,10 +251,17 @@ class QuadraticForm:
         space: Space,
         out: Tensor | None = None,
     ) -> Tensor:
-        """(K, J) for all units of a model and all global ones, into `out` where it is given.
+        """Evaluate the form for all units of a model and all global units.
 
         Args:
-            products: (K, J) v G over the widest block.
+            model: The model's units.
+            posterior: The global units.
+            products: v G over the widest block, of shape (K, J).
+            space: The dimensions.
+            out: Tensor for the result, or None.
+
+        Returns:
+            Values of shape (K, J).
         """
         terms = [self.square, self.prior, self.constant[:, None]]
         of_model = [model.square, model.prior, torch.ones_like(model.square[:, :1])]
@@ -229,18 +273,25 @@ class QuadraticForm:
 
 
 def reward(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
-    """sum_d (v + G)^2 / (q + S) - G^2 / S: twice the gain in log-likelihood, up to what all global units share."""
+    """Return the form of twice the gain in log-likelihood.
+
+    It is ``sum_d (v + G)^2 / (q + S) - G^2 / S``, up to a term that all global units
+    share.
+    """
     S = posterior.S
     A = 1 / (q + S)
     return QuadraticForm(A, 2 * A, torch.zeros_like(A), -(posterior.square * q * A / S).sum(1))
 
 
 def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
-    """What NAFI adds to the cost, without its lambda.
+    """Return the form that NAFI adds to the cost, without its lambda.
 
-    ``paper``: KL(before || after) = 1/2 sum_d [q/S - log(1 + q/S) + q^2 (w - G/S)^2 / (S + q)]. ``code2020``:
-    sum_d q [(c' + 1) (v - a_0 + G - c a_0)^2 / (q + S)^2 - c' (G - c a_0)^2 / S^2] with c' = min(c, 10); of a new unit
-    sum_d q (v - a_0)^2 / (q + p_0)^2. ``code2022`` adds sum_d q^2 (w - G/S)^2 / (S + q)^3 to it.
+    - ``paper``: ``KL(before || after)``, which is
+      ``1/2 sum_d [q/S - log(1 + q/S) + q^2 (w - G/S)^2 / (S + q)]``.
+    - ``code2020``: with ``c' = min(c, 10)``, the sum over d of q times
+      ``(c' + 1) (v - a_0 + G - c a_0)^2 / (q + S)^2 - c' (G - c a_0)^2 / S^2``.
+      For a new unit it is ``sum_d q (v - a_0)^2 / (q + p_0)^2``.
+    - ``code2022``: ``code2020`` plus ``sum_d q^2 (w - G/S)^2 / (S + q)^3``.
     """
     if kind == "code2020":
         return _surrogate(posterior, q, space)
@@ -254,20 +305,25 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Qua
 
 
 def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
-    """sum_d scale q^2 (w - G/S)^2, `scale` (K, B)."""
+    """Return the form ``sum_d scale q^2 (w - G/S)^2`` with `scale` of shape (K, B)."""
     ratio = q / posterior.S
     constant = (posterior.square * scale * ratio.square()).sum(1)
     return QuadraticForm(scale, -2 * scale * ratio, torch.zeros_like(scale), constant)
 
 
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
-    """The penalty of 2020. A new unit is one without members whose a_0 is taken off once as well: (v - a_0 + 0)^2."""
+    """Return the penalty of 2020.
+
+    A new unit has no members, and its a_0 is subtracted once as well:
+    ``(v - a_0 + 0)^2``.
+    """
     S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]
     capped = posterior.c.clamp(max=_MEMBERS)[:, None]
     A = (capped + 1) * q / (q + S).square()
 
-    def squared(times: Tensor) -> Tensor:  # sum over a block of (G - times a_0)^2
+    # Sum over a block of (G - times a_0)^2
+    def squared(times: Tensor) -> Tensor:
         return posterior.square - 2 * times * posterior.prior + times.square() * space.square
 
     constant = (A * squared(once + 1) - capped * q / S.square() * squared(once)).sum(1)
@@ -276,10 +332,14 @@ def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """What assigning each unit of one model to each global unit, or to a new one t = 1 ... T, is worth.
+    """The gains of assigning each unit of one model to each global unit or a new one.
+
+    New units are numbered t = 1 ... T.
 
     Args:
-        reward, penalty: (K + T, J), by column; the latter is None where no lambda asks for it. known: K.
+        reward: Rewards by column, of shape (K + T, J).
+        penalty: Penalties by column, of shape (K + T, J). None if no lambda needs them.
+        known: K.
     """
 
     reward: Tensor
@@ -287,7 +347,7 @@ class Gains:
     known: int
 
     def at(self, strength: float) -> Tensor:
-        """(K + T, J) for one lambda."""
+        """Return the gains for one lambda, of shape (K + T, J)."""
         if not strength:
             return self.reward
         assert self.penalty is not None
@@ -303,12 +363,16 @@ def gains(
     options: BetaBernoulli,
     penalised: bool,
 ) -> Gains:
-    """Of a model that is no part of `posterior`.
+    """Compute the gains of a model that is not part of `posterior`.
 
     Args:
-        products: (K, J) v G over the widest block.
+        model: The model's units.
+        posterior: The global units.
+        products: v G over the widest block, of shape (K, J).
+        space: The dimensions.
         models: N.
-        penalised: is the penalty asked for?
+        options: Options of the matching.
+        penalised: Whether the penalty is needed.
     """
     units, known = len(model.square), len(posterior.c)
     count = units
@@ -316,6 +380,7 @@ def gains(
         count = max(units - known, 0)
     elif options.caps:
         count = max(min(units, max(_UNITS - known, 1)), units - known)
+
     new = Posterior.without_members(space, 1)
     opened = model.prior[None, :, space.widest]
 
@@ -332,34 +397,46 @@ def gains(
         return values
 
     c = np.arange(models).clip(max=_MEMBERS) if options.caps else np.arange(models)
-    with np.errstate(divide="ignore"):  # a unit without members is none
+    # A unit without members does not exist
+    with np.errstate(divide="ignore"):
         popularity = options.popularity * np.log(c / (models - c))
+
     orders = 2 * float(np.log(options.gamma / models)) - 2 * np.log(np.arange(1, count + 1))
     bonus = torch.from_numpy(popularity).to(products.device)[posterior.c.long()]
     rewards = worth(
         lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device)
     )
+
     if not penalised:
         return Gains(rewards, None, known)
+
     return Gains(
         rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known
     )
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:
-    """(J,) int64 on the CPU: a column of its own for every unit, of greatest sum.
+    """Assign a separate column to every unit so that the sum of the values is largest.
+
+    If there is a new column for every unit, some known columns can be left out. A unit
+    with a known column could have had the least of its new columns instead. Known
+    columns that are worth less than that to all units are therefore useless.
 
     Args:
-        values: (columns, J), at least as many columns as units.
-        known: columns before those of new units. Where there is a new one for every unit, a unit that has a known column
-            could have had the least of its new ones instead, so that columns worth less than that to all units are left out.
+        values: Values of shape (columns, J), with at least as many columns as units.
+        known: Number of columns before those of new units.
+
+    Returns:
+        Columns of shape (J,), int64, on the CPU.
 
     Raises:
-        FedexpError: a value is NaN or infinite; minus infinity is a column that no unit may have.
+        FedexpError: A value is NaN or infinite. Minus infinity marks a column that no
+            unit may have.
     """
     from scipy.optimize import linear_sum_assignment
 
-    if not float(values.amax()) < math.inf:  # NaN is not either
+    # The comparison is also false for NaN
+    if not float(values.amax()) < math.inf:
         raise overflow("the gains of matching units")
     columns, units = values.shape
     useful = torch.arange(columns, device=values.device)
@@ -374,12 +451,13 @@ def assign(values: Tensor, known: int = 0) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class UnitAssignment:
-    """Who has which global unit.
+    """The assignment of all models' units to global units.
 
     Args:
-        units: for each model (J_s,) int64 on the CPU, the global unit of each of its own.
-        members: (K,) how many models have each global unit.
-        mean: (K, D) float64, the posterior mean.
+        units: For each model the global unit of each of its units, of shape (J_s,),
+            int64, on the CPU.
+        members: Number of models that have each global unit, of shape (K,).
+        mean: Posterior means, of shape (K, D), float64.
     """
 
     units: tuple[Tensor, ...]
@@ -398,11 +476,14 @@ def match(
     """Match the units of at least one model.
 
     Args:
-        models: (J_s, D) float64, units as rows; their numbers may differ.
-        q: (N, D) precisions, not negative.
-        mu0: (D,) the prior's mean.
-        orders: (sweeps, N), the order in which each sweep visits the models.
-        start: (J_s,) int64 global units that each model begins with; None: they are assigned one by one, the widest first.
+        models: Units as rows, of shape (J_s, D), float64. The numbers of units may
+            differ.
+        q: Precisions of shape (N, D), not negative.
+        mu0: Mean of the prior, of shape (D,).
+        options: Options of the matching.
+        orders: Order in which each sweep visits the models, of shape (sweeps, N).
+        start: Global units that each model begins with, of shape (J_s,), int64. None:
+            models are assigned one by one, the widest first.
     """
     return match_each(models, q, mu0, options, [options.strength], orders[None], start)[0]
 
@@ -416,18 +497,25 @@ def match_each(
     orders: np.ndarray,
     start: Sequence[Tensor] | None = None,
 ) -> list[UnitAssignment]:
-    """`match` for each of several lambdas, to the bit as alone; those that part nowhere share one result.
+    """Run `match` for several lambdas, bit-exactly as for each lambda separately.
 
-    Inner products are computed once. As long as lambdas assign all units alike they have one state, of which rewards and
-    penalties are computed once; assignment problems, or states, are solved side by side on torch's threads.
+    Lambdas that never differ share one result. Inner products are computed once. As
+    long as lambdas assign all units alike they have one state, whose rewards and
+    penalties are computed once. Assignment problems, or states, are solved in parallel
+    on torch's threads.
 
     Args:
-        strengths: lambdas, instead of ``options.strength``.
-        orders: (lambdas, sweeps, N).
+        models: As in `match`.
+        q: As in `match`.
+        mu0: As in `match`.
+        options: As in `match`.
+        strengths: Lambdas that replace ``options.strength``.
+        orders: Orders of shape (lambdas, sweeps, N).
+        start: As in `match`.
     """
     pool = _UnitPool(models, q, mu0, options)
-    with _side_by_side(len(strengths)) as threads:
-        branches = [_Branch(tuple(range(len(strengths))), pool.begun(start))]
+    with _parallel_threads(len(strengths)) as threads:
+        branches = [_Branch(tuple(range(len(strengths))), pool.initial_state(start))]
 
         def visit(visits: Sequence[int]) -> list[_Branch]:
             parts = [part for branch in branches for part in branch.by_model(visits)]
@@ -441,11 +529,12 @@ def match_each(
         for s in sorted(range(len(models)), key=lambda s: -len(models[s])) if start is None else ():
             branches = visit([s] * len(strengths))
         for sweep in orders.transpose(1, 2, 0).tolist():
-            branches = _joined(branches, pool)
-            for visits in sweep:  # the model that each lambda visits next
+            branches = _join(branches, pool)
+            # visits holds the model that each lambda visits next
+            for visits in sweep:
                 branches = visit(visits)
     found: dict[int, UnitAssignment] = {}
-    for branch in _joined(branches, pool):
+    for branch in _join(branches, pool):
         found |= dict.fromkeys(branch.numbers, pool.matched(branch.state.units))
     return [found[number] for number in range(len(strengths))]
 
@@ -457,14 +546,16 @@ class _Threads:
 
 
 @contextmanager
-def _side_by_side(tasks: int) -> Iterator[_Threads]:
-    """As many threads as torch has, and in each torch computes by itself: what follows is many short products and sums.
+def _parallel_threads(tasks: int) -> Iterator[_Threads]:
+    """Open as many threads as torch has, in each of which torch uses one thread.
 
-    So bits do not depend on who computes them; neither torch nor the solver holds Python's lock.
+    The work consists of many short products and sums. The bits therefore do not depend
+    on the thread that computes them. Torch and the solver do not hold Python's lock.
     """
     threads = torch.get_num_threads()
     count = min(tasks, threads)
     torch.set_num_threads(1)
+
     try:
         if count == 1:
             yield _Threads(1, map)
@@ -479,7 +570,12 @@ def _side_by_side(tasks: int) -> Iterator[_Threads]:
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """Global unit of every unit of the models assigned so far, and what is known of them."""
+    """The models assigned so far.
+
+    Args:
+        units: Global unit of every unit, by model.
+        posterior: The global units.
+    """
 
     units: Mapping[int, Tensor]
     posterior: Posterior
@@ -487,21 +583,24 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """Lambdas, by their numbers, that have assigned all units alike."""
+    """The lambdas, by number, that have assigned all units alike, and their state."""
 
     numbers: tuple[int, ...]
     state: _State
 
     def by_model(self, visits: Sequence[int]) -> list[tuple[_Branch, int]]:
-        """Those that visit the same model next."""
+        """Split the branch by the model that its lambdas visit next."""
         parts: dict[int, list[int]] = {}
         for number in self.numbers:
             parts.setdefault(visits[number], []).append(number)
         return [(_Branch(tuple(numbers), self.state), s) for s, numbers in parts.items()]
 
 
-def _joined(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
-    """Sums made anew from their members, so that rounding does not add up; lambdas that agree again have one state."""
+def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
+    """Recompute sums from their members, so that rounding does not accumulate.
+
+    Lambdas that agree again get one state.
+    """
     same: dict[bytes, list[_Branch]] = {}
     for branch in branches:
         flat = torch.cat([units for _, units in sorted(branch.state.units.items())])
@@ -516,13 +615,17 @@ def _joined(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
 
 
 def _in_order(columns: Tensor, known: int) -> Tensor:
-    """(J,) with new units behind the old in the order of the model's own, whichever new columns they were given."""
+    """Renumber new columns in the order of the model's units, behind the known columns.
+
+    The result, of shape (J,), does not depend on which new columns the units were
+    given.
+    """
     new = columns >= known
     return columns.masked_scatter(new, known + torch.arange(int(new.sum())))
 
 
 class _UnitPool:
-    """Everything that all lambdas share: the local units, and what comes of assigning them."""
+    """The local units, which all lambdas share, and the operations that assign them."""
 
     def __init__(
         self, models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoulli
@@ -531,8 +634,10 @@ class _UnitPool:
         self.space, self.q = Space.of(q, mu0, options.sigma0)
         v = torch.cat(list(models))
         self.v = torch.split(v, [len(w) for w in models])
+
         for own, row in zip(self.v, q, strict=True):
             own.mul_(row)
+
         self.local = [
             LocalUnits.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
         ]
@@ -546,7 +651,11 @@ class _UnitPool:
         return slice(self._ends[s], self._ends[s + 1])
 
     def _all_products(self) -> tuple[Tensor, ...]:
-        """(n, J_s) for each model, the inner products over the widest block of all local units with its own; each once."""
+        """Compute inner products of all local units over the widest block, each once.
+
+        Returns:
+            For each model the products with its units, of shape (n, J_s).
+        """
         found: list[Tensor] = []
         for s in range(len(self.v)):
             rows = self._rows(s)
@@ -558,15 +667,27 @@ class _UnitPool:
         return tuple(found)
 
     def products(self, units: Mapping[int, Tensor], known: int, s: int) -> Tensor:
-        """(K, J) v G over the widest block, for the units of model s and global ones whose members `units` are."""
+        """Compute v G over the widest block for the units of model s.
+
+        Args:
+            units: Global units of the members, by model.
+            known: Number K of global units.
+            s: Number of the model.
+
+        Returns:
+            Products of shape (K, J).
+        """
         of_all = self._products[s] if self._products else self._wide @ self._wide[self._rows(s)].T
         total = self.local[s].prior[:, self.space.widest].repeat(known, 1)
         for other, places in sorted(units.items()):
             total.index_add_(0, places, of_all[self._rows(other)])
         return total
 
-    def begun(self, start: Sequence[Tensor] | None) -> _State:
-        """Without members; or from global units, which are numbered anew in their old order."""
+    def initial_state(self, start: Sequence[Tensor] | None) -> _State:
+        """Return the state without members, or the state of the given global units.
+
+        The given units are numbered anew in their old order.
+        """
         if start is None:
             return _State({}, Posterior.without_members(self.space, 0))
         _, places = torch.cat(list(start)).unique(return_inverse=True)  # type: ignore[no-untyped-call]
@@ -574,7 +695,7 @@ class _UnitPool:
         return self.recomputed(dict(enumerate(parts)))
 
     def recomputed(self, units: Mapping[int, Tensor]) -> _State:
-        """The state from its members alone."""
+        """Compute the state only from its members."""
         known = 1 + max(int(places.max()) for places in units.values())
         posterior, so_far = Posterior.without_members(self.space, known), dict[int, Tensor]()
         for s, places in sorted(units.items()):
@@ -592,15 +713,17 @@ class _UnitPool:
         strengths: Sequence[float],
         each: Callable[..., Iterable[Tensor]],
     ) -> list[_Branch]:
-        """Model s taken out, if it is in, and assigned by each lambda."""
+        """Take model s out, if it is in, and assign it by each lambda."""
         state, products = self.without(branch.state, s)
-        if not len(products):  # the first model, or the only one
+        # This is the first model, or the only one
+        if not len(products):
             return [
                 _Branch(
                     branch.numbers,
                     self.with_model(state, s, torch.arange(products.shape[1]), products),
                 )
             ]
+
         own = [strengths[number] for number in branch.numbers]
         model, penalised = self.local[s], any(map(bool, own))
         worth = gains(
@@ -610,34 +733,48 @@ class _UnitPool:
             lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own
         )
         alike: dict[bytes, tuple[Tensor, list[int]]] = {}
+
         for number, columns in zip(branch.numbers, found, strict=True):
             alike.setdefault(columns.numpy().tobytes(), (columns, []))[1].append(number)
+
         return [
             _Branch(tuple(numbers), self.with_model(state, s, columns, products))
             for columns, numbers in alike.values()
         ]
 
     def without(self, state: _State, s: int) -> tuple[_State, Tensor]:
-        """Model s taken out, and with it the units that nobody else has; and its `products` with those that are left."""
+        """Take model s out, together with the units that no other model has.
+
+        Returns:
+            The state, and the `products` of the model with the remaining units.
+        """
         units, posterior = dict(state.units), state.posterior
-        mine = units.pop(s, None)
-        if mine is None:
+        own_units = units.pop(s, None)
+        if own_units is None:
             return state, self.products(units, len(posterior.c), s)
-        left = posterior.c.index_add(0, mine, torch.ones_like(posterior.c[mine]), alpha=-1) > 0
+
+        left = (
+            posterior.c.index_add(0, own_units, torch.ones_like(posterior.c[own_units]), alpha=-1)
+            > 0
+        )
         place = left.cumsum(0) - 1
         units = {other: place[places] for other, places in units.items()}
         products = self.products(units, int(left.sum()), s)
-        shared = left[mine]  # of the model's units, those whose global unit stays
-        at = torch.arange(len(mine), device=mine.device)[shared]
+        # Whether the global unit of each of the model's units stays
+        shared = left[own_units]
+        at = torch.arange(len(own_units), device=own_units.device)[shared]
         model = self.local[s]
-        here = LocalUnits(model.q, model.square[shared], model.prior[shared], model.rest[shared])
-        to = place[mine[shared]]
+        shared_units = LocalUnits(
+            model.q, model.square[shared], model.prior[shared], model.rest[shared]
+        )
+        to = place[own_units[shared]]
+
         return _State(
-            units, posterior.kept(left).moved(to, here, products[to, at], self.space, -1)
+            units, posterior.select(left).moved(to, shared_units, products[to, at], self.space, -1)
         ), products
 
     def with_model(self, state: _State, s: int, columns: Tensor, products: Tensor) -> _State:
-        """Model s assigned to `columns` (J,) on the CPU."""
+        """Add model s, assigned to `columns` of shape (J,) on the CPU."""
         opened = int((columns >= len(products)).sum())
         units = columns.to(products.device)
         of_new = self.local[s].prior[:, self.space.widest].expand(opened, -1)
@@ -648,7 +785,7 @@ class _UnitPool:
         return _State({**state.units, s: units}, posterior)
 
     def matched(self, units: Mapping[int, Tensor]) -> UnitAssignment:
-        """What has come of it: posterior means from their members."""
+        """Return the assignment, with posterior means computed from their members."""
         known = 1 + max(int(places.max()) for places in units.values())
         G = self.space.a0.repeat(known, 1)
         S, members = (

@@ -1,8 +1,11 @@
-"""Bayesian matching of networks that are chains of linear layers, from the last hidden layer to the first.
+"""Bayesian matching of chains of linear layers, from the last hidden layer down.
 
-Reference: PFNM's scheme for several layers (Yurochkin et al. 2019). A unit is its bias and its outgoing weights; those of the
-first hidden layer have their incoming weights as well. What a layer's units send to the next layer is laid out over the next
-layer's global units, zero where a model has none, so that weights between hidden layers are estimated once, as outgoing ones.
+Reference: PFNM's scheme for several layers (Yurochkin et al. 2019).
+
+A unit is its bias and its outgoing weights. A unit of the first hidden layer includes
+its incoming weights as well. The outgoing weights of a layer are laid out over the
+global units of the next layer, with zero where a model has none. Weights between hidden
+layers are therefore estimated once, as outgoing weights.
 """
 
 from __future__ import annotations
@@ -21,37 +24,46 @@ from fedexp.matching.structure import Structure, structure_of
 from fedexp.matching.tainting import norm_layers
 from fedexp.matching.widths import width_metrics
 
-BIAS_MEAN = 0.1  # mu_0 of biases: the authors' initialisation; of weights it is 0
+# mu_0 of biases, which is the authors' initialisation. That of weights is 0.
+BIAS_MEAN = 0.1
 
 Chain = Sequence[tuple[Tensor, Tensor | None]]
-"""Weight (out, in) and bias (out,) of every layer, first to last, float64."""
+"""The weight (out, in) and bias (out,) of every layer, first to last, float64."""
 
 
 @by_spec
 def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
-    """The network's structure, if it is linear layers one after the other; else a ConfigError says what is in the way."""
+    """Return the structure of a network of linear layers, one after the other.
+
+    Raises:
+        ConfigError: The network is not such a chain. The message names the obstacle.
+    """
     norms = norm_layers(spec)
     if norms:
-        raise _no_chain(
-            f"'{norms[0]}' is a norm layer, whose numbers belong to no unit's prior", spec
+        raise _chain_error(
+            f"'{norms[0]}' is a norm layer, whose values do not belong to the prior of a unit", spec
         )
+
     structure = structure_of(spec, input_shape)
     for layer in structure.layers:
         if layer.kind != "linear":
-            raise _no_chain(f"'{layer.weight}' is a convolution", spec)
+            raise _chain_error(f"'{layer.weight}' is a convolution", spec)
+
     weights, groups = [layer.weight for layer in structure.layers], structure.groups
-    alone = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
+    is_untied = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
     reads = [
         [(slot.group, slot.positions.shape[1]) for slot in structure.inputs(name)]
         for name in weights
     ]
-    if not alone or reads != [[], *([(group.name, 1)] for group in groups)]:
-        raise _no_chain("a layer reads others than the one before it", spec)
+    if not is_untied or reads != [[], *([(group.name, 1)] for group in groups)]:
+        raise _chain_error("a layer reads layers other than the one before it", spec)
+
     if any(
         structure.columns[name] != group.size
         for name, group in zip(weights[1:], groups, strict=True)
     ):
-        raise _no_chain("a layer reads more than the layer before it", spec)
+        raise _chain_error("a layer reads more than the layer before it", spec)
+
     known = {name for layer in structure.layers for name in (layer.weight, layer.bias)}
     module = spec.module()
     others = [
@@ -60,11 +72,12 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         if name not in known
     ]
     if others:
-        raise _no_chain(f"'{others[0]}' belongs to no layer", spec)
+        raise _chain_error(f"'{others[0]}' does not belong to a layer", spec)
+
     return structure
 
 
-def _no_chain(what: str, spec: ModelSpec) -> ConfigError:
+def _chain_error(what: str, spec: ModelSpec) -> ConfigError:
     return ConfigError(
         f"only chains of linear layers can be matched here: {what}",
         where="model",
@@ -79,15 +92,15 @@ class Fused:
     """The matched network.
 
     Args:
-        chain: its layers.
-        matched: of every hidden layer, first to last.
+        chain: Its layers.
+        matched: The assignment of every hidden layer, first to last.
     """
 
     chain: list[tuple[Tensor, Tensor | None]]
     matched: tuple[UnitAssignment, ...]
 
     def metrics(self) -> dict[str, float]:
-        """`width_metrics` of the hidden layers."""
+        """Return the `width_metrics` of the hidden layers."""
         return width_metrics(
             [torch.cat(layer.units) for layer in self.matched],
             [len(x.members) for x in self.matched],
@@ -103,22 +116,30 @@ def fuse_chains(
     orders: np.ndarray,
     start: Sequence[Sequence[Tensor]] | None = None,
 ) -> list[Fused]:
-    """Match the hidden units of at least one model, and take posterior means: a network for each lambda.
+    """Match the hidden units of at least one model and take posterior means.
 
     Args:
-        models: equally deep; hidden widths may differ.
-        shares: (N, C) float64 f_{s,c}, the shares of the models in each class.
-        class_frequency: precisions of what goes to class c, f_{s,c} / sigma, not 1 / sigma. The output's biases always
-            have the former.
-        strengths: lambdas, instead of ``options.strength``; each network is to the bit what it would be alone.
-        orders: (lambdas, hidden layers, sweeps, N) visiting orders, the last hidden layer's first.
-        start: the global units that models begin with, by hidden layer, the first one's first.
+        models: Equally deep models. Hidden widths may differ.
+        shares: Shares f_{s,c} of the models in each class, of shape (N, C), float64.
+        class_frequency: Whether weights to class c have the precision f_{s,c} / sigma.
+            Otherwise it is 1 / sigma. The output's biases always have the former.
+        options: Options of the matching.
+        strengths: Lambdas that replace ``options.strength``.
+        orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N), the last
+            hidden layer's first.
+        start: Global units that models begin with, by hidden layer, the first one's
+            first.
+
+    Returns:
+        One network per lambda, each bit-identical to that of a run with only this
+        lambda.
     """
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
     outgoing = [chain[-1][0].T for chain in models]
-    parts = [_Partly(tuple(range(len(strengths))), outgoing, classes, ())]
+    parts = [_PartlyMatchedChains(tuple(range(len(strengths))), outgoing, classes, ())]
+
     for number, layer in enumerate(range(len(models[0]) - 2, -1, -1)):
-        following: list[_Partly] = []
+        following: list[_PartlyMatchedChains] = []
         for part in parts:
             rows, mu0 = _rows(models, layer, part.outgoing)
             own = rows[0].new_full(
@@ -128,26 +149,34 @@ def fuse_chains(
             begin = None if start is None else start[layer]
             own_strengths = [strengths[i] for i in chosen]
             found = match_each(rows, q, mu0, options, own_strengths, orders[chosen, number], begin)
-            for matched in dict.fromkeys(found):  # lambdas that parted nowhere share one
-                alike = tuple(i for i, its in zip(chosen, found, strict=True) if its is matched)
+            # Lambdas that never differed share one assignment
+            for matched in dict.fromkeys(found):
+                alike = tuple(
+                    i for i, assignment in zip(chosen, found, strict=True) if assignment is matched
+                )
                 following.append(part.next(models, layer, alike, matched, options))
+
         parts = following
+
     fused: dict[int, Fused] = {}
     for part in parts:
         fused |= dict.fromkeys(
             part.numbers, _assembled(models, part.matched, classes, shares, options)
         )
+
     return [fused[number] for number in range(len(strengths))]
 
 
 @dataclass(frozen=True, eq=False)
-class _Partly:
-    """Chains whose last hidden layers are matched, as some of the lambdas have it.
+class _PartlyMatchedChains:
+    """Chains whose last hidden layers are matched in the same way for some lambdas.
 
     Args:
-        numbers: of these lambdas.
-        outgoing: (n, K) of each model, what the units of the next layer to be matched send to those matched last.
-        precision: (N, K) of that. matched: of the layers so far, first to last.
+        numbers: Numbers of these lambdas.
+        outgoing: For each model the weights (n, K) that the units of the next layer to
+            be matched send to the units matched last.
+        precision: Precisions of `outgoing`, of shape (N, K).
+        matched: Assignments of the layers so far, first to last.
     """
 
     numbers: tuple[int, ...]
@@ -162,7 +191,7 @@ class _Partly:
         numbers: tuple[int, ...],
         matched: UnitAssignment,
         options: BetaBernoulli,
-    ) -> _Partly:
+    ) -> _PartlyMatchedChains:
         laid = zip(models, matched.units, strict=True)
         outgoing = (
             [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid]
@@ -170,13 +199,16 @@ class _Partly:
             else []
         )
         precision = self.precision.new_full((len(models), len(matched.mean)), 1 / options.sigma)
-        return _Partly(numbers, outgoing, precision, (matched, *self.matched))
+        return _PartlyMatchedChains(numbers, outgoing, precision, (matched, *self.matched))
 
 
 def _rows(
     models: Sequence[Chain], layer: int, outgoing: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
-    """Units of a hidden layer as rows [incoming weights (of the first one alone), bias, outgoing weights]; mu_0."""
+    """Return the units of a hidden layer as rows, and mu_0.
+
+    A row is [incoming weights (only in the first layer), bias, outgoing weights].
+    """
     parts = [[out] for out in outgoing]
     biased = models[0][layer][1] is not None
     for part, chain in zip(parts, models, strict=True):
@@ -185,10 +217,12 @@ def _rows(
             part.insert(0, bias[:, None])
         if layer == 0:
             part.insert(0, weight)
+
     rows = [torch.cat(part, 1) for part in parts]
     mu0 = torch.zeros_like(rows[0][0])
     if biased:
         mu0[-outgoing[0].shape[1] - 1] = BIAS_MEAN
+
     return rows, mu0
 
 
@@ -199,10 +233,11 @@ def _assembled(
     shares: Tensor,
     options: BetaBernoulli,
 ) -> Fused:
-    """The network whose units the posterior means are."""
+    """Build the network whose units are the posterior means."""
     depth = len(models[0])
     weights = [models[0][0][0]] * depth
     biases: list[Tensor | None] = [None] * depth
+
     for layer, found in enumerate(matched):
         sent = shares.shape[1] if layer == depth - 2 else len(matched[layer + 1].mean)
         weights[layer + 1] = found.mean[:, -sent:].T
@@ -210,22 +245,36 @@ def _assembled(
             biases[layer] = found.mean[:, -sent - 1]
         if layer == 0:
             weights[0] = found.mean[:, : models[0][0][0].shape[1]]
+
     if depth == 1:
         weights[0] = _means([chain[0][0] for chain in models], classes[:, :, None], 0.0, options)
+
     last = [bias for _, bias in (chain[-1] for chain in models) if bias is not None]
     if last:
         biases[-1] = _means(last, shares / options.sigma, BIAS_MEAN, options)
+
     return Fused(list(zip(weights, biases, strict=True)), matched)
 
 
 def _laid_out(weight: Tensor, units: Tensor, width: int) -> Tensor:
-    """(in, width): a layer's weight (out, in) by sender, over the global units of those that receive."""
+    """Lay out a layer's weight (out, in) over the global units of the receivers.
+
+    Returns:
+        Weights by sender, of shape (in, width).
+    """
     sent = weight.new_zeros(weight.shape[1], width)
     sent[:, units.to(weight.device)] = weight.T
     return sent
 
 
 def _means(values: Sequence[Tensor], q: Tensor, mu0: float, options: BetaBernoulli) -> Tensor:
-    """Posterior mean of what all models have: values (C, ...), precisions (N, C, ...)."""
+    """Compute the posterior mean of values that all models have.
+
+    Args:
+        values: One tensor (C, ...) per model.
+        q: Precisions of shape (N, C, ...).
+        mu0: Mean of the prior.
+        options: Options of the matching.
+    """
     p0 = 1 / options.sigma0
     return (mu0 * p0 + (q * torch.stack(list(values))).sum(0)) / (p0 + q.sum(0))

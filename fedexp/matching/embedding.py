@@ -1,4 +1,7 @@
-"""A network inside a wider one of the same architecture: laid out in it, or cut out of it."""
+"""A network inside a wider one of the same architecture.
+
+It is laid out in the wider network, or cut out of it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,15 @@ from fedexp.matching.structure import Structure
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Which units of `large` those of `small` are.
+    """The positions of the units of a small network in a large one.
 
     Args:
-        small, large: of one architecture; only the widths may differ.
-        units: (n,) int64 by group, without repetition; groups that are not named are as wide in both, and stay.
+        small: Structure of the small network.
+        large: Structure of the large network, of the same architecture. Only the widths
+            may differ.
+        units: Units of `large` that those of `small` correspond to, (n,) int64 by
+            group, without repetition. Groups that are not named have the same width in
+            both and do not move.
     """
 
     small: Structure
@@ -27,7 +34,10 @@ class Embedding:
     units: Mapping[str, Tensor]
 
     def lay_out(self, weights: Weights) -> Weights:
-        """A model of `small` as one of `large`; zeros wherever a unit of another model would be."""
+        """Return a model of `small` as a model of `large`.
+
+        It has zeros wherever a unit of another model would be.
+        """
         shapes = _shapes(self.large.spec)
 
         def laid(name: str, value: Tensor) -> Tensor:
@@ -40,7 +50,7 @@ class Embedding:
         return _mapped(weights, self.large.spec, laid)
 
     def cut_out(self, weights: Weights) -> Weights:
-        """The part of a model of `large` that is a model of `small`."""
+        """Return the part of a model of `large` that is a model of `small`."""
         shapes = _shapes(self.large.spec)
 
         def part(name: str, value: Tensor) -> Tensor:
@@ -51,33 +61,51 @@ class Embedding:
         return _mapped(weights, self.small.spec, part)
 
     def _places(self, name: str, shape: torch.Size) -> list[tuple[int, Tensor]]:
-        """(axis, (n,) int64 place in the large tensor of each entry of the small one's) wherever units move."""
+        """Return the places of a small tensor in the large one, by axis.
+
+        Only axes that units index are listed.
+
+        Returns:
+            Pairs of the axis and a tensor (n,), int64, with the place in the large
+            tensor of each entry of the small one.
+        """
         pairs = list(
             zip(self.small.slots.get(name, ()), self.large.slots.get(name, ()), strict=True)
         )
         found = []
+
         for axis in sorted({a.axis for a, _ in pairs if a.group in self.units}):
             here = [(a, b) for a, b in pairs if a.axis == axis]
-            # What belongs to no unit keeps its order
+            # Entries that belong to no unit keep their order
             others = torch.ones(shape[axis], dtype=torch.bool)
+
             for _, b in here:
                 others[b.positions.flatten()] = False
+
             places = torch.full(
                 (int(others.sum()) + sum(a.positions.numel() for a, _ in here),), -1
             )
+
             for a, b in here:
                 units = self.units.get(a.group, torch.arange(len(a.positions)))
                 places[a.positions.flatten()] = b.positions[units].flatten()
+
             places[places < 0] = others.nonzero()[:, 0]
             found.append((axis, places))
+
         return found
 
 
 def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) -> dict[str, Tensor]:
-    """(n,) a group, the common units that a client was assigned to; of one that was not there, those that most models have.
+    """Return the common units that a client was assigned to, (n,) by group.
+
+    A client that was not in the cohort gets the units that most models have.
 
     Args:
-        units: (models, n) int64 by group, the common unit of each of a model's own; cohort: whose models these were.
+        client: The client.
+        units: Common unit of each of a model's units, of shape (models, n), int64, by
+            group.
+        cohort: Clients of these models.
     """
     if client in cohort:
         return {name: own[cohort.index(client)] for name, own in units.items()}
@@ -85,7 +113,11 @@ def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) ->
 
 
 def _most_shared(units: Tensor) -> Tensor:
-    """(n,) ascending; of units that as many of the models, (models, n), have, those with lower numbers."""
+    """Return the n units that most models have, ascending.
+
+    Among units that equally many of the models (models, n) have, lower numbers go
+    first.
+    """
     order = torch.bincount(units.flatten()).argsort(descending=True, stable=True)
     return order[: units.shape[1]].sort().values
 
@@ -99,7 +131,7 @@ def _mapped(weights: Weights, spec: ModelSpec, change: Callable[[str, Tensor], T
 
 @by_spec
 def _shapes(spec: ModelSpec) -> dict[str, torch.Size]:
-    """Of every parameter and buffer."""
+    """Return the shape of every parameter and buffer."""
     with torch.device("meta"):
         module = spec.module()
     return {

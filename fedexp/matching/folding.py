@@ -1,4 +1,7 @@
-"""BatchNorm taken into the layer before it (NAFI, Xiao & Cheng 2023, Appendix E): what is matched has no norms then."""
+"""BatchNorm folded into the layer before it, so that matched networks have no norms.
+
+Reference: NAFI, Xiao & Cheng 2023, Appendix E.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,13 @@ from fedexp.matching.structure import random_weights, same_function
 
 
 class _Folding(NamedTuple):
-    """The network without BatchNorm, its parameters' shapes, and (layer, norm, eps) by module name, in forward order."""
+    """The network without BatchNorm, and the pairs that are folded.
+
+    Args:
+        spec: The network without BatchNorm.
+        shapes: Shapes of its parameters.
+        pairs: Tuples (layer, norm, eps) by module name, in forward order.
+    """
 
     spec: ModelSpec
     shapes: dict[str, torch.Size]
@@ -25,21 +34,32 @@ class _Folding(NamedTuple):
 
 
 def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
-    """A model without BatchNorm that computes what `weights` compute in evaluation mode; they themselves, if they have none.
+    """Return a model without BatchNorm that computes the same in evaluation mode.
 
-    ``W' = gamma / sqrt(var + eps) W`` by output unit and ``b' = gamma (b - mean) / sqrt(var + eps) + beta``, by the running
-    statistics; layers that had no bias and need none have zeros. The network's class says which constructor arguments the
-    network without norms has, by a static method ``without_batch_norm(kwargs)``; layers keep their names.
+    If `weights` have no BatchNorm, they are returned themselves. By output unit and
+    with the running statistics, ``W' = gamma / sqrt(var + eps) W`` and
+    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``. Layers that had no bias and need
+    none have zeros. The network's class gives the constructor arguments of the network
+    without norms by a static method ``without_batch_norm(kwargs)``. Layers keep their
+    names.
+
+    Args:
+        weights: The model.
+        input_shape: Shape of one sample.
 
     Raises:
-        ConfigError: the class has no such method, or a BatchNorm does not follow a layer directly.
+        ConfigError: The class has no such method, or a BatchNorm does not follow a
+            layer directly.
     """
     folding = _folding(weights.spec, input_shape)
     return _folded(weights, folding) if folding.pairs else weights
 
 
 def folded_spec(spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
-    """The network of what `fold_batch_norm` returns; refuses as it does, before anything is trained."""
+    """Return the network of the model that `fold_batch_norm` returns.
+
+    It raises the same errors, before anything is trained.
+    """
     return _folding(spec, input_shape).spec
 
 
@@ -53,6 +73,7 @@ def _folded(weights: Weights, folding: _Folding) -> Weights:
         params[f"{layer}.bias"] = scale * (params.get(f"{layer}.bias", 0.0) - mean) + params.get(
             f"{norm}.bias", 0.0
         )
+
     first = next(iter(weights.params.values()))
     shapes = folding.shapes.items()
     params = {
@@ -60,6 +81,7 @@ def _folded(weights: Weights, folding: _Folding) -> Weights:
     }
     norms = tuple(f"{norm}." for _, norm, _ in folding.pairs)
     buffers = {name: value for name, value in weights.buffers.items() if not name.startswith(norms)}
+
     return Weights(folding.spec, params, buffers)
 
 
@@ -68,25 +90,29 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
     pairs = _pairs(spec, input_shape)
     if not pairs:
         return _Folding(spec, {}, ())
+
     changed = spec.variant(
-        "without_batch_norm", "the network's BatchNorms cannot be taken into its layers"
+        "without_batch_norm", "the network's BatchNorms cannot be folded into its layers"
     )
+
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in changed.module().named_parameters()}
+
     folding = _Folding(changed, shapes, pairs)
     generator = torch_generator(seed_of("folding"))
     weights = random_weights(spec, generator)
     if not same_function(weights, _folded(weights, folding), input_shape, generator):
         raise ConfigError(
-            "the network computes another function once BatchNorm is taken into its layers",
+            "the network computes another function once BatchNorm is folded into its layers",
             where="model",
             got=f"{spec.arch}, folded: {dict(changed.kwargs)}",
         )
+
     return folding
 
 
 def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, str, float], ...]:
-    """Every BatchNorm that the forward pass meets, and the layer whose output it is given."""
+    """Find every BatchNorm of the forward pass and the layer before it."""
     outputs: list[tuple[str, Tensor]] = []
     pairs: list[tuple[str, str, float]] = []
 
@@ -97,16 +123,20 @@ def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, st
             layer = next((layer for layer, output in outputs if output is given[0]), None)
             if layer is None or part.running_mean is None:
                 raise ConfigError(
-                    f"BatchNorm '{name}' does not follow a layer directly, or keeps no statistics",
+                    f"BatchNorm '{name}' does not follow a layer directly, "
+                    "or has no running statistics",
                     where="model",
                     got=spec.arch,
                     do="choose another model, or a method that does not fold BatchNorm",
                 )
+
             pairs.append((layer, name, part.eps))
 
     module = spec.module().eval()
     for name, part in module.named_modules():
         part.register_forward_hook(partial(hook, name))
+
     with torch.no_grad():
         module(torch.zeros(1, *input_shape))
+
     return tuple(pairs)

@@ -1,13 +1,16 @@
-"""Graduated assignment: the units of several networks matched at once by annealed graph matching.
+"""Graduated assignment: joint matching of several networks' units by annealed matching.
 
-Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022, with the schedules of the authors'
-code. Every model i has an assignment U_i of its units to common ones, a group of units each; U_i U_j^T maps the units of
-model i to those of model j.
+Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022,
+    with the schedules of the authors' code.
 
-Units are compared by their incoming and by their outgoing weights, both given the present maps of the neighbouring groups:
-K(x, y) = exp(-||x - y||_4 / 2), either divided by its mean. Beyond the reference, which knows chains of layers without
-biases: a group of several layers (ResNet) is compared by the weights of all, biases and norms move with their units and are
-not compared.
+Every model i has an assignment U_i of its units to common ones, a group of units each.
+U_i U_j^T maps the units of model i to those of model j. Units are compared by their
+incoming and by their outgoing weights, both given the present maps of the neighbouring
+groups: ``K(x, y) = exp(-||x - y||_4 / 2)``, either divided by its mean.
+
+The reference covers chains of layers without biases. Here a group of several layers
+(ResNet) is compared by the weights of all its layers. Biases and norms move with their
+units and are not compared.
 """
 
 from __future__ import annotations
@@ -26,21 +29,28 @@ from fedexp.matching.doubly_stochastic import doubly_stochastic
 from fedexp.matching.structure import Group, Structure
 from fedexp.matching.unit_graphs import Edges, check_equal, edges_of
 
-Assignments = dict[str, Tensor]  # U, (models, n, n) float64, by group
+Assignments = dict[str, Tensor]  # U of shape (models, n, n), float64, by group
 
 
 @dataclass(frozen=True)
 class Joint:
-    """All models at once: the schedule of the temperature tau, of Sinkhorn's half-steps and of the Hungarian method.
+    """The schedule of the joint mode, which matches all models at once.
+
+    It controls the temperature tau, Sinkhorn's half-steps and the Hungarian method.
 
     Args:
-        sweeps: at most.
-        final: as many sweeps before that end, the Hungarian method takes over in any case.
-        tau: first temperature; cooling: its factor; floor: at or below it the Hungarian method follows.
-        iterations: half-steps of the first temperature; further: added with every next one.
-        tolerance: change of U, squared and summed over groups, in the mean over the models, below which a stage ends.
-        patience: a stage ends as well once it has counted more sweeps than this.
-        noise: the start is 1 / n plus a uniform number of at most this size.
+        sweeps: Largest number of sweeps.
+        final: Number of sweeps before that end from which on the Hungarian method is
+            used in any case.
+        tau: First temperature.
+        cooling: Factor of the temperature.
+        floor: At or below this temperature the Hungarian method follows.
+        iterations: Half-steps of the first temperature.
+        further: Half-steps that are added with every next temperature.
+        tolerance: A stage ends below this change of U, squared and summed over groups,
+            in the mean over the models.
+        patience: A stage also ends once it has counted more sweeps than this.
+        noise: The start is 1 / n plus a uniform number of at most this size.
     """
 
     sweeps: int = 2000
@@ -57,7 +67,7 @@ class Joint:
     def __post_init__(self) -> None:
         require(
             2 <= self.final < self.sweeps,
-            f"final must lie in [2, sweeps), got {self.final} of {self.sweeps}",
+            f"final must be in [2, sweeps), got {self.final} of {self.sweeps}",
         )
         _check_schedule(self.tau, self.cooling, self.floor, self.iterations, self.further)
         require(self.tolerance > 0, f"tolerance must be positive, got {self.tolerance}")
@@ -67,13 +77,20 @@ class Joint:
 
 @dataclass(frozen=True)
 class Pairwise:
-    """Each model alone with the first; soft assignments are what moves the units, there is no Hungarian method.
+    """The schedule of the pairwise mode, which matches each model only with the first.
+
+    Soft assignments move the units. The Hungarian method is not used.
 
     Args:
-        sweeps: over the groups in forward order, each seeing what the ones before have become.
-        tau, cooling, floor: temperature, its factor after every sweep, and where it ends.
-        iterations, further: half-steps of the first sweep, and how many more in every next one until tau is at its floor.
-        divide: divide affinities by their mean.
+        sweeps: Sweeps over the groups in forward order. Each group sees the new state
+            of the groups before it.
+        tau: Temperature.
+        cooling: Factor of the temperature after every sweep.
+        floor: Last temperature.
+        iterations: Half-steps of the first sweep.
+        further: Half-steps that are added in every next sweep until tau reaches its
+            floor.
+        divide: Whether affinities are divided by their mean.
     """
 
     sweeps: int = 50
@@ -93,7 +110,7 @@ def _check_schedule(
     tau: float, cooling: float, floor: float, iterations: int, further: int
 ) -> None:
     require(0 < floor <= tau, f"floor must be positive and at most tau, got {floor} and {tau}")
-    require(0 < cooling < 1, f"cooling must lie between 0 and 1, got {cooling}")
+    require(0 < cooling < 1, f"cooling must be between 0 and 1, got {cooling}")
     require(
         iterations > 0 and further >= 0,
         f"half-steps must be positive, got {iterations} and {further}",
@@ -108,29 +125,42 @@ def match_jointly(
     early_stop: float | None,
     start: Assignments,
 ) -> tuple[list[dict[str, Tensor]], int]:
-    """What moves each model (permutations, the first model's identities), and the number of sweeps.
+    """Find the permutations that move each model to common units.
+
+    If there are two models, the first one's units are the common ones, and its U is the
+    identity. If both moved at once, each after the other's old U, they would follow two
+    independent sequences and name the common units differently.
 
     Args:
-        groups: those that may move.
-        early_stop: of Sinkhorn's iterations, as in `doubly_stochastic`.
+        models: The models.
+        structure: Their structure.
+        groups: The groups that may move.
+        options: The schedule.
+        early_stop: Early stop of Sinkhorn's iterations, the tolerance of
+            `doubly_stochastic`.
         start: `random_start` or `identities`.
 
-    Of two models the first one's units are the common ones, its U the identity. Moved both at once, each after the other's
-    old U, they would follow two sequences that know nothing of each other and name the common units differently.
+    Returns:
+        The permutations of each model (the first model's are identities), and the
+        number of sweeps.
     """
     check_equal(models)
     if len(models) == 1:
         return [{group.name: torch.arange(group.size) for group in groups}], 0
-    still = int(len(models) == 2)  # so many models, from the first on, keep their U
-    if still:
+
+    # Number of models, from the first on, whose U does not change
+    num_fixed = int(len(models) == 2)
+    if num_fixed:
         start = {
             name: torch.cat([torch.eye(u.shape[1]).to(u)[None], u[1:]]) for name, u in start.items()
         }
+
     affinity = Affinity(edges_of(models, structure, groups), divide=True)
     U, before = start, start
     tau, iterations, hungarian, count, sweep = options.tau, options.iterations, False, 0, 0
 
-    def solved(V: Tensor) -> Tensor:  # at the present stage
+    # Solve the assignment at the present stage
+    def solved(V: Tensor) -> Tensor:
         return (
             permutation_matrices(V)
             if hungarian
@@ -140,11 +170,12 @@ def match_jointly(
     while sweep < options.sweeps and groups:
         sweep += 1
         new = {
-            name: torch.cat([u[:still], solved(affinity.votes(name, U, still))])
+            name: torch.cat([u[:num_fixed], solved(affinity.votes(name, U, num_fixed))])
             for name, u in U.items()
         }
         change = sum(_change(new[name], U[name], before[name]) for name in U)
         before, U = U, new
+
         if float(change) >= options.tolerance and count <= options.patience:
             count += 1
         elif hungarian:
@@ -155,9 +186,11 @@ def match_jointly(
                 tau, iterations = tau * options.cooling, iterations + options.further
             else:
                 hungarian = True
+
         if sweep > options.sweeps - options.final:
             hungarian = True
-    # common units are named after the first model's
+
+    # Common units are named after the first model's units
     orders = {name: torch.einsum("iab,cb->iac", u, u[0]).argmax(1) for name, u in U.items()}
     return [
         {name: order[i].cpu() for name, order in orders.items()} for i in range(len(models))
@@ -173,15 +206,26 @@ def match_pairwise(
     early_stop: float | None,
     *names: object,
 ) -> dict[str, Tensor]:
-    """Matrices that move `model` onto `reference`, by group: ``T[a, b]``, the share of unit a in new unit b.
+    """Find the matrices that move `model` onto `reference`, by group.
 
     Args:
-        names: of the stream that the start is drawn from.
+        model: The model to move.
+        reference: The reference.
+        structure: Their structure.
+        groups: The groups that may move.
+        options: The schedule.
+        early_stop: Early stop of Sinkhorn's iterations, the tolerance of
+            `doubly_stochastic`.
+        *names: Names of the stream from which the start is drawn.
+
+    Returns:
+        Matrices T, where ``T[a, b]`` is the share of unit a in new unit b.
     """
     check_equal([reference, model])
     affinity = Affinity(edges_of([reference, model], structure, groups), divide=options.divide)
     device = next(iter(model.params.values())).device
     U: Assignments = {}
+
     for group in groups:
         noise = torch.rand(
             group.size,
@@ -193,23 +237,32 @@ def match_pairwise(
         U[group.name] = torch.stack(
             [torch.eye(group.size, dtype=torch.float64, device=device), start]
         )
+
     tau, iterations = options.tau, options.iterations
     for _ in range(options.sweeps):
         for name, u in U.items():
-            V = affinity.between(name, U, 1)[0]  # to the reference, whose U is the identity
+            # Affinity to the reference, whose U is the identity
+            V = affinity.between(name, U, 1)[0]
             U[name] = torch.stack([u[0], doubly_stochastic(V, tau, iterations, early_stop)])
         if tau > options.floor:
             tau, iterations = (
                 max(tau * options.cooling, options.floor),
                 iterations + options.further,
             )
+
     return {name: u[1].cpu() for name, u in U.items()}
 
 
 def random_start(
     groups: Sequence[Group], count: int, noise: float, device: torch.device, *names: object
 ) -> Assignments:
-    """(models, n, n) a group: 1 / n plus uniform noise in [-noise, noise], from the stream that `names` name."""
+    """Draw the start from the stream `names`.
+
+    It is 1 / n plus uniform noise in [-noise, noise].
+
+    Returns:
+        Assignments of shape (models, n, n) by group.
+    """
 
     def draw(group: Group) -> Tensor:
         drawn = torch.rand(
@@ -225,7 +278,7 @@ def random_start(
 
 
 def identities(groups: Sequence[Group], count: int, device: torch.device) -> Assignments:
-    """Every unit where it is."""
+    """Return the assignments in which no unit moves."""
     return {
         g.name: torch.eye(g.size, dtype=torch.float64, device=device).repeat(count, 1, 1)
         for g in groups
@@ -233,17 +286,21 @@ def identities(groups: Sequence[Group], count: int, device: torch.device) -> Ass
 
 
 def permutation_matrices(V: Tensor) -> Tensor:
-    """Assignments of largest value: the Hungarian method.
+    """Find the assignments of largest value by the Hungarian method.
 
     Args:
-        V: (models, n, n); entry [i, a, b] is what assigning unit a of model i to common unit b is worth.
+        V: Values of shape (models, n, n). Entry [i, a, b] is the value of assigning
+            unit a of model i to common unit b.
     """
     orders = assignments(-V).to(V.device)
     return torch.zeros_like(V).scatter_(1, orders[:, None, :], 1.0)
 
 
 def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
-    """Mean over the models of the squared change; the second term sees cycles of two."""
+    """Compute the mean over the models of the squared change.
+
+    The second term detects cycles of length two.
+    """
     steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
     return steps.amin(0).mean()
 
@@ -253,9 +310,12 @@ class _Side:
     """One side of a group's comparison by one layer's edges.
 
     Args:
-        neighbour: group whose maps move the entries that are compared; None: nothing moves them.
-        x: (models, n, k, m) units, entries of an edge, units of the neighbour.
-        powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of x^4.
+        neighbour: Group whose maps move the entries that are compared. None: nothing
+            moves them.
+        x: Entries of shape (models, n, k, m): units, entries of an edge, units of the
+            neighbour.
+        powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of
+            x^4.
     """
 
     neighbour: str | None
@@ -264,19 +324,24 @@ class _Side:
 
 
 class Affinity:
-    """Affinities of units, given the present assignments. Parts that no assignment moves are computed once.
+    """Affinities of units, given the present assignments.
+
+    Parts that no assignment moves are computed once.
 
     Args:
-        divide: each of the two affinities by its mean.
+        edges: The weights of all layers.
+        divide: Whether each of the two affinities is divided by its mean.
     """
 
     def __init__(self, edges: Sequence[Edges], divide: bool) -> None:
         self._divide = divide
         self._sides: dict[str, tuple[list[_Side], list[_Side]]] = {}
         self._fixed: dict[tuple[str, int, int], Tensor] = {}
+
         for edge in edges:
             incoming = edge.values.permute(0, 1, 3, 2)  # (models, rows, k, columns)
             outgoing = edge.values.permute(0, 2, 3, 1)
+
             for group, neighbour, x, side in (
                 (edge.target, edge.source, incoming, 0),
                 (edge.source, edge.target, outgoing, 1),
@@ -289,7 +354,16 @@ class Affinity:
                     )
 
     def votes(self, group: str, U: Assignments, first: int = 0) -> Tensor:
-        """(models, n, n): V_i, the sum over the other models j of A_ij U_j, for the models from number `first` on."""
+        """Compute V_i, the sum over the other models j of A_ij U_j.
+
+        Args:
+            group: Name of the group.
+            U: The present assignments.
+            first: Number of the first model for which V_i is computed.
+
+        Returns:
+            Sums of shape (models, n, n) for the models from number `first` on.
+        """
         u = U[group]
         votes = []
         for i in range(first, len(u)):
@@ -298,29 +372,39 @@ class Affinity:
         return torch.stack(votes)
 
     def between(self, group: str, U: Assignments, i: int) -> Tensor:
-        """(other models, n, n): A_ij, the affinity of the units of model i to those of the other models j, in order."""
+        """Compute A_ij, the affinity of model i's units to those of the other models j.
+
+        Returns:
+            Affinities of shape (other models, n, n), with the other models in order.
+        """
         affinities = []
         for number, sides in enumerate(self._sides[group]):
             if not sides:
                 continue
+
             if (group, number, i) not in self._fixed:
-                still = [side for side in sides if side.neighbour is None]
+                fixed_sides = [side for side in sides if side.neighbour is None]
                 self._fixed[group, number, i] = sum(
-                    (_fourth_powers(s, None, i) for s in still), torch.zeros(())
+                    (_fourth_powers(s, None, i) for s in fixed_sides), torch.zeros(())
                 )
+
             moving = [side for side in sides if side.neighbour is not None]
             distance = self._fixed[group, number, i]
             for side in moving:
                 distance = distance + _fourth_powers(side, U[side.neighbour], i)  # type: ignore[index]
+
             K = (-0.5 * distance.clamp(min=0).sqrt().sqrt()).exp()
             affinities.append(K / K.mean((1, 2), keepdim=True) if self._divide else K)
+
         return torch.stack(affinities).sum(0)
 
 
 def _fourth_powers(side: _Side, U: Tensor | None, i: int) -> Tensor:
-    """(other models, n, n): sum of (x - y)^4 over entries, x those of model i's units as seen by model j, y model j's.
+    """Compute the sums of (x - y)^4 over entries, of shape (other models, n, n).
 
-    (x - y)^4 = x^4 - 4 x^3 y + 6 x^2 y^2 - 4 x y^3 + y^4: products of matrices, in float64.
+    x are the entries of model i's units as seen by model j, and y those of model j.
+    ``(x - y)^4 = x^4 - 4 x^3 y + 6 x^2 y^2 - 4 x y^3 + y^4`` is computed by products of
+    matrices, in float64.
     """
     others = [j for j in range(len(side.x)) if j != i]
     x = side.x[i]

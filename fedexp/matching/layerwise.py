@@ -1,8 +1,11 @@
-"""Bayesian matching layer by layer, from the first hidden layer to the last (FedMA; NAFI for convolutional networks).
+"""Bayesian matching layer by layer, from the first hidden layer to the last.
 
-Reference: Wang et al., Federated Learning with Matched Averaging, ICLR 2020, Algorithm 1. A unit is its incoming weights and its
-bias. Once a group of hidden units is matched, every model is laid out over the common units, zero where it has none, and
-layers whose units and inputs are all common are replaced by their posterior means.
+Reference: Wang et al., Federated Learning with Matched Averaging (FedMA), ICLR 2020,
+    Algorithm 1. NAFI uses it for convolutional networks.
+
+A unit is its incoming weights and its bias. Once a group of hidden units is matched,
+every model is laid out over the common units, with zero where it has none. Layers whose
+units and inputs are all common are replaced by their posterior means.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ from fedexp.matching.structure import Structure, UnitAxis, structure_of, with_wi
 
 @dataclass(frozen=True, eq=False)
 class PartlyMatched:
-    """Models of one network of which the first groups of hidden units are matched.
+    """Models of one network whose first groups of hidden units are matched.
 
     Args:
-        models: at least one.
-        units: (models, n) int64 on the CPU by group, in forward order: the common unit of each of a model's own.
-        pending: widths of those of these groups over whose common units the models are not laid out yet.
+        models: At least one model.
+        units: Common unit of each of a model's units, of shape (models, n), int64, on
+            the CPU, by group in forward order.
+        pending: Widths of the matched groups over whose common units the models are not
+            laid out yet.
     """
 
     models: Sequence[Weights]
@@ -40,12 +45,16 @@ class PartlyMatched:
     def match_next(
         self, input_shape: tuple[int, ...], options: BetaBernoulli, order: np.ndarray
     ) -> PartlyMatched:
-        """The next group matched; units of frozen layers, which all models share, stay.
+        """Match the next group.
 
-        Of several layers that are tied by sums, those count whose inputs are matched when the first one's are.
+        Units of frozen layers, which all models share, do not move.
+        If several layers are tied by sums, those layers count whose inputs are matched
+        when the inputs of the first one are.
 
         Args:
-            order: (sweeps, models) visiting order.
+            input_shape: Shape of one sample.
+            options: Options of the matching.
+            order: Visiting order of shape (sweeps, models).
         """
         structure = structure_of(self.models[0].spec, input_shape)
         group = structure.groups[len(self.units)]
@@ -55,13 +64,16 @@ class PartlyMatched:
             known = set(self.units)
             layers = [layer for layer in structure.layers if layer.weight in group.layers]
             layers = [layer for layer in layers if _sources(structure, layer) <= known]
+
             rows = [self._rows(number, structure, layers) for number in range(len(self.models))]
             biases = sum(layer.bias is not None for layer in layers)
             mu0 = torch.zeros_like(rows[0][0])
             mu0[len(mu0) - biases :] = BIAS_MEAN
+
             q = rows[0].new_full((len(rows), len(mu0)), 1 / options.sigma)
             found = match(rows, q, mu0, options, order)
             units, width = torch.stack(found.units), len(found.members)
+
         return replace(
             self,
             units={**self.units, group.name: units},
@@ -69,11 +81,15 @@ class PartlyMatched:
         )
 
     def laid_out(self, input_shape: tuple[int, ...], options: BetaBernoulli) -> PartlyMatched:
-        """All models over the common units of the groups matched so far, with what they now agree on."""
+        """Lay out all models over the common units of the groups matched so far.
+
+        Layers on which the models then agree are replaced by their posterior means.
+        """
         spec = self.models[0].spec
         small = structure_of(spec, input_shape)
         if any(group.size != self.pending.get(group.name, group.size) for group in small.groups):
             spec = with_widths(spec, input_shape, self.pending)
+
         large = structure_of(spec, input_shape)
         embeddings = (
             Embedding(small, large, {name: self.units[name][number] for name in self.pending})
@@ -85,16 +101,22 @@ class PartlyMatched:
         ]
         before = common_layers(large, set(self.units) - set(self.pending))
         agreed: Tree = {}
+
         for layer in common_layers(large, set(self.units)):
             if layer not in before and layer.weight not in models[0].frozen:
                 units = self.units[_owner(large, layer)].flatten()
                 agreed |= _posterior_means(models, layer, units, options)
+
         return PartlyMatched(
             [Weights(m.spec, {**m.params, **agreed}, m.buffers) for m in models], self.units
         )
 
     def _rows(self, number: int, structure: Structure, layers: Sequence[Layer]) -> Tensor:
-        """(n, d) float64: all that comes into each unit of one model, its biases last."""
+        """Collect all incoming weights of each unit of one model, with its biases last.
+
+        Returns:
+            Rows of shape (n, d), float64.
+        """
         params = self.models[number].params
         weights = [
             self._over_common(number, params[x.weight], structure.inputs(x.weight)) for x in layers
@@ -104,11 +126,16 @@ class PartlyMatched:
         )
 
     def _over_common(self, number: int, weight: Tensor, inputs: Sequence[UnitAxis]) -> Tensor:
-        """A layer's weight as (out, d) float64, with an input for every common unit of pending groups."""
+        """Return a layer's weight with one input per common unit of pending groups.
+
+        Returns:
+            Weights of shape (out, d), float64.
+        """
         columns = weight.double()
         columns = columns.flatten(2) if columns.dim() > 2 else columns[..., None]
         others = torch.ones(columns.shape[1], dtype=torch.bool)
         parts = []
+
         for slot in inputs:
             positions = slot.positions.flatten()
             others[positions] = False
@@ -119,11 +146,15 @@ class PartlyMatched:
                 wide = part.new_zeros(len(part), self.pending[slot.group], part.shape[2])
                 part = wide.index_copy_(1, self.units[slot.group][number].to(part.device), part)
             parts.append(part.flatten(1))
+
         return torch.cat([*parts, columns[:, others.to(columns.device)].flatten(1)], 1)
 
 
 def common_layers(structure: Structure, groups: set[str]) -> list[Layer]:
-    """Hidden layers whose units, and all that they read, are of `groups` or the network's input."""
+    """Return the hidden layers whose units and inputs all belong to `groups`.
+
+    Layers that read the network's input count as well.
+    """
     return [
         layer
         for layer in structure.layers
@@ -132,7 +163,7 @@ def common_layers(structure: Structure, groups: set[str]) -> list[Layer]:
 
 
 def _owner(structure: Structure, layer: Layer) -> str:
-    """The group of a layer's units."""
+    """Return the group of a layer's units."""
     return next(
         group.name
         for group in (*structure.groups, structure.output)
@@ -141,17 +172,22 @@ def _owner(structure: Structure, layer: Layer) -> str:
 
 
 def _sources(structure: Structure, layer: Layer) -> set[str]:
-    """The groups that a layer reads."""
+    """Return the groups that a layer reads."""
     return {slot.group for slot in structure.inputs(layer.weight)}
 
 
 def _posterior_means(
     models: Sequence[Weights], layer: Layer, units: Tensor, options: BetaBernoulli
 ) -> Tree:
-    """Weight and bias of a layer that is laid out in all models, in float64 rounded once.
+    """Compute weight and bias of a layer that is laid out in all models.
+
+    They are computed in float64 and rounded once.
 
     Args:
-        units: all models' units, (models * n,).
+        models: The models.
+        layer: The layer.
+        units: All models' units, of shape (models * n,).
+        options: Options of the matching.
     """
     first, means = models[0].params, {}
     p0, q = 1 / options.sigma0, 1 / options.sigma

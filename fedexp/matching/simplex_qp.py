@@ -1,4 +1,9 @@
-"""min_a a^T G a / 2 subject to sum a = 1 and 0 <= a_i <= C: weights of a common descent direction (MA-Echo, Eq. 6-7)."""
+"""The quadratic program that gives the weights of a common descent direction.
+
+It is ``min_a a^T G a / 2`` subject to ``sum a = 1`` and ``0 <= a_i <= C``.
+
+Reference: MA-Echo, Eq. 6-7.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +16,32 @@ from torch import Tensor
 from fedexp.core.errors import FedexpError, overflow
 
 _JITTER = 1e-12  # added to the scaled matrix, which may be singular
-_GAP = 1e-6  # of the scaled objective, beyond which a solution is refused
+_GAP = 1e-6  # bound of the duality gap of the scaled objective
 
 
 def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
-    """The minimiser a, (N,) in G's dtype and on its device, solved in float64 by an interior-point method.
+    """Find the minimiser a, in float64 by an interior-point method.
 
     Args:
-        G: (N, N) positive semidefinite.
-        C: upper bound of every a_i, at least 1 / N (where all are equal).
+        G: Matrix of shape (N, N), positive semidefinite.
+        C: Upper bound of every a_i, at least 1 / N (for which all are equal).
+
+    Returns:
+        a of shape (N,), in G's dtype and on its device.
 
     Raises:
-        FedexpError: G is not finite, or the solver ended without a solution that meets the conditions of optimality.
+        FedexpError: G is not finite, or the solver ended without a solution that meets
+            the conditions of optimality.
     """
     N = len(G)
     g = G.detach().double().cpu().numpy()
     scale = float(np.abs(g).max())
     if not math.isfinite(scale):
         raise overflow("the entries of MA-Echo's quadratic program")
-    if scale == 0.0 or C * N <= 1.0:  # every a is optimal, or one alone is feasible
+    # Every a is optimal, or only one is feasible
+    if scale == 0.0 or C * N <= 1.0:
         return torch.full((N,), 1 / N, dtype=G.dtype, device=G.device)
+
     g = g / scale + _JITTER * np.eye(N)
     a = _solve(g, C)
     gradient = g @ a
@@ -43,6 +54,7 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
             got=f"{gap:g}",
             do="use aggregator.weights=uniform",
         )
+
     return torch.from_numpy(a).to(G)
 
 
@@ -53,6 +65,7 @@ def _solve(g: np.ndarray, C: float) -> np.ndarray:
     bounds = np.concatenate([-np.eye(N), np.eye(N)])
     limits = np.concatenate([np.zeros(N), np.full(N, min(C, 1.0))])
     options = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
+
     solution = solvers.qp(
         matrix(g),
         matrix(np.zeros(N)),
@@ -64,11 +77,15 @@ def _solve(g: np.ndarray, C: float) -> np.ndarray:
     )
     a: np.ndarray = np.clip(np.array(solution["x"]).ravel(), 0.0, C)
     a /= a.sum()
+
     return a
 
 
 def _least(gradient: np.ndarray, C: float) -> float:
-    """min over the feasible set of <gradient, a>: the cheapest coordinates are filled up to C first."""
+    """Compute the minimum of <gradient, a> over the feasible set.
+
+    The cheapest coordinates are filled up to C first.
+    """
     left, total = 1.0, 0.0
     for value in np.sort(gradient):
         share = min(C, left)

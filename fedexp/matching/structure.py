@@ -1,7 +1,8 @@
-"""The permutation structure of a network: which tensor axes belong to the same hidden units.
+"""The permutation structure of a network: the tensor axes of the same hidden units.
 
-Derived from the network itself and then checked: a network with random parameters and its randomly permuted copy must
-compute the same function, or the network is refused.
+It is derived from the network and then checked. A network with random parameters and
+its randomly permuted copy must compute the same function. Otherwise the network is
+refused.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.matching.tainting import Flows, flows_of, refusal
 
 Maps = Mapping[str, Tensor]
-"""What is done to the units, by name of their group; groups that are not named stay.
+"""The maps of the units, by name of their group. Groups that are not named do not move.
 
-Either a permutation, (n,) int64 with ``new_unit[j] = old_unit[perm[j]]``, or a matrix T (n, n) whose column j holds the
-shares of the old units in new unit j, ``new_unit[j] = sum_a T[a, j] old_unit[a]``: ``T[perm[j], j] = 1`` is the former.
+A map is a permutation or a matrix. A permutation (n,), int64, means
+``new_unit[j] = old_unit[perm[j]]``. Column j of a matrix T (n, n) holds the shares of
+the old units in new unit j: ``new_unit[j] = sum_a T[a, j] old_unit[a]``.
+``T[perm[j], j] = 1`` is the permutation.
 """
 
-_TOLERANCE = 1e-10  # relative, float64
+_TOLERANCE = 1e-10  # relative tolerance in float64
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,10 @@ class Group:
     """Units that can only move together.
 
     Args:
-        name: weight of its first layer.
-        size: number of units.
-        layers: weights whose rows (axis 0) are these units, in forward order; several where sums tie layers (ResNet).
+        name: Weight of the first layer of the group.
+        size: Number of units.
+        layers: Weights whose rows (axis 0) are these units, in forward order. There are
+            several if sums tie layers (ResNet).
     """
 
     name: str
@@ -50,7 +54,10 @@ class UnitAxis:
     """One tensor axis that a group's units index.
 
     Args:
-        positions: (size, k) int64, where along `axis` each unit is; k is 1, or h * w after a flattened feature map.
+        axis: Number of the axis.
+        group: Name of the group.
+        positions: Position of each unit along `axis`, of shape (size, k), int64. k is
+            1, or h * w after a flattened feature map.
     """
 
     axis: int
@@ -60,14 +67,16 @@ class UnitAxis:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """Hidden units of a network.
+    """The hidden units of a network.
 
     Args:
-        spec: the network; layers: its linear and convolutional layers in forward order.
-        groups: of hidden units, in forward order.
-        output: the units of the last layer. They may be moved, too, but that changes which class a logit stands for.
-        slots: where each parameter and buffer is indexed by which units.
-        columns: input features or channels of each layer, by weight.
+        spec: The network.
+        layers: Its linear and convolutional layers in forward order.
+        groups: Groups of hidden units, in forward order.
+        output: The units of the last layer. They may be moved, too, but that changes
+            the class of each logit.
+        slots: For each parameter and buffer, the axes that units index.
+        columns: Number of input features or channels of each layer, by weight.
     """
 
     spec: ModelSpec
@@ -78,30 +87,35 @@ class Structure:
     columns: Mapping[str, int]
 
     def permute(self, tree: Tree, maps: Maps) -> Tree:
-        """Parameters or buffers with their units moved; tensors that nothing moves are the same objects.
+        """Return parameters or buffers with their units moved.
 
-        Permutations of all hidden groups leave the network's function unchanged.
+        Tensors that do not move are the same objects. Permutations of all hidden groups
+        leave the network's function unchanged.
         """
         return {
             name: self._moved(value, self.slots.get(name, ()), maps) for name, value in tree.items()
         }
 
     def permute_weights(self, weights: Weights, maps: Maps) -> Weights:
-        """`permute` for a whole model."""
+        """Apply `permute` to a whole model."""
         return Weights(
             weights.spec, self.permute(weights.params, maps), self.permute(weights.buffers, maps)
         )
 
     def move_inputs(self, weight: str, value: Tensor, maps: Maps) -> Tensor:
-        """Only the input side (axis 1) of a layer's weight moved."""
+        """Move only the input side (axis 1) of a layer's weight."""
         return self._moved(value, self.inputs(weight), maps)
 
     def permute_inputs(self, weight: str, rows: Tensor, maps: Maps) -> Tensor:
-        """What lives on the input side of a layer, moved as its input columns are: a factor K of ``Q' = T^T Q T``.
+        """Move rows that correspond to a layer's input columns, as these columns move.
+
+        An example is a factor K of ``Q' = T^T Q T``.
 
         Args:
-            weight: name of the layer's weight, (out, in) or (out, channels, kh, kw).
-            rows: (in, r), or (channels * kh * kw, r) in the order of the flattened kernel.
+            weight: Name of the layer's weight, (out, in) or (out, channels, kh, kw).
+            rows: Rows of shape (in, r), or (channels * kh * kw, r) in the order of the
+                flattened kernel.
+            maps: Maps of the units.
         """
         for slot in self.inputs(weight):
             if slot.group in maps:
@@ -110,16 +124,19 @@ class Structure:
         return rows
 
     def inputs(self, weight: str) -> tuple[UnitAxis, ...]:
-        """What indexes the input side of a layer; nothing for the first layer."""
+        """Return the axes of a layer's input side. The first layer has none."""
         return tuple(slot for slot in self.slots.get(weight, ()) if slot.axis == 1)
 
     def random(self, seed: int) -> dict[str, Tensor]:
-        """A permutation of every hidden group, not the identity where there is another."""
+        """Draw a permutation of every hidden group.
+
+        It is not the identity if there is another permutation.
+        """
         maps = {}
         for group in self.groups:
             permutation = torch.randperm(group.size, generator=torch_generator(seed, group.name))
-            still = torch.equal(permutation, torch.arange(group.size))
-            maps[group.name] = permutation.flip(0) if still else permutation
+            is_identity = torch.equal(permutation, torch.arange(group.size))
+            maps[group.name] = permutation.flip(0) if is_identity else permutation
         return maps
 
     @staticmethod
@@ -131,7 +148,7 @@ class Structure:
 
 
 def _moved(value: Tensor, axis: int, positions: Tensor, by: Tensor) -> Tensor:
-    """`value` with the units at `positions` along `axis` moved by a permutation or a matrix."""
+    """Move the units at `positions` along `axis` by a permutation or a matrix."""
     if not by.is_floating_point():
         by = by.to(positions.device)
         index = torch.arange(value.shape[axis])
@@ -146,33 +163,43 @@ def _moved(value: Tensor, axis: int, positions: Tensor, by: Tensor) -> Tensor:
 
 @by_spec
 def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
-    """Derive and check the structure; raises ConfigError for a network that has none.
+    """Derive and check the structure of a network.
 
-    Covered: linear and convolutional layers with any operation between them that treats units one by one (activations,
-    pools, flattening, sums as in ResNets, products), BatchNorm, InstanceNorm, and GroupNorm and LayerNorm over all units.
+    Covered are linear and convolutional layers with any operation between them that
+    treats units one by one (activations, pools, flattening, sums as in ResNets,
+    products), BatchNorm, InstanceNorm, and GroupNorm and LayerNorm over all units.
+
+    Raises:
+        ConfigError: The network has no such structure.
     """
     layers = layers_of(spec, input_shape)
     flows = flows_of(spec, input_shape)
     last = layers[-1].weight
     if [_weight(name) for name in flows.outputs] != [last]:
-        raise refusal("the network's output is not that of its last layer alone")
+        raise refusal("the network's output is not only that of its last layer")
+
     group_of = _tied(flows)
     members: dict[str, list[str]] = {}
-    for name in flows.sizes:  # forward order
+    # In forward order
+    for name in flows.sizes:
         members.setdefault(group_of[name], []).append(name)
+
     groups = {
         key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
         for key, names in members.items()
     }
     slots: dict[str, tuple[UnitAxis, ...]] = {}
+
     for name, size in flows.sizes.items():
         for tensor in flows.tensors[name]:
             slots[tensor] = (UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+
     for reader in dict.fromkeys(reader for reader, _ in flows.reads):
         found: dict[str, Tensor] = {}
         for (name, source), units in flows.reads.items():
             if name == reader:
                 found[group_of[source]] = torch.maximum(found.get(group_of[source], units), units)
+
         for key, units in found.items():
             group = groups[key]
             counts = torch.bincount(units[units >= 0], minlength=group.size)
@@ -185,51 +212,67 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
             for tensor in [_weight(reader)] if is_layer else flows.tensors[reader]:
                 slot = UnitAxis(1 if is_layer else 0, group.name, order.reshape(group.size, -1))
                 slots[tensor] = (*slots.get(tensor, ()), slot)
+
     output = next(group for group in groups.values() if last in group.layers)
     hidden = tuple(group for group in groups.values() if group is not output)
     columns = {_weight(name): count for name, count in flows.columns.items()}
     structure = Structure(spec, layers, hidden, output, slots, columns)
     _check(structure, input_shape)
+
     return structure
 
 
 def with_widths(
     spec: ModelSpec, input_shape: tuple[int, ...], widths: Mapping[str, int]
 ) -> ModelSpec:
-    """The network with other numbers of hidden units, by name of their group; groups that are not named keep theirs.
+    """Return the network with other numbers of hidden units.
 
-    Its class says which constructor arguments these are: a static method ``with_widths(kwargs, widths)`` makes of all
-    arguments and the widths of all groups the arguments that change.
+    The class of the network defines the constructor arguments: its static method
+    ``with_widths(kwargs, widths)`` returns the arguments that change, given all
+    arguments and the widths of all groups.
+
+    Args:
+        spec: The network.
+        input_shape: Shape of one sample.
+        widths: Widths by name of the group. Groups that are not named keep theirs. An
+            empty mapping is a check before anything is trained.
 
     Raises:
-        ConfigError: the network has no such method, group or width. No widths at all: a check before anything is trained.
+        ConfigError: The network has no such method, group or width.
     """
     groups = structure_of(spec, input_shape).groups
     sizes = {group.name: group.size for group in groups}
     for name in widths:
         if name not in sizes:
             raise ConfigError(
-                f"'{name}' is no group of hidden units", where="model", do=suggest(name, sizes)
+                f"'{name}' is not a group of hidden units", where="model", do=suggest(name, sizes)
             )
+
     sizes |= widths
     changed = spec.variant("with_widths", "the network's widths cannot be changed", sizes)
     with torch.device("meta"):
         rows = {
             name: len(value) for name, value in changed.module().named_parameters() if value.dim()
         }
+
     if any(rows.get(layer) != sizes[group.name] for group in groups for layer in group.layers):
         raise ConfigError(
-            "`with_widths` does not make these widths", where=spec.arch, expected=sizes, got=rows
+            "`with_widths` does not return these widths", where=spec.arch, expected=sizes, got=rows
         )
+
     return changed
 
 
 def _tied(flows: Flows) -> dict[str, str]:
-    """Layers whose units meet in one input column move together: layer -> the first layer of its group."""
+    """Map every layer to the first layer of its group.
+
+    Layers whose units meet in one input column move together.
+    """
     group_of = {name: name for name in flows.sizes}
     by_reader: dict[str, list[tuple[str, Tensor]]] = {}
     for (reader, source), units in flows.reads.items():
         by_reader.setdefault(reader, []).append((source, units))
+
     for reader, sources in by_reader.items():
         for number, (a, units_a) in enumerate(sources):
             for b, units_b in sources[:number]:
@@ -240,12 +283,15 @@ def _tied(flows: Flows) -> dict[str, str]:
                     units_a[both], units_b[both]
                 ):
                     raise refusal(
-                        f"an input of layer '{reader}' mixes different units of layers '{a}' and '{b}'"
+                        f"an input of layer '{reader}' mixes different units of "
+                        f"layers '{a}' and '{b}'"
                     )
+
                 old, new = group_of[a], group_of[b]
                 group_of = {
                     name: new if group == old else group for name, group in group_of.items()
                 }
+
     return group_of
 
 
@@ -254,7 +300,10 @@ def _weight(layer: str) -> str:
 
 
 def _check(structure: Structure, input_shape: tuple[int, ...]) -> None:
-    """A network with random parameters and its permuted copy agree on random inputs, in float64."""
+    """Check the structure with random parameters.
+
+    The network and its permuted copy must agree on random inputs, in float64.
+    """
     seed = seed_of("structure")
     generator = torch_generator(seed, "values")
     weights = random_weights(structure.spec, generator)
@@ -264,7 +313,10 @@ def _check(structure: Structure, input_shape: tuple[int, ...]) -> None:
 
 
 def random_weights(spec: ModelSpec, generator: torch.Generator) -> Weights:
-    """For checks, in float64: no two units alike, variances positive."""
+    """Draw weights for checks, in float64.
+
+    No two units are alike, and variances are positive.
+    """
 
     def noisy(tree: Tree) -> Tree:
         def draw(value: Tensor) -> Tensor:
@@ -282,7 +334,10 @@ def random_weights(spec: ModelSpec, generator: torch.Generator) -> Weights:
 def same_function(
     one: Weights, other: Weights, input_shape: tuple[int, ...], generator: torch.Generator
 ) -> bool:
-    """Whether two models in float64 agree in evaluation mode, on random inputs and up to rounding."""
+    """Return whether two models in float64 agree on random inputs, up to rounding.
+
+    Both run in evaluation mode.
+    """
     x = torch.randn(2, *input_shape, generator=generator, dtype=torch.float64)
     outputs = []
     for model in (one, other):

@@ -1,9 +1,11 @@
-"""Which layer's units reach which other layers: found by running the network with NaN in some of them.
+"""The flow of units between layers, found by running the network with NaN values.
 
-Every linear, convolutional and norm layer is replaced by a stand-in, so that a NaN put into the output of one layer
-travels through what lies between layers (activations, pools, flattening, sums) and stops at the next ones. Unit numbers
-travel as bits: pattern 2b has NaN in the units whose number has bit b, pattern 2b + 1 in the others. An input column that
-depends on exactly one unit sees exactly one pattern of each pair. The patterns are the samples of one batch.
+Every linear, convolutional and norm layer is replaced by a stand-in. A NaN in the
+output of one layer passes through everything between layers (activations, pools,
+flattening, sums) and stops at the next layers. Unit numbers are encoded as bits:
+pattern 2b has NaN in the units whose number has bit b, pattern 2b + 1 in the others. An
+input column that depends on exactly one unit sees exactly one pattern of each pair. The
+patterns are the samples of one batch.
 """
 
 from __future__ import annotations
@@ -20,21 +22,25 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.net import LAYERS
 from fedexp.core.weights import ModelSpec
 
-_BYTES = 16 * 2**20  # of the largest output of a layer, for the patterns that travel at once
+# Bound of the largest output of a layer, for the patterns of one pass
+_BYTES = 16 * 2**20
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """What was seen.
+    """The observed flow of units.
 
     Args:
-        sizes: output units of every linear and convolutional layer, by module name, in forward order.
-        columns: their input columns (features, channels).
-        tensors: parameters and buffers, scalars excepted, of every linear, convolutional and norm layer.
-        reads: (reader, source) -> (columns,) int64, the unit of layer `source` that each input column of the linear,
-            convolutional or norm layer `reader` depends on, or -1.
-        outputs: layers whose units reach the network's output directly.
+        sizes: Number of output units of every linear and convolutional layer, by module
+            name, in forward order.
+        columns: Number of their input columns (features, channels).
+        tensors: Parameters and buffers, scalars excepted, of every linear,
+            convolutional and norm layer.
+        reads: For each pair (reader, source), the unit of layer `source` that each
+            input column of the linear, convolutional or norm layer `reader` depends on,
+            or -1. The shape is (columns,), int64.
+        outputs: Layers whose units reach the network's output directly.
     """
 
     sizes: dict[str, int]
@@ -45,17 +51,23 @@ class Flows:
 
 
 def norm_layers(spec: ModelSpec) -> list[str]:
-    """Names of its BatchNorms, InstanceNorms, LayerNorms and GroupNorms."""
+    """Return the names of its BatchNorms, InstanceNorms, LayerNorms and GroupNorms."""
     return [name for name, part in spec.module().named_modules() if isinstance(part, _NORMS)]
 
 
 def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
-    """Trace the network; raises ConfigError where an input depends on several units of one layer at once."""
+    """Trace the network.
+
+    Raises:
+        ConfigError: An input depends on several units of one layer at once, or a layer
+            cannot be traced.
+    """
     with torch.no_grad():
         module = spec.module().eval()
         watched: dict[str, nn.Module] = {
             n: m for n, m in module.named_modules() if isinstance(m, LAYERS + _NORMS)
         }
+
         for name, m in module.named_modules():
             if (
                 type(m).__module__.startswith("torch.nn.")
@@ -63,13 +75,17 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
                 and _holds_units(m)
             ):
                 raise refusal(
-                    f"layer '{name}' ({type(m).__name__}) has units of its own, and how they are read is not known"
+                    f"layer '{name}' ({type(m).__name__}) has its own units, "
+                    "and it is not known how they are read"
                 )
+
         for name, m in watched.items():
             if isinstance(m, nn.GroupNorm) and 1 < m.num_groups < m.num_channels:
                 raise refusal(
-                    f"norm layer '{name}' normalises {m.num_groups} groups of channels, which bind their order"
+                    f"norm layer '{name}' normalises {m.num_groups} groups of channels, "
+                    "which fixes their order"
                 )
+
         shapes = _output_shapes(module, watched, input_shape)
         weights = {n: m.weight for n in shapes if isinstance(m := watched[n], LAYERS)}
         tensors = {name: tuple(_tensors(name, m)) for name, m in watched.items()}
@@ -77,6 +93,7 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
         sizes = {name: weight.shape[0] for name, weight in weights.items()}
         reads: dict[tuple[str, str], Tensor] = {}
         outputs = []
+
         for source, size in sizes.items():
             bits = max(1, math.ceil(math.log2(size)))
             numbers = torch.arange(size) >> torch.arange(bits)[:, None] & 1
@@ -88,6 +105,7 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
                     reads[reader, source] = units
             if at_output:
                 outputs.append(source)
+
     columns = {name: weight.shape[1] for name, weight in weights.items()}
     return Flows(sizes, columns, tensors, reads, tuple(outputs))
 
@@ -103,11 +121,12 @@ def _holds_units(layer: nn.Module) -> bool:
 
 
 def refusal(what: str) -> ConfigError:
-    """The error for a network whose units cannot be exchanged."""
+    """Return the error for a network whose units cannot be exchanged."""
     return ConfigError(
         what,
         where="model",
-        expected="layers between which hidden units can be re-ordered without changing the function",
+        expected="layers between which hidden units can be re-ordered "
+        "without changing the function",
         do="choose a method that does not match units (average, fedavg), or another model",
     )
 
@@ -115,7 +134,7 @@ def refusal(what: str) -> ConfigError:
 def _output_shapes(
     module: nn.Module, watched: dict[str, nn.Module], input_shape: tuple[int, ...]
 ) -> dict[str, list[torch.Size]]:
-    """Shape (without the batch) of every call's output, layers in forward order."""
+    """Return the shape of every call's output without the batch, in forward order."""
     shapes: dict[str, list[torch.Size]] = {}
 
     def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -149,7 +168,12 @@ class _Stage:
             layer.forward = self._stand_in(name, layer)
 
     def __call__(self, source: str, patterns: Tensor) -> tuple[dict[str, Tensor], bool]:
-        """Which input columns of every layer hold a NaN, (patterns, columns) bool; whether the output does."""
+        """Run the patterns through the network.
+
+        Returns:
+            Whether each input column of every layer holds a NaN, (patterns, columns)
+            bool, and whether the output does.
+        """
         found, reached = [], False
         for part in torch.split(patterns, self.at_once):
             self.source, self.patterns, self.seen, self.calls = source, part, {}, {}
@@ -158,7 +182,8 @@ class _Stage:
         return {name: torch.cat([seen[name] for seen in found]) for name in found[0]}, reached
 
     def _stand_in(self, name: str, layer: nn.Module) -> Callable[[Tensor], Tensor]:
-        last = isinstance(layer, nn.Linear | nn.LayerNorm)  # where its units are; else axis 1
+        # Whether the units are on the last axis. Otherwise they are on axis 1.
+        last = isinstance(layer, nn.Linear | nn.LayerNorm)
 
         def forward(x: Tensor) -> Tensor:
             top = (
@@ -166,13 +191,15 @@ class _Stage:
                 if last
                 else x.reshape(*x.shape[:2], -1).amax(2)
             )
-            # A maximum over positions is NaN where one of them is; faster than looking at each
+            # A maximum over positions is NaN if one of them is. Checking each is slower.
             hit = top.isnan()
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")
+
             self.seen[name] = hit
             if isinstance(layer, _NORMS):
                 return x
+
             call = self.calls.get(name, 0)
             self.calls[name] = call + 1
             output = torch.ones(len(x), *self.shapes[name][call])
@@ -181,13 +208,18 @@ class _Stage:
                 units.masked_fill_(
                     self.patterns.reshape(len(x), *[1] * (units.dim() - 2), -1), math.nan
                 )
+
             return output
 
         return forward
 
 
 def _decoded(hit: Tensor, reader: str, source: str) -> Tensor:
-    """(2 * bits, columns) bool -> (columns,) int64 units, -1 where a column depends on none."""
+    """Decode hits of shape (2 * bits, columns), bool, into units.
+
+    Returns:
+        Units of shape (columns,), int64, -1 if a column depends on none.
+    """
     given, rest = hit[0::2], hit[1::2]
     touched = hit.any(0)
     if not torch.equal(given ^ rest, touched.expand_as(given)):

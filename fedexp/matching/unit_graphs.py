@@ -1,4 +1,7 @@
-"""Networks as graphs: hidden units are nodes, weights are attributes of the edges between two groups of units."""
+"""Networks as graphs: hidden units are nodes, and weights are attributes of edges.
+
+An edge is between units of two groups.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ from fedexp.matching.structure import Group, Structure
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Weights of one layer between one group of units that it reads and the units that it writes.
+    """The weights of one layer between the units that it reads and those it writes.
 
     Args:
-        target, source: names of the groups of its rows and columns; None where units cannot move: the network's input, its
-            output, and what belongs to frozen layers.
-        values: (models, rows, columns, k) float64; k entries an edge: of a kernel, or of a flattened feature map's positions.
+        target: Name of the group of its rows. None if units cannot move: the network's
+            input, its output, and units of frozen layers.
+        source: Name of the group of its columns, or None as above.
+        values: Weights of shape (models, rows, columns, k), float64. An edge has k
+            entries, of a kernel or of a flattened feature map's positions.
     """
 
     target: str | None
@@ -31,12 +36,14 @@ class Edges:
 def check_equal(models: Sequence[Weights]) -> None:
     """Refuse networks that do not have the same layers and widths."""
     first = {name: tuple(value.shape) for name, value in models[0].params.items()}
+
     for number, model in enumerate(models):
         shapes = {name: tuple(value.shape) for name, value in model.params.items()}
         if shapes != first:
             name = next(name for name in {**first, **shapes} if first.get(name) != shapes.get(name))
             raise ConfigError(
-                "models of different widths cannot be matched unit by unit: every unit needs a partner in every model",
+                "models of different widths cannot be matched unit by unit: "
+                "every unit needs a partner in every model",
                 where="aggregator",
                 expected=f"'{name}' of {first.get(name)} in all models",
                 got=f"{shapes.get(name)} in model {number}",
@@ -47,14 +54,19 @@ def check_equal(models: Sequence[Weights]) -> None:
 def edges_of(
     models: Sequence[Weights], structure: Structure, groups: Sequence[Group]
 ) -> list[Edges]:
-    """All weights of linear and convolutional layers, each once. Biases, norms and buffers are no edges.
+    """Return all weights of linear and convolutional layers, each once.
+
+    Biases, norms and buffers are not edges.
 
     Args:
-        groups: those that may move.
+        models: The models.
+        structure: Their structure.
+        groups: The groups that may move.
     """
     names = {group.name for group in groups}
     rows = {weight: group.name for group in groups for weight in group.layers}
     found = []
+
     for layer in structure.layers:
         stacked = torch.stack([model.params[layer.weight].double() for model in models])
         values = stacked.flatten(3) if stacked.dim() > 3 else stacked[..., None]
@@ -66,6 +78,8 @@ def edges_of(
             found.append(
                 Edges(rows.get(layer.weight), slot.group if slot.group in names else None, part)
             )
+
         if bool(rest.any()):
             found.append(Edges(rows.get(layer.weight), None, values[:, :, rest.to(values.device)]))
+
     return found

@@ -1,9 +1,13 @@
-"""Weight matching: permutations of hidden units under which two networks' weights have the largest inner product.
+"""Weight matching: permutations that maximise the inner product of two networks.
 
-Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023: coordinate descent over layers for two models, and
-matching to the mean of the others for many (there Algorithms 1 and 3). Maximising the inner product of the parameters
-minimises their Euclidean distance. Where a layer reads the units that it writes (a gate), the objective is quadratic in
-their permutation; it is linearised at the present one, and a step is taken only if the objective itself rises.
+Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023: coordinate descent
+    over layers for two models (Algorithm 1), and matching to the mean of the others for
+    many (Algorithm 3).
+
+A larger inner product of the parameters means a smaller Euclidean distance. If a layer
+reads the units that it writes (a gate), the objective is quadratic in their
+permutation. It is linearised at the present one, and a step is taken only if the
+objective itself rises.
 """
 
 from __future__ import annotations
@@ -23,12 +27,14 @@ from fedexp.matching.structure import Group, Structure, UnitAxis
 
 @dataclass(frozen=True)
 class WeightMatching:
-    """When the search ends.
+    """The conditions that end the search.
 
     Args:
-        tolerance: a group of units is moved where this raises the inner product by more.
-        sweeps: over all groups, at most; the search ends earlier once no group moves.
-        passes: over the models, at most, where there are more than two; ends earlier once no model moves.
+        tolerance: A group of units is moved if this raises the inner product by more.
+        sweeps: Largest number of sweeps over all groups. The search ends earlier once
+            no group moves.
+        passes: Largest number of passes over the models if there are more than two. The
+            search ends earlier once no model moves.
     """
 
     tolerance: float = 1e-12
@@ -43,11 +49,12 @@ class WeightMatching:
 
 @dataclass(frozen=True, eq=False)
 class FoundPermutations:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        maps: what moves each model, by unit group (`fedexp.matching.structure.Maps`, on the CPU).
-        sweeps: how many were made over all groups, summed over models and passes.
+        maps: The maps of each model by unit group (`fedexp.matching.structure.Maps`),
+            on the CPU.
+        sweeps: Number of sweeps over all groups, summed over models and passes.
     """
 
     maps: list[dict[str, Tensor]]
@@ -62,17 +69,21 @@ def match_pair(
     options: WeightMatching,
     *names: object,
 ) -> FoundPermutations:
-    """`model` moved onto `reference`.
+    """Move `model` onto `reference`.
 
     Args:
-        model, reference: parameters; biases and norms count as weights do, buffers do not.
-        groups: those that may move.
-        names: of the stream that the order of the groups is drawn from.
+        model: Parameters. Biases and norms count as weights do, buffers do not.
+        reference: Parameters of the reference.
+        structure: The structure of the network.
+        groups: The groups that may move.
+        options: The conditions that end the search.
+        *names: Names of the stream from which the order of the groups is drawn.
     """
     target = {name: value.double() for name, value in reference.items()}
     moved = {name: value.double() for name, value in model.items()}
     slots = {group.name: _slots(structure, group, moved) for group in groups}
     maps = {group.name: torch.arange(group.size) for group in groups}
+
     for sweep in range(options.sweeps):
         improved = False
         for number in torch.randperm(
@@ -81,14 +92,17 @@ def match_pair(
             group = groups[number]
             touched = dict.fromkeys(name for name, _ in slots[group.name])
             order = assignments(-_similarities(moved, target, slots[group.name])[None])[0]
+
             before = {name: moved[name] for name in touched}
             after = structure.permute(before, {group.name: order})
             if inner_product(after, target) - inner_product(before, target) > options.tolerance:
                 moved |= after
                 maps[group.name] = maps[group.name][order]
                 improved = True
+
         if not improved:
             return FoundPermutations([maps], sweep + 1)
+
     return FoundPermutations([maps], options.sweeps)
 
 
@@ -99,13 +113,15 @@ def match_many(
     options: WeightMatching,
     *names: object,
 ) -> FoundPermutations:
-    """Each model, in random order and again and again, moved onto the mean of the others.
+    """Move each model onto the mean of the others, repeatedly and in random order.
 
-    No model is the reference. Afterwards all are moved alike so that the first one stays where it was.
+    No model is the reference. Afterwards all models are moved alike so that the first
+    one is again in its original order.
     """
     moved = [{name: value.double() for name, value in model.items()} for model in models]
     maps = [{group.name: torch.arange(group.size) for group in groups} for _ in models]
     sweeps = 0
+
     for turn in range(options.passes if len(models) > 1 else 0):
         improved = False
         total = {name: torch.stack([model[name] for model in moved]).sum(0) for name in moved[0]}
@@ -121,37 +137,47 @@ def match_many(
             orders = found.maps[0]
             if all(torch.equal(order, torch.arange(len(order))) for order in orders.values()):
                 continue
+
             improved = True
             moved[number] = structure.permute(own, orders)
             total = {
                 name: value + (moved[number][name] - own[name]) for name, value in total.items()
             }
             maps[number] = {name: order[orders[name]] for name, order in maps[number].items()}
+
         if not improved:
             break
+
     return FoundPermutations(as_the_first(maps), sweeps)
 
 
 def as_the_first(maps: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The same matching of permutations, with all models moved alike so that the first one stays where it was."""
+    """Return the same matching, moved so that the first model keeps its order.
+
+    All models are moved by the same permutations.
+    """
     back = {name: order.argsort() for name, order in maps[0].items()}
     return [{name: order[back[name]] for name, order in own.items()} for own in maps]
 
 
 def inner_product(one: Tree, other: Tree) -> float:
-    """Over the tensors of `one`."""
+    """Compute the inner product over the tensors of `one`."""
     return float(sum((value * other[name]).sum() for name, value in one.items()))
 
 
 def unit_rows(value: Tensor, slot: UnitAxis) -> Tensor:
-    """(units, entries): what each unit of the slot's group has of a tensor."""
+    """Return the entries of a tensor that belong to each unit of the slot's group.
+
+    Returns:
+        Entries of shape (units, entries).
+    """
     along = value.movedim(slot.axis, 0)
     picked = along.index_select(0, slot.positions.flatten().to(value.device))
     return picked.reshape(len(slot.positions), -1)
 
 
 def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, UnitAxis]]:
-    """Where parameters are indexed by the group's units."""
+    """Return the axes of parameters that the group's units index."""
     return [
         (name, slot)
         for name in params
@@ -161,7 +187,12 @@ def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, 
 
 
 def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, UnitAxis]]) -> Tensor:
-    """(units, units): entry [a, b] is the inner product of unit a of `moved` with unit b of `target`."""
+    """Compute the inner products of the units of `moved` and `target`.
+
+    Returns:
+        Products of shape (units, units). Entry [a, b] is for unit a of `moved` and unit
+        b of `target`.
+    """
     products = [
         unit_rows(moved[name], slot) @ unit_rows(target[name], slot).T for name, slot in slots
     ]

@@ -1,4 +1,4 @@
-"""How large a fused network is beside those that it was made of."""
+"""The size of a fused network relative to the networks that were fused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from fedexp.matching.structure import Structure
 
 
 def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, float]:
-    """Width of each hidden layer, the natural log of all global units over all local ones, the share of local units that
-    share theirs with another model; nothing without hidden layers.
+    """Compute metrics of the fused widths, none without hidden layers.
+
+    The metrics are the width of each hidden layer, the natural logarithm of the number
+    of all global units divided by that of all local ones, and the share of local units
+    that share their global unit with another model.
 
     Args:
-        units: of each layer, the global units of all local ones, in any shape.
-        widths: of each layer, the number of global units.
+        units: For each layer the global units of all local ones, in any shape.
+        widths: For each layer the number of global units.
     """
     if not units:
         return {}
@@ -31,6 +34,11 @@ def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, f
 
 
 def one_to_one(structure: Structure, models: int) -> dict[str, float]:
-    """`width_metrics` where every unit has a partner in each of so many models, of one network."""
+    """Compute `width_metrics` if every unit has a partner in each model of one network.
+
+    Args:
+        structure: The structure of the network.
+        models: Number of models.
+    """
     sizes = [group.size for group in structure.groups]
     return width_metrics([torch.arange(size).repeat(models) for size in sizes], sizes)

@@ -1,15 +1,42 @@
-"""Co-Boosting: images that the ensemble finds hard and an ensemble that learns its weights from them, epoch by epoch.
+"""Co-Boosting: hard images and an ensemble that learns its weights from them.
 
-Reference: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024, and the
-authors' code, whose values are the defaults. Up: models, of any architectures. DENSE's loop with D_w(x), the mean of
-the clients' logits with weights w (1 / m at first). An epoch: a generator and its noise descend L_H + lambda_a L_A +
-lambda_bn L_BN, cross-entropies weighted by (1 - p_y)^h and the negative KL of D_w from the student, of all images;
-every client's weight takes a step of the sign of the cross-entropy's gradient on each batch of the bank, within [0, 1];
-the images join the bank; the student follows D_w on the bank, whose images are moved by epsilon along the sign of the
-gradient of randomly weighted softmax outputs. The clients' logits of the bank, all that the weights' steps need, are
-computed once, of un-augmented images.
-Departures: epsilon is in [0, 1] units of the image (4 / 255 is the code's 8 / 255 of [-1, 1]); batches of the bank are read
-without augmentation in the weights' steps; the sum that weights are divided by is at least 1e-8.
+Reference:
+    Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble
+    Co-Boosting, ICLR 2024, and the authors' code, whose values are the defaults.
+
+Update:
+    It is DENSE's loop with D_w(x), the mean of the clients' logits with weights w (1 /
+    m at first). An epoch has four steps:
+
+    1. A generator and its noise descend ``L_H + lambda_a L_A + lambda_bn L_BN`` of all
+       images. L_H are cross-entropies weighted by ``(1 - p_y)^h``. L_A is the negative
+       KL of D_w from the student.
+    2. On each batch of the bank, every client's weight takes a step of the sign of the
+       cross-entropy's gradient, within [0, 1].
+    3. The images join the bank.
+    4. The student follows D_w on the bank. The images are moved by epsilon along the
+       sign of the gradient of randomly weighted softmax outputs.
+
+    Step 2 needs only the clients' logits of the bank. They are computed once, of images
+    without augmentation.
+
+Communication:
+    Up: models, of any architectures. Down: as in
+    `fedexp.methods.bases.data_free.DataFree`.
+
+State:
+    Server: as in `fedexp.methods.bases.replay.Replay`. ``own`` also holds the weights w
+    and the bank's logits.
+
+Logged:
+    ``synthesis/loss``, ``hard``, ``adversarial`` and ``bn`` of the stored images,
+    ``weights/min`` and ``weights/max``, besides those of
+    `fedexp.methods.bases.replay.Replay`.
+
+Differences from the authors' code:
+    epsilon is in [0, 1] units of the image: 4 / 255 is the code's 8 / 255 of [-1, 1].
+    Batches of the bank are read without augmentation in the weights' steps. The sum
+    that weights are divided by is at least 1e-8.
 """
 
 from __future__ import annotations
@@ -46,21 +73,33 @@ from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
 
 
 class CoBoostingState(BankState):
-    """The bank, and the teachers' weights, (teachers,)."""
+    """The bank and the teachers' weights.
+
+    Args:
+        weights: Weights of the teachers, of shape (teachers,).
+    """
 
     weights: NotRequired[Tensor]
 
 
 @dataclass(frozen=True)
 class CoBoosting(Replay):
-    """``own`` holds the weights w and the bank's logits besides. Logs ``synthesis/loss``, ``hard``, ``adversarial`` and ``bn``,
-    of the images kept, and ``weights/min`` and ``weights/max`` besides.
+    """The aggregator of Co-Boosting.
 
     Args:
-        T_G, lr_generator, generator, nz, ngf: as DENSE's.
-        h: hardness; lambda_a: of L_A; lambda_bn: of L_BN; tau_a: temperature of L_A.
-        mu, mu_decay: the weights' step in epoch e (from 0) is ``mu mu_decay^e``.
-        epsilon: of the images' perturbation, in [0, 1] units; tau_epsilon: temperature of its softmax.
+        T_G: Generator steps per epoch.
+        lr_generator: Step size of the generator.
+        generator: Optimizer of the generator.
+        nz: Length of the noise (`fedexp.distillation.generator.Generator`).
+        ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
+        h: Hardness.
+        lambda_a: Weight of L_A.
+        lambda_bn: Weight of L_BN.
+        tau_a: Temperature of L_A.
+        mu: Step of the weights in epoch 0. In epoch e (from 0) it is ``mu mu_decay^e``.
+        mu_decay: Factor of that step per epoch.
+        epsilon: Size of the images' perturbation, in [0, 1] units.
+        tau_epsilon: Temperature of its softmax.
     """
 
     tau: float = 4.0
@@ -98,7 +137,10 @@ class CoBoosting(Replay):
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
-        """Images with the weights of the epoch before, then the weights' pass over the bank without those images."""
+        """Make images with the previous weights, then update the weights on the bank.
+
+        The pass over the bank does not contain the new images.
+        """
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
         weights: Tensor = own.get("weights", even)
         random = torch_generator(env.seed, "z", env.round, env.step)
@@ -106,15 +148,17 @@ class CoBoosting(Replay):
         terms_of = self.loss(labels, student, ensemble, weights, View.of("none", env, "synthesis"))
         spec = generator_spec(env.input_shape, self.nz, self.ngf)
         seed = seed_of(env.seed, "generator", env.round, env.step)
-        how = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
-        made = generate(spec, seed, z, *how)
+        arguments = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
+        made = generate(spec, seed, z, *arguments)
         logits: list[Tensor] = own.get("logits", [])
+
         for batch in own["bank"][len(logits) :]:
             with torch.no_grad():
                 logits = [
                     *logits,
                     ensemble.each(samples_of([batch], env.domain).inputs(slice(None))),
                 ]
+
         if logits:
             known = torch.cat([batch["y"] for batch in own["bank"]])
             order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
@@ -122,11 +166,13 @@ class CoBoosting(Replay):
             weights = reweighted(
                 weights, torch.cat(logits, 1), known, on_device(order, env.device), step
             )
+
         metrics = {
             **named(made.lowest),
             "weights/min": float(weights.min()),
             "weights/max": float(weights.max()),
         }
+
         return made.images, metrics, {**own, "weights": weights, "logits": logits}
 
     def loss(
@@ -137,7 +183,10 @@ class CoBoosting(Replay):
         weights: Tensor,
         view: View,
     ) -> Callable[[Tensor, int], Terms]:
-        """The loss and its terms, of images (b, c, H, W) and the number of a generator step."""
+        """Return the function that computes the loss and its terms.
+
+        Its arguments are images (b, c, H, W) and the number of a generator step.
+        """
         answer = answers(student)
 
         def terms_of(images: Tensor, step: int) -> Terms:
@@ -153,7 +202,10 @@ class CoBoosting(Replay):
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
     ) -> tuple[State, Iterator[DistillationBatch]]:
-        """Perturbed batches, without bounds; every pass draws the images' directions u anew."""
+        """Return perturbed batches, whose pixels are not bounded.
+
+        Every pass draws the images' directions u anew.
+        """
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 
     def _perturbed(
@@ -163,7 +215,7 @@ class CoBoosting(Replay):
         u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
             env.device, env.dtype
         )
-        # Of normalised inputs in [0, 1] units
+        # Scale of normalised inputs per [0, 1] unit of the image
         scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]
         for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
             moved = inputs + self.epsilon * scale * direction(
@@ -173,7 +225,16 @@ class CoBoosting(Replay):
 
 
 def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau: float) -> Tensor:
-    """Sign of the gradient of ``sum u * softmax(teach(inputs) / tau)``, u (b, C), with respect to the inputs."""
+    """Compute the sign of a gradient with respect to the inputs.
+
+    The gradient is that of ``sum u * softmax(teach(inputs) / tau)``.
+
+    Args:
+        inputs: Inputs of a batch.
+        teach: Function that returns the teachers' logits.
+        u: Random weights of shape (b, C).
+        tau: Temperature.
+    """
     leaf = inputs.detach().requires_grad_()
     with torch.enable_grad():
         value = (u * F.softmax(teach(leaf) / tau, 1)).sum()
@@ -183,10 +244,17 @@ def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau:
 def reweighted(
     weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float
 ) -> Tensor:
-    """(m,) weights in [0, 1] after a signed step of the cross-entropy of D_w on each batch.
+    """Return the weights after a signed step of D_w's cross-entropy on each batch.
 
     Args:
-        logits: (m, N, C) of every client; labels: (N,); order: positions of each batch, on their device.
+        weights: Weights of shape (m,).
+        logits: Logits of every client, of shape (m, N, C).
+        labels: Labels of shape (N,).
+        order: Positions of each batch, on their device.
+        step: Size of the steps.
+
+    Returns:
+        Weights of shape (m,), in [0, 1].
     """
     for at in order:
         own, y = logits[:, at], labels[at]

@@ -1,16 +1,44 @@
-"""DENSE (FedSyn): a generator makes images that the clients' models are sure of, and their ensemble teaches the student on them.
+"""DENSE (FedSyn): a student learns from the models' ensemble on generated images.
 
-Reference: Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, equations and Algorithm 1 as in its preprint
-(FedSyn, arXiv 2112.12371v1), and the authors' code. Up: models, of any architectures; down: nothing in one shot.
-An epoch draws labels y and noise z, and T_G Adam steps minimise ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` of x = G(z),
-D being the mean of the clients' logits (Eq. 3, 4, 6, 7); the student then follows D on all images so far (Eq. 8).
-Where paper and code differ, the default is the code's: generator weights are drawn anew in every epoch, z is optimised, too, the
-batch with the lowest loss is kept, un-augmented, and distillation passes over the bank of all batches.
-``variant=paper_literal`` is Algorithm 1: one generator, z fixed, the images after the last step, one step of the student.
-Departures from both: L_BN compares with the BatchNorm statistics of the teachers (the paper says the generator's, whose shapes
-do not fit; the code's finds no layer); it is divided by the number of teachers, as Eq. 5 is; the student is in evaluation mode
-while images are made; pixels are rounded, not cut off. The paper's several rounds (Table 5) have no code: clients and student
-start from the last student, its optimizer and the bank anew.
+Reference:
+    Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, and the
+    authors' code. Equations and Algorithm 1 are numbered as in its preprint (FedSyn,
+    arXiv 2112.12371v1).
+
+Update:
+    A generator makes images that the clients' models classify with confidence. An epoch
+    draws labels y and noise z. T_G Adam steps minimise
+    ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` of x = G(z), where D is the mean of
+    the clients' logits (Eq. 3, 4, 6, 7). The student then follows D on all images so
+    far (Eq. 8).
+
+    Where the paper and the code differ, the default follows the code. The generator's
+    weights are drawn anew in every epoch. z is optimised, too. The batch with the
+    lowest loss is stored without augmentation. Distillation passes over the bank of all
+    batches. ``variant=paper_literal`` is Algorithm 1: one generator, z fixed, the
+    images after the last step, one step of the student.
+
+Communication:
+    Up: models, of any architectures. Down: nothing in one shot.
+
+State:
+    Server: see `fedexp.methods.bases.data_free.DataFree`.
+
+Logged:
+    ``synthesis/loss``, ``ce``, ``bn`` and ``div`` (unweighted) of the stored images,
+    besides those of `fedexp.methods.bases.replay.Replay`.
+
+Differences from the paper:
+    L_BN compares with the BatchNorm statistics of the teachers. The paper states those
+    of the generator, whose shapes do not fit. L_BN is divided by the number of
+    teachers, as Eq. 5 is. The student is in evaluation mode while images are made.
+    Pixels are rounded, not cut off. The paper's several rounds (Table 5) have no code:
+    clients and student start from the last student, and its optimizer and the bank
+    start anew.
+
+Differences from the authors' code:
+    All differences from the paper are also differences from the code. The code's L_BN
+    finds no layer.
 """
 
 from __future__ import annotations
@@ -43,14 +71,22 @@ from fedexp.server_training.optimizers import Adam, Optimizer
 
 @dataclass(frozen=True)
 class Dense(Replay):
-    """Logs ``synthesis/loss``, ``ce``, ``bn`` and ``div`` (un-weighted) besides, of the images kept.
+    """The aggregator of DENSE.
 
     Args:
-        variant: ``bank``, or ``paper_literal``, whose state holds the generator and its optimizer in place of a bank.
-        T_G: generator steps an epoch; lr_generator: their size; generator: their optimizer.
-        nz, ngf: `fedexp.distillation.generator.Generator`.
-        lambda_1: of L_BN; lambda_2: of L_div (0: the student is not asked); tau_d, mask: of L_div.
-        synthesis_views: of the images while they are made, as `views`.
+        variant: ``bank``, or ``paper_literal``, whose state holds the generator and its
+            optimizer in place of a bank.
+        T_G: Generator steps per epoch.
+        lr_generator: Step size of the generator.
+        generator: Optimizer of the generator.
+        nz: Length of the noise (`fedexp.distillation.generator.Generator`).
+        ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
+        lambda_1: Weight of L_BN.
+        lambda_2: Weight of L_div. With 0 the student is not evaluated.
+        tau_d: Temperature of L_div.
+        mask: Samples that count in L_div.
+        synthesis_views: Augmentation of the images while they are made, with the values
+            of `views`.
     """
 
     variant: Literal["bank", "paper_literal"] = "bank"
@@ -69,16 +105,19 @@ class Dense(Replay):
         super().__post_init__()
         for name in ("T_G", "lr_generator", "nz", "ngf", "tau_d"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+
         for name in ("lambda_1", "lambda_2"):
             require(
                 getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
             )
+
         if self.variant == "paper_literal":
             for name in ("keep_bank", "rounding"):
                 default = getattr(Dense, name)
                 require(
                     getattr(self, name) == default,
-                    f"{name} has no effect with variant=paper_literal, which keeps no bank: set {name}={default}",
+                    f"{name} has no effect with variant=paper_literal, which has no bank: "
+                    f"set {name}={default}",
                 )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -107,8 +146,8 @@ class Dense(Replay):
         )
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
         with torch.no_grad():
-            lesson = inputs, ensemble(inputs)
-        state, trained = self.train_student({**state, "own": own}, [lesson], lr, env)
+            batch = inputs, ensemble(inputs)
+        state, trained = self.train_student({**state, "own": own}, [batch], lr, env)
         return state, {**made, **trained}
 
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
@@ -124,27 +163,41 @@ class Dense(Replay):
         terms_of = self.loss(
             labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis")
         )
-        how = terms_of, self.generator, self.lr_generator, self.T_G
+        arguments = terms_of, self.generator, self.lr_generator, self.T_G
+
         if self.variant == "bank":
             spec = generator_spec(env.input_shape, self.nz, self.ngf)
             made = generate(
-                spec, seed_of(env.seed, "generator", env.round, env.step), z, *how, self.precision
+                spec,
+                seed_of(env.seed, "generator", env.round, env.step),
+                z,
+                *arguments,
+                self.precision,
             )
             return made.images, named(made.lowest), own
+
         generator = own["generator"]
         images_of = generated_by(generator, self.precision)
         made = synthesise(
-            generator.params, own["optimizer"], lambda params: images_of({**params, "z": z}), *how
+            generator.params,
+            own["optimizer"],
+            lambda params: images_of({**params, "z": z}),
+            *arguments,
         )
         after = Weights(generator.spec, made.learned, generator.buffers)
+
         with torch.no_grad():
             images = images_of({**made.learned, "z": z})
+
         return images, named(made.terms[-1]), {"generator": after, "optimizer": made.optimizer}
 
     def loss(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, view: View
     ) -> Callable[[Tensor, int], Terms]:
-        """Eq. 7 and its terms, of images (b, c, H, W) and the number of a generator step."""
+        """Return the function that computes Eq. 7 and its terms.
+
+        Its arguments are images (b, c, H, W) and the number of a generator step.
+        """
         answer = answers(student)
 
         def terms_of(images: Tensor, step: int) -> Terms:
@@ -156,9 +209,11 @@ class Dense(Replay):
                 "ce": ce,
                 "bn": shown.statistics,
             }
+
             if self.lambda_2 > 0:
                 terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
                 terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
+
             return terms
 
         return terms_of

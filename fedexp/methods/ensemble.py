@@ -49,7 +49,8 @@ class Ensemble(Local):
     combine: Literal["logits", "samples", "probs", "masked"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
-    communicates: ClassVar[bool] = True  # as if members were sent out and collected every round
+    # As if members were sent out and collected in every round
+    communicates: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_mask(self.combine, spec, input_shape, "combine", "logits")

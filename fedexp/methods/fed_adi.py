@@ -1,12 +1,31 @@
-"""Fed-ADI: Adaptive DeepInversion of the clients' ensemble; pixels are optimised, and the student learns from the bank.
+"""Fed-ADI: Adaptive DeepInversion of the clients' ensemble, which optimises pixels.
 
-Reference: Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion, CVPR 2020; as a baseline of
-one-shot federated learning in FedSyn (Zhang et al. 2021), which gives none of its values. Up: models, of any
-architectures. A batch of images x = sigmoid(u), u ~ N(0, I), takes N_inv Adam steps on ``CE(D(v), y) + w_f R_f + w_tv
-R_tv(v) + w_2 ||v|| + w_c R_c(v)``, v being x rolled by the same random offset for all images; the one with the lowest
-loss joins the bank, and the student follows D on the bank as in FedSyn.
-Departures: the sigmoid (the authors optimise normalised pixels without bounds), hence TV and norm of images in [0, 1]; R_f is
-divided by the number of teachers. Without BatchNorm in the teachers R_f is 0.
+Reference:
+    Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion,
+    CVPR 2020. FedSyn (Zhang et al. 2021) uses it as a baseline of one-shot federated
+    learning and gives none of its values.
+
+Update:
+    A batch of images x = sigmoid(u), u ~ N(0, I), takes N_inv Adam steps on
+    ``CE(D(v), y) + w_f R_f + w_tv R_tv(v) + w_2 ||v|| + w_c R_c(v)``. v is x rolled by
+    the same random offset for all images. The iterate with the lowest loss joins the
+    bank. The student follows D on the bank as in FedSyn.
+
+Communication:
+    Up: models, of any architectures. Down: as in
+    `fedexp.methods.bases.data_free.DataFree`.
+
+State:
+    Server: see `fedexp.methods.bases.replay.Replay`.
+
+Logged:
+    ``synthesis/loss``, ``ce``, ``f``, ``tv``, ``norm`` and ``c`` (unweighted) of the
+    stored images, besides those of `fedexp.methods.bases.replay.Replay`.
+
+Differences from the paper:
+    The sigmoid is an addition: the authors optimise normalised pixels without bounds.
+    Total variation and norm are therefore those of images in [0, 1]. R_f is divided by
+    the number of teachers. It is 0 if the teachers have no BatchNorm.
 """
 
 from __future__ import annotations
@@ -36,12 +55,18 @@ from fedexp.server_training.optimizers import Adam, Optimizer
 
 @dataclass(frozen=True)
 class FedAdi(Replay):
-    """Logs ``synthesis/loss``, ``ce``, ``f``, ``tv``, ``norm`` and ``c`` (un-weighted) besides, of the images kept.
+    """The aggregator of Fed-ADI.
 
     Args:
-        N_inv: steps on a batch; lr_pixels: their size; pixels: their optimizer.
-        w_f, w_tv, w_2, w_c: of statistics, total variation, norm and competition (0: the student is not asked).
-        shift: the largest offset, in pixels, along either side; tv: form of the total variation.
+        N_inv: Number of steps on a batch.
+        lr_pixels: Size of these steps.
+        pixels: Optimizer of the pixels.
+        w_f: Weight of the statistics R_f.
+        w_tv: Weight of the total variation.
+        w_2: Weight of the norm.
+        w_c: Weight of the competition. With 0 the student is not evaluated.
+        shift: Largest offset along either side, in pixels.
+        tv: Form of the total variation.
     """
 
     N_inv: int = 30
@@ -66,7 +91,7 @@ class FedAdi(Replay):
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 3:
             raise ConfigError(
-                "pixels are optimised, and samples are no images",
+                "pixels are optimised, and the samples are not images",
                 where="dataset",
                 expected="(channels, height, width)",
                 got=str(input_shape),
@@ -83,8 +108,8 @@ class FedAdi(Replay):
         ).tolist()
         terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
         state = self.pixels.init(u)
-        how = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
-        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *how)
+        arguments = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
+        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *arguments)
         return made.images, named(made.lowest), own
 
     def loss(
@@ -95,28 +120,36 @@ class FedAdi(Replay):
         offsets: list[list[int]],
         view: View,
     ) -> Callable[[Tensor, int], Terms]:
-        """The loss and its terms, of images (b, c, H, W) and the number of a step, whose offset is ``offsets[step]``."""
+        """Return the function that computes the loss and its terms.
+
+        Its arguments are images (b, c, H, W) and the number of a step, whose offset is
+        ``offsets[step]``.
+        """
         answer = answers(student)
 
         def terms_of(images: Tensor, step: int) -> Terms:
             v = images.roll(offsets[step], (2, 3))
             inputs = view.inputs(v, step)
             shown = ensemble.show(inputs, norms=self.w_f > 0)
+
             terms = {
                 "ce": F.cross_entropy(shown.logits, labels),
                 "f": shown.statistics,
                 "tv": total_variation(v, self.tv),
                 "norm": torch.linalg.vector_norm(v),
             }
+
             loss = (
                 terms["ce"]
                 + self.w_f * terms["f"]
                 + self.w_tv * terms["tv"]
                 + self.w_2 * terms["norm"]
             )
+
             if self.w_c > 0:
                 terms["c"] = competition(shown.logits, answer(inputs))
                 loss = loss + self.w_c * terms["c"]
+
             return {"loss": loss, **terms}
 
         return terms_of

@@ -1,11 +1,30 @@
-"""Fed-DAFL: DAFL with the clients' ensemble as teacher; generator and student learn together on fresh images.
+"""Fed-DAFL: DAFL with the clients' ensemble as the teacher.
 
-Reference: Chen et al., Data-Free Learning of Student Networks (DAFL), ICCV 2019, and the authors' code; as a baseline
-of one-shot federated learning in FedSyn (Zhang et al. 2021), which gives none of its values. Up: models, of any
-architectures. A step draws noise z; the generator descends ``w_oh L_oh + w_ie L_ie + w_a L_a`` of D(G(z)), the student
-``KL(D(x) || S(x))`` on the same images, whose D(x) is computed once. Nothing is stored but the networks.
-Departures: FedSyn's generator in place of DAFL's, so that images stay in [0, 1] and are normalised as the clients' are; L_a is
-the teachers' mean, as their penultimate features may differ in size.
+Reference:
+    Chen et al., Data-Free Learning of Student Networks (DAFL), ICCV 2019, and the
+    authors' code. FedSyn (Zhang et al. 2021) uses it as a baseline of one-shot
+    federated learning and gives none of its values.
+
+Update:
+    Generator and student learn together on fresh images. A step draws noise z. The
+    generator descends ``w_oh L_oh + w_ie L_ie + w_a L_a`` of D(G(z)). The student
+    descends ``KL(D(x) || S(x))`` on the same images. Their D(x) is computed once.
+
+Communication:
+    Up: models, of any architectures. Down: as in
+    `fedexp.methods.bases.data_free.DataFree`.
+
+State:
+    Server: only the networks and their optimizers.
+
+Logged:
+    ``synthesis/loss``, ``oh``, ``ie`` and ``a``, means over the epoch, besides those of
+    `fedexp.methods.bases.data_free.DataFree`.
+
+Differences from the paper:
+    FedSyn's generator replaces DAFL's, so that images stay in [0, 1] and are normalised
+    as the clients' are. L_a is the mean over the teachers, because their penultimate
+    features may differ in size.
 """
 
 from __future__ import annotations
@@ -43,17 +62,23 @@ from fedexp.server_training.optimizers import Adam, Optimizer
 
 @dataclass(frozen=True)
 class FedDafl(DataFree):
-    """An epoch is `iterations` joint steps. Logs ``synthesis/loss``, ``oh``, ``ie`` and ``a``, the epoch's means, besides.
+    """The aggregator of Fed-DAFL. An epoch consists of `iterations` joint steps.
 
     Args:
-        iterations: joint steps an epoch, each on b images.
-        lr_generator: step size of the generator; generator: its optimizer.
-        nz, ngf: `fedexp.distillation.generator.Generator`, drawn once.
-        w_oh, w_ie, w_a: weights of L_oh, L_ie and L_a (0: teachers need no penultimate features).
+        iterations: Joint steps per epoch, each on b images.
+        lr_generator: Step size of the generator.
+        generator: Optimizer of the generator.
+        nz: Length of the noise (`fedexp.distillation.generator.Generator`, initialised
+            once).
+        ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
+        w_oh: Weight of L_oh.
+        w_ie: Weight of L_ie.
+        w_a: Weight of L_a. With 0 the teachers need no penultimate features.
     """
 
     remedy: ClassVar[str] = (
-        "lower aggregator.lr_generator or lr_student, or bound gradients with aggregator.generator.clip or student.clip"
+        "lower aggregator.lr_generator or lr_student, or bound gradients with "
+        "aggregator.generator.clip or student.clip"
     )
 
     tau: float = 1.0
@@ -90,24 +115,32 @@ class FedDafl(DataFree):
     def epoch(
         self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
-        game = _Game(self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env)
-        state, trained = self.train_student(state, game.distillation_batches(), lr, env)
+        generator_epoch = _GeneratorEpoch(
+            self, state["own"]["generator"], state["own"]["optimizer"], ensemble, env
+        )
+        state, trained = self.train_student(state, generator_epoch.distillation_batches(), lr, env)
+
         means = {
-            name: float(torch.stack([row[name] for row in game.rows]).mean())
-            for name in game.rows[0]
+            name: float(torch.stack([row[name] for row in generator_epoch.rows]).mean())
+            for name in generator_epoch.rows[0]
         }
-        own: GeneratorState = {"generator": game.generator, "optimizer": game.optimizer}
+        own: GeneratorState = {
+            "generator": generator_epoch.generator,
+            "optimizer": generator_epoch.optimizer,
+        }
         return {**state, "own": own}, {**named(means), **trained}
 
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         return generated(state["own"]["generator"], state["student"], self.nz, env)
 
 
-class _Game:
-    """One epoch of the generator, a step before each of the student's.
+class _GeneratorEpoch:
+    """The generator during one epoch, with one step before each step of the student.
 
     Attributes:
-        generator, optimizer: as they are by now; rows: the terms of every step so far.
+        generator: The generator after its steps so far.
+        optimizer: The state of its optimizer.
+        rows: The terms of every step so far.
     """
 
     def __init__(
@@ -124,7 +157,11 @@ class _Game:
         self._shown: DistillationBatch | None = None
 
     def distillation_batches(self) -> Iterator[DistillationBatch]:
-        """Normalised images of each step and their logits, which the generator's loss has computed, after it took the step."""
+        """Yield the batch of each step, after the generator has taken the step.
+
+        A batch holds normalised images and their logits, which the generator's loss has
+        computed.
+        """
         method, env = self._method, self._env
         random = torch_generator(env.seed, "z", env.round, env.step)
         noise = torch.randn(method.iterations, method.b, method.nz, generator=random).to(

@@ -60,7 +60,7 @@ class FedAdam(ServerOptimizer):
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
         require(
-            0 <= self.beta_1 < 1 and 0 <= self.beta_2 < 1, "beta_1 and beta_2 must lie in [0, 1)"
+            0 <= self.beta_1 < 1 and 0 <= self.beta_2 < 1, "beta_1 and beta_2 must be in [0, 1)"
         )
         require(self.tau > 0, f"tau must be positive, got {self.tau}")
 

@@ -51,7 +51,7 @@ class FedAvgM(ServerOptimizer):
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
-        require(0 <= self.beta < 1, f"beta must lie in [0, 1), got {self.beta}")
+        require(0 <= self.beta < 1, f"beta must be in [0, 1), got {self.beta}")
 
     def init(self, weights: Weights) -> FedAvgMState:
         return {"b": trees.zeros_like(weights.params)}

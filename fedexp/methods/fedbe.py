@@ -54,8 +54,10 @@ from fedexp.methods.bases.server_trained import network, proxy_of, with_frozen
 from fedexp.server_training.forward import logits_of, recomputed_statistics
 from fedexp.server_training.optimizers import Optimizer, Sgd
 
-_SMALLEST_VARIANCE = 1e-5  # of directions, in the code
-_SPREAD = 0.1  # standard deviations that a drawn direction has, in the code
+# Lower bound of the directions' variance, as in the code
+_SMALLEST_VARIANCE = 1e-5
+# Number of standard deviations of a sampled direction, as in the code
+_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class FedBE(Distilling):
             name: torch.stack([model.params[name] for model in models]) for name in mean.trainable
         }
         centre, spread = self._gaussian(live, p, start)
+
         for number in range(self.samples):
             names = (env.seed, "drawn models", env.round, number)
             if self.distribution == "dirichlet":
@@ -140,12 +143,14 @@ class FedBE(Distilling):
                     name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(value.device)
                     * spread[name] + value for name, value in centre.items()
                 }  # fmt: skip
+
             yield Weights(mean.spec, with_frozen(mean, params), mean.buffers)
 
     def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
         """Return means and standard deviations of the cohort's parameters (m, ...)."""
         if self.distribution == "dirichlet":
             return {}, {}
+
         centre, spread = {}, {}
         for name, value in live.items():
             if self.distribution == "gaussian":
@@ -153,12 +158,14 @@ class FedBE(Distilling):
                 spread[name] = _over_models(p, (value - centre[name]).square()).sqrt()
                 continue
             update = value - start.params[name]
+
             norms = torch.linalg.vector_norm(update.reshape(len(update), -1), dim=1)
             tiny = torch.finfo(norms.dtype).tiny
             directions = update / norms.clamp(min=tiny).reshape(-1, *[1] * (update.dim() - 1))
             variance = directions.var(0, correction=0).clamp(min=_SMALLEST_VARIANCE)
             centre[name] = start.params[name] + norms.mean() * directions.mean(0)
             spread[name] = norms.mean() * _SPREAD * variance.sqrt()
+
         return centre, spread
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -54,8 +54,10 @@ from fedexp.core.weights import Weights
 from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.fedavg import Mean
 
-BLOCK_BYTES = 1 << 22  # of candidates side by side in float64, while products are summed
-MOST_COMBINATIONS = 1 << 24  # of one group: a table of 128 MiB
+# Bytes of candidates side by side in float64, while products are summed
+BLOCK_BYTES = 1 << 22
+# Bound of the combinations of one group, a table of 128 MiB
+MOST_COMBINATIONS = 1 << 24
 
 
 class CacheEntry(TypedDict):
@@ -126,19 +128,20 @@ class FedCDA(Mean):
     unseen: Literal["left_out", "initial"] = "left_out"
 
     def __post_init__(self) -> None:
-        require(
-            self.K >= 1, f"K counts the models that are kept of a client, at least 1, got {self.K}"
-        )
+        require(self.K >= 1, f"K counts the models stored per client, at least 1, got {self.K}")
         require(self.B >= 1, f"B counts groups, at least 1, got {self.B}")
         require(self.L >= 0, f"L must not be negative, got {self.L}")
         require(
             self.L > 0 or self.loss_term or not self._searches,
-            f"with L = 0 and loss_term = false strategy '{self.strategy}' has nothing to choose by",
+            f"with L = 0 and loss_term = false strategy '{self.strategy}' "
+            "has no criterion to choose by",
         )
+
         require(self.warm_up >= 0, f"warm_up must not be negative, got {self.warm_up}")
         require(
             isinstance(self.warm_up, int) or self.warm_up <= 1,
-            f"warm_up is a count of rounds (an integer) or a fraction of them (at most 1.0), got {self.warm_up}",
+            "warm_up is a number of rounds (an integer) or a fraction of all rounds (at most 1.0), "
+            f"got {self.warm_up}",
         )
 
     @property
@@ -157,11 +160,14 @@ class FedCDA(Mean):
                 expected=f"at most rounds={extent.rounds}, or a fraction such as 0.25",
                 got=self.warm_up,
             )
+
         if not self._searches:
             return
+
         m, groups = extent.sampling.m, self._groups(extent)
-        fixed = extent.sampling.kind != "bernoulli"  # else m is a mean
-        # One client is one group, whatever B
+        # With Bernoulli sampling m is a mean
+        fixed = extent.sampling.kind != "bernoulli"
+        # One client is one group for every B
         if self.strategy == "approximate" and fixed and 1 < m < groups:
             raise ConfigError(
                 "there are more groups than participants",
@@ -170,15 +176,18 @@ class FedCDA(Mean):
                 got=self.B,
                 do="lower aggregator.B, or raise clients_per_round",
             )
+
         most = int(m) if fixed else extent.clients
         size = -(-most // groups)
         if self.K**size > MOST_COMBINATIONS:
             raise ConfigError(
-                f"a group of {size} clients with {self.K} models each has {self.K}^{size} combinations",
+                f"a group of {size} clients with {self.K} models each "
+                f"has {self.K}^{size} combinations",
                 where="aggregator.B" if self.strategy == "approximate" else "aggregator.strategy",
-                expected=f"at most {MOST_COMBINATIONS:,} combinations a group",
-                do="set aggregator.strategy=approximate with more groups (aggregator.B), or a smaller aggregator.K"
-                + ("" if fixed else "; sampling=fixed bounds the clients of a round"),
+                expected=f"at most {MOST_COMBINATIONS:,} combinations per group",
+                do="set aggregator.strategy=approximate with more groups (aggregator.B), "
+                "or a smaller aggregator.K"
+                + ("" if fixed else ", or sampling=fixed, which bounds the clients of a round"),
             )
 
     def _groups(self, world: Env | Extent) -> int:
@@ -197,6 +206,7 @@ class FedCDA(Mean):
             }
             alike: ClientEntries = {"entries": [entry], "chosen": 0}
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
+
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
         return {**base, "caches": caches, "sum": total}
 
@@ -205,15 +215,16 @@ class FedCDA(Mean):
     ) -> tuple[State, Metrics]:
         arrived: dict[str, CacheEntry] = {}
 
-        def kept() -> Iterator[ClientResult]:
+        def store_entries() -> Iterator[ClientResult]:
             for result in results:
                 arrived[str(result.client)] = self._entry(result, env)
                 yield result
 
         base: AveragingState
-        base, metrics = super().update(state, kept(), env)
+        base, metrics = super().update(state, store_entries(), env)
         if not arrived:
             return state, metrics
+
         old: Weights = state["weights"]
         before: dict[str, ClientEntries] = state["caches"]
         rest = [_chosen(cache) for client, cache in before.items() if client not in arrived]
@@ -222,45 +233,53 @@ class FedCDA(Mean):
         fresh = {
             client: self._pushed(before.get(client), entry) for client, entry in arrived.items()
         }
-        facts: Metrics = {}
+        selection_metrics: Metrics = {}
+
         if warm or self.strategy == "newest":
             picks = [0] * len(fresh)
         elif self.strategy == "random":
-            picks = _drawn(list(fresh.values()), env)
+            picks = _random_picks(list(fresh.values()), env)
         else:
-            picks, facts = self._search(list(fresh.values()), old.trainable, fixed, rest, env)
+            picks, selection_metrics = self._search(
+                list(fresh.values()), old.trainable, fixed, rest, env
+            )
+
         after: dict[str, ClientEntries] = {
             client: {"entries": entries, "chosen": pick}
             for (client, entries), pick in zip(fresh.items(), picks, strict=True)
         }
         mean, total = _mean_of([_chosen(cache) for cache in after.values()], old, fixed, len(rest))
         new: FedCDAState = {**base, "caches": {**before, **after}, "sum": total}
+
         if warm:
             return new, metrics
+
         weights = Weights(
             old.spec,
             {**old.params, **trees.part_of(mean, "params")},
             {**base["weights"].buffers, **trees.part_of(mean, "buffers")},
         )
         ages = [env.round - _chosen(cache)["round"] for cache in new["caches"].values()]
-        facts |= {
+        selection_metrics |= {
             "selection/models": len(ages),
             "selection/age": float(np.mean(ages)),
             "selection/older": float(np.mean([pick > 0 for pick in picks])),
         }
+
         return {**new, "weights": weights, "evaluated": weights}, {
             "clients": metrics["clients"],
-            **facts,
+            **selection_metrics,
         }
 
     def _entry(self, result: ClientResult, env: Env) -> CacheEntry:
         loss = result.metrics.get("loss_last_epoch")
         if loss is None and self.loss_term and self._searches:
             raise ConfigError(
-                "models from elsewhere come without their training loss",
+                "models from client_models.path come without their training loss",
                 where="client_models.path",
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )
+
         return {
             "model": env.store(result.weights),
             "loss": loss or 0.0,
@@ -308,6 +327,7 @@ class FedCDA(Mean):
         inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
         if not np.isfinite(inner).all():
             raise overflow("the inner products of the clients' models")
+
         problem = Selection(
             products=inner,
             losses=np.array(
@@ -321,15 +341,18 @@ class FedCDA(Mean):
         )
         m = len(fresh)
         order = np.arange(m)
+
         if self.strategy == "approximate":
             order = numpy_generator(env.seed, "groups", env.round).permutation(m)
+
         picks = problem.choose(np.array_split(order, min(self._groups(env), m)))
-        facts = {
+        selection_metrics = {
             "selection/J": problem.objective(picks),
             "selection/J_newest": problem.objective([0] * m),
-            "selection/J_random": problem.objective(_drawn(fresh, env)),
+            "selection/J_random": problem.objective(_random_picks(fresh, env)),
         }
-        return picks, facts
+
+        return picks, selection_metrics
 
 
 @dataclass(frozen=True)
@@ -368,6 +391,7 @@ class Selection:
         gram, with_fixed = self.products[:n, :n], self.products[:n, n].copy()
         first = np.cumsum([0, *self.sizes])
         M, picks = self.fixed, [0] * len(self.sizes)
+
         for group in groups:
             M += len(group)
             norms = np.diag(gram)
@@ -378,6 +402,7 @@ class Selection:
             with_fixed += gram[:, rows].sum(1)
             for client, row in zip(group.tolist(), rows, strict=True):
                 picks[client] = row - int(first[client])
+
         return picks
 
     def objective(self, picks: Sequence[int]) -> float:
@@ -385,7 +410,7 @@ class Selection:
         n, M = len(self.losses), self.fixed + len(self.sizes)
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
-        # sum over fixed clients of ||w_n - r||^2, their sum less M r being the fixed part
+        # Sum over the fixed clients of ||w_n - r||^2. Their sum minus M r is the fixed part.
         at_rest = self.fixed_norm - 2 * to_centre - self.fixed * centre
         chosen = self.products[np.ix_(rows, rows)]
         squares = np.trace(chosen) + at_rest
@@ -412,8 +437,9 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # One piece of memory for all blocks: the first touch of new pages takes half the time.
+    # All blocks share one piece of memory: the first touch of new pages takes half the time
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
+
     for name, at in centre.items():
         flat = [value.reshape(-1) for value in (*(of(name) for of in candidates), fixed[name], at)]
         for start in range(0, at.numel(), width):
@@ -423,6 +449,7 @@ def products(
             block[:-2] -= block[-1]
             block[-2] -= count * block[-1]
             total.addmm_(block, block.T)
+
     found: np.ndarray = total.cpu().numpy()
     return found
 
@@ -508,7 +535,7 @@ def _chosen(cache: ClientEntries) -> CacheEntry:
     return cache["entries"][cache["chosen"]]
 
 
-def _drawn(fresh: Sequence[Sequence[CacheEntry]], env: Env) -> list[int]:
+def _random_picks(fresh: Sequence[Sequence[CacheEntry]], env: Env) -> list[int]:
     """Choose uniformly among each participant's entries."""
     rng = numpy_generator(env.seed, "choice", env.round)
     return [int(rng.integers(len(entries))) for entries in fresh]

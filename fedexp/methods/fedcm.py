@@ -44,7 +44,7 @@ from fedexp.core.trees import Tree, Trees
 NO_BUFFER = Demand(
     "local.momentum",
     0,
-    "has a momentum of its own, in units of a gradient: a buffer would amplify it",
+    "has its own momentum in units of a gradient, which a momentum buffer would amplify",
 )
 
 
@@ -64,7 +64,7 @@ class FedCM(Trainer):
     decay_inside_mix: bool = False
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
+        require(0 < self.alpha <= 1, f"alpha must be in (0, 1], got {self.alpha}")
 
     @property
     def needs(self) -> Needs:
@@ -81,7 +81,8 @@ class FedCM(Trainer):
         excess = (
             (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
         )
-        if excess:  # of w = (w - w^t) + w^t
+        # The excess of the decay of w, with w = (w - w^t) + w^t
+        if excess:
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)
 

@@ -93,13 +93,15 @@ class FedDF(Distilling):
         for name in ("validate_every", "patience"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1 or null, got {value}")
+
         require(
             self.patience is None or self.validate_every is not None,
             "patience has no effect without validate_every",
         )
         require(
             self.student_start == "fedavg" or 0 not in (self.steps, self.epochs),
-            "student_start=fresh without a step of distillation delivers an untrained network: set epochs or steps",
+            "student_start=fresh without a step of distillation delivers an untrained network: "
+            "set epochs or steps",
         )
 
     @property
@@ -127,7 +129,8 @@ class FedDF(Distilling):
         if self.student_start == "fedavg":
             return super().first_step(state, results, env)
         m = sum(1 for _ in results)
-        if not m:  # every sampled client was skipped: the round changes nothing
+        # If every sampled client was skipped, the round changes nothing
+        if not m:
             return state, {"clients": 0}
         student = fresh_student(env)
         return {**state, "weights": student, "evaluated": student}, {"clients": m}
@@ -156,9 +159,11 @@ class FedDF(Distilling):
         if not self.augment:
             yield from super().student_batches(work, net, parts, env)
             return
+
         assert env.domain.augment is not None
         noise = StepNoise(seed_of(env.seed, "server", env.round, "augmentation"), env.device)
-        teachers = [kept.load() for kept in work["teachers"]]
+        teachers = [stored.load() for stored in work["teachers"]]
+
         for step, _, inputs in parts:
             noise.step = step
             seen, ensemble = (
@@ -180,14 +185,17 @@ class FedDF(Distilling):
         weights, work, metrics = super().train(weights, work, net, parts, env)
         if self.validate_every is None:
             return weights, work, metrics
-        assert env.validation is not None  # `needs` asked for it
+
+        assert env.validation is not None  # required by `needs`
         measured = Evaluator(env.task, self.batch_size)(
             Outcome((weights,), "global"), env.validation, "server"
         )
         accuracy = measured["server/global/acc"]
         best = work["best"]
+
         if best is None or accuracy > best["accuracy"]:
             best = {"accuracy": accuracy, "taken": until, "weights": weights}
+
         return (
             weights,
             {**work, "best": best, "idle": until - best["taken"]},

@@ -56,7 +56,7 @@ class FedDynServer(ServerOptimizer):
     def needs(self) -> Needs:
         return Needs(
             (
-                Demand("aggregator.weights", "uniform", "counts every client alike"),
+                Demand("aggregator.weights", "uniform", "gives every client the same weight"),
                 Demand(
                     "trainer",
                     FedDyn,

@@ -148,6 +148,7 @@ class FedLAW(ServerTrained):
         half = epochs // 2 if self.learn == "swa" else 0
         learned = ("x", "z") if self.learn == "jointly" else ("x",) if env.step <= half else ("z",)
         noise = StepNoise(seed_of(env.seed, "server", env.round, "loss"), env.device)
+
         for step, index, inputs in parts:
             noise.step = step
 
@@ -168,6 +169,7 @@ class FedLAW(ServerTrained):
                 one, optimizers[name] = self.optimizer.step(one, {name: grads[name]}, state, lr)
                 scalars = {**scalars, **one}
             losses[step] = loss
+
         averaged = work["averaged"]
         if learned == ("x",) and env.step > half // 2:
             averaged = {"sum": averaged["sum"] + scalars["x"], "count": averaged["count"] + 1} if averaged else {
@@ -175,10 +177,12 @@ class FedLAW(ServerTrained):
             }  # fmt: skip
             if env.step == half:
                 scalars = {**scalars, "x": averaged["sum"] / averaged["count"]}
+
         params = with_frozen(weights, _tree(self.mixed(scalars, models), like))
         work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
         shares, gamma = self.mixing(scalars)
         metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
+
         return (
             Weights(weights.spec, params, buffers),
             work,

@@ -1,18 +1,44 @@
-"""FedMA: hidden units matched layer by layer, with local retraining of what lies above.
+"""FedMA: layer-wise matching of hidden units, with retraining of the layers above.
 
-Reference: Wang, Yurochkin, Sun, Papailiopoulos & Khazaeni, Federated Learning with Matched Averaging, ICLR 2020, Algorithm 1,
-with the constants of the authors' code. A round is a communication cycle of the paper. Its first step: clients train the whole
-model, and the first hidden layer is matched. Each further step: clients retrain what is not matched yet, from models of their
-own, with the matched layers frozen, and the next one is matched; in the last, only the output layer is trained, then merged.
-Without retraining all layers are matched in the round's one step. In later rounds every client trains its part of the fused
-network, as wide as its first one was, which its stored assignments cut out.
-Up: models (in retraining steps, too) and the class counts n_{s,c}. Server state: the fused model, the assignments of the last
-cohort; within a round the cohort's models.
-Departures: the prior mean 0.1 is that of biases in every layer (the code puts it on a weight from the second layer on). All
-clients weigh 1 / N in a class that nobody has. The paper has all clients take part: one that was not in the last cohort gets
-the units that most of it have. BatchNorm is folded into the layer before it (NAFI, Appendix E). Fixed widths are ours:
-assignments are permutations, all clients get the whole model, and norms and tied layers (ResNet) move with their units. The
-posterior mean, which is the code's, takes c_k / (c_k + sigma / sigma_0) of every weight in every round; Algorithm 1 has a mean.
+Reference:
+    Wang, Yurochkin, Sun, Papailiopoulos & Khazaeni, Federated Learning with Matched
+    Averaging, ICLR 2020, Algorithm 1, with the constants of the authors' code.
+
+Update:
+    A round is a communication cycle of the paper. In its first step the clients train
+    the whole model, and the first hidden layer is matched. In each further step the
+    clients retrain the layers that are not matched yet, each from its own model, with
+    the matched layers frozen. Then the next layer is matched. In the last step only the
+    output layer is trained and then merged. Without retraining all layers are matched
+    in the only step of the round.
+
+    In later rounds every client trains its part of the fused network, as wide as its
+    first network was. Its stored assignments cut out this part.
+
+Communication:
+    Up: models (in retraining steps, too) and the class counts n_{s,c}. Down: the model
+    that the client starts from.
+
+State:
+    Server: the fused model and the assignments of the last cohort. Within a round also
+    the cohort's models.
+
+Logged:
+    ``fusion/width_<layer>`` in the step that matches the layer. At the end of a round
+    `fedexp.matching.widths.width_metrics`.
+
+Differences from the paper:
+    All clients have the weight 1 / N in a class that no client has. In the paper all
+    clients take part. Here a client that was not in the last cohort gets the units that
+    most of its models have. BatchNorm is folded into the layer before it (NAFI,
+    Appendix E). Fixed widths are an extension: assignments are permutations, all
+    clients get the whole model, and norms and tied layers (ResNet) move with their
+    units. The posterior mean is that of the code. It multiplies every weight by
+    ``c_k / (c_k + sigma / sigma_0)`` in every round. Algorithm 1 has a mean.
+
+Differences from the authors' code:
+    The prior mean 0.1 is that of biases in every layer. The code applies it to a weight
+    from the second layer on.
 """
 
 from __future__ import annotations
@@ -90,20 +116,34 @@ class FedMAState(TypedDict):
 
 @dataclass(frozen=True)
 class FedMA(Aggregator):
-    """Layer-wise matched averaging. Logs ``fusion/width_<layer>`` in the step that matches it, and at the end of a round
-    what `fedexp.matching.widths.width_metrics` says.
+    """The aggregator of FedMA (layer-wise matched averaging).
+
+    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
+    `sweeps`, `popularity` and `caps`.
 
     Args:
-        sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
-        widths: ``inferred``, or ``fixed``: those of the local models.
-        merge: of matched units, ``posterior``: their posterior means, and rows of the output layer weighted by class counts;
-            ``mean``: plain means over the units that were matched, and over the models' output layers.
-        fold_batch_norm: BatchNorm is taken into the layer before it, once, before the first match.
-        retrain: false: all layers are matched at once, "one-shot matching".
-        retrain_epochs, retrain_lr: of retraining and of all training in later rounds; None: as the round's local work. The
-            latter decays as ``local.lr`` does.
-        output_epochs_factor, output_lr_factor: factors of both where the output layer alone is trained;
-            output_weight_decay: its own.
+        sigma: Variance of the noise.
+        sigma0: Variance of the prior.
+        gamma: Mass of the Indian buffet process.
+        sweeps: Number of sweeps of the matching.
+        popularity: Coefficient of the popularity.
+        caps: Whether the code's caps apply.
+        widths: ``inferred``, or ``fixed`` (the widths of the local models).
+        merge: How matched units are merged. ``posterior``: posterior means, and rows of
+            the output layer weighted by class counts. ``mean``: plain means over the
+            units that were matched, and over the models' output layers.
+        fold_batch_norm: Whether BatchNorm is folded into the layer before it, once,
+            before the first layer is matched.
+        retrain: Whether clients retrain between the steps. Otherwise all layers are
+            matched at once ("one-shot matching").
+        retrain_epochs: Epochs of retraining and of all training in later rounds. None
+            stands for those of the round's local training.
+        retrain_lr: Step size of the same training, None as above. It decays as
+            ``local.lr`` does.
+        output_epochs_factor: Factor of the epochs in the step that trains only the
+            output layer.
+        output_lr_factor: Factor of the step size in this step.
+        output_weight_decay: Weight decay in this step.
     """
 
     sigma: float = 1.0
@@ -133,7 +173,7 @@ class FedMA(Aggregator):
         )
 
     def matching(self) -> BetaBernoulli:
-        """How units are matched."""
+        """Return the options of the matching."""
         fixed = self.widths == "fixed"
         return BetaBernoulli(
             self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps, fixed
@@ -152,8 +192,10 @@ class FedMA(Aggregator):
             "model",
             "choose another model, or a method that does not count classes (ot_fusion)",
         )
+
         if self.widths == "fixed" and not self.retrain:
             return
+
         norms, tied = (
             norm_layers(spec),
             [group for group in structure.groups if len(group.layers) > 1],
@@ -167,18 +209,20 @@ class FedMA(Aggregator):
             raise ConfigError(
                 f"layers of this network cannot be matched one after the other: {obstacle}",
                 where="model",
-                expected="no norms but BatchNorm, which aggregator.fold_batch_norm=true takes out, and no residual sums",
+                expected="no norms except BatchNorm, which aggregator.fold_batch_norm=true folds, "
+                "and no residual sums",
                 got=spec.arch,
                 do="set aggregator.fold_batch_norm=true"
                 if norms and not self.fold_batch_norm
                 else "choose another model, or set aggregator.widths=fixed aggregator.retrain=false "
                 "aggregator.fold_batch_norm=false",
             )
+
         if self.widths == "inferred" and structure.groups:
             with_widths(spec, input_shape, {})
 
     def _matched(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
-        """The network that is matched."""
+        """Return the architecture that is matched."""
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> FedMAState:
@@ -188,11 +232,13 @@ class FedMA(Aggregator):
         )
         if keeps and (self.retrain or self.widths == "inferred"):
             raise ConfigError(
-                "the trainer keeps a state at the clients or sends more than the model, and networks change between steps",
+                "the trainer stores a state at the clients or sends more than the model, "
+                "and networks change between steps",
                 where="trainer",
                 got=type(env.trainer).__name__,
                 do="set trainer=sgd, or aggregator.widths=fixed aggregator.retrain=false",
             )
+
         return {
             "weights": env.initial_weights(),
             "round": 0,
@@ -210,7 +256,7 @@ class FedMA(Aggregator):
         return self._training(state, env) if matching is None else self._retraining(matching, env)
 
     def _training(self, state: FedMAState, env: Env) -> list[ClientJob]:
-        """Of whole models, a round's first step."""
+        """Return the jobs of a round's first step, which trains whole models."""
         probes = (ClassCounts(env.num_classes),)
         local_training = self._local_training(env) if self.retrain and env.round else None
         cohort = env.sample()
@@ -232,8 +278,11 @@ class FedMA(Aggregator):
         return [Embedding(small, large, own).cut_out(fused) for own in owned]
 
     def _retraining(self, matching: Matching, env: Env) -> list[ClientJob]:
-        """Of what lies above the matched layers, each client from its own model."""
-        models = [kept.load() for kept in matching["models"]]
+        """Return the jobs that train the layers above the matched ones.
+
+        Each client starts from its own model.
+        """
+        models = [stored.load() for stored in matching["models"]]
         structure = structure_of(models[0].spec, env.input_shape)
         common = common_layers(structure, set(matching["units"]))
         frozen = frozenset(
@@ -243,53 +292,66 @@ class FedMA(Aggregator):
             env, only_output_layer=len(common) == len(structure.layers) - 1
         )
         pairs = zip(matching["cohort"], models, strict=True)
+
         return [
             env.job(client, model, {}, frozen=frozen, local_training=local_training)
             for client, model in pairs
         ]
 
     def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
-        """Local work of everything but the run's first training."""
-        now = env.local_training
+        """Return the local training of every step but the first one of the run."""
+        local_training = env.local_training
         if self.retrain_epochs is not None:
-            now = replace(now, epochs=self.retrain_epochs, steps=None)
+            local_training = replace(local_training, epochs=self.retrain_epochs, steps=None)
+
         if self.retrain_lr is not None:
-            now = replace(now, lr=self.retrain_lr)
-        now = now.at_round(env.round)
+            local_training = replace(local_training, lr=self.retrain_lr)
+
+        local_training = local_training.at_round(env.round)
         if not only_output_layer:
-            return now
+            return local_training
+
         return replace(
-            now,
-            epochs=None if now.epochs is None else now.epochs * self.output_epochs_factor,
-            steps=None if now.steps is None else now.steps * self.output_epochs_factor,
-            lr=now.lr * self.output_lr_factor,
+            local_training,
+            epochs=None
+            if local_training.epochs is None
+            else local_training.epochs * self.output_epochs_factor,
+            steps=None
+            if local_training.steps is None
+            else local_training.steps * self.output_epochs_factor,
+            lr=local_training.lr * self.output_lr_factor,
             weight_decay=self.output_weight_decay,
         )
 
     def update(
         self, state: FedMAState, results: Iterable[ClientResult], env: Env
     ) -> tuple[FedMAState, Metrics]:
-        came = list(results)
+        arrived = list(results)
         ended: FedMAState = {**state, "round": state["round"] + 1, "stage": 0, "matching": None}
-        if not came:  # every client was skipped: the round changes nothing
+        # If every client was skipped, the round changes nothing
+        if not arrived:
             return ended, {"clients": 0}
-        cohort = [result.client for result in came]
-        matched, counted = self._received(state["matching"], came, env)
+
+        cohort = [result.client for result in arrived]
+        matched, counted = self._received(state["matching"], arrived, env)
         groups = len(structure_of(matched.models[0].spec, env.input_shape).groups)
         done = len(matched.units)
         again = self.retrain and done < groups
         options = self.matching()
+
         for number in range(done, done + 1 if again else groups):
             stream = numpy_generator(env.seed, "visiting order", env.round, number)
             order = np.asarray(
-                [stream.permutation(len(came)) for _ in range(self.sweeps)], dtype=np.int64
+                [stream.permutation(len(arrived)) for _ in range(self.sweeps)], dtype=np.int64
             )
-            matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(came)))
+            matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(arrived)))
+
         matched = matched.laid_out(
             env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options
         )
         structure = structure_of(matched.models[0].spec, env.input_shape)
         widths = [group.size for group in structure.groups]
+
         if again:
             models = [env.store(model) for model in matched.models]
             matching: Matching = {
@@ -298,37 +360,47 @@ class FedMA(Aggregator):
                 "units": dict(matched.units),
                 "counted": counted,
             }
-            metrics = {"clients": len(came), f"fusion/width_{done + 1}": float(widths[done])}
+            metrics = {"clients": len(arrived), f"fusion/width_{done + 1}": float(widths[done])}
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
+
         shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
         fused = _fused(matched.models, structure, shares)
-        metrics = {"clients": len(came), **width_metrics(list(matched.units.values()), widths)}
+        metrics = {"clients": len(arrived), **width_metrics(list(matched.units.values()), widths)}
         return {**ended, "weights": fused, "cohort": cohort, "units": dict(matched.units)}, metrics
 
     def _received(
-        self, matching: Matching | None, came: list[ClientResult], env: Env
+        self, matching: Matching | None, arrived: list[ClientResult], env: Env
     ) -> tuple[PartlyMatched, Tensor]:
-        """The trained models, and the samples behind each by class, (models, classes)."""
+        """Return the trained models and their samples of each class.
+
+        Returns:
+            The models, and counts of shape (models, classes).
+        """
         if matching is not None:
-            rows = [matching["cohort"].index(result.client) for result in came]
+            rows = [matching["cohort"].index(result.client) for result in arrived]
             units = {name: each[rows] for name, each in matching["units"].items()}
-            return PartlyMatched([result.weights for result in came], units), matching["counted"][
-                rows
-            ]
-        models = [result.weights for result in came]
+            return PartlyMatched([result.weights for result in arrived], units), matching[
+                "counted"
+            ][rows]
+        models = [result.weights for result in arrived]
         if self.fold_batch_norm:
             models = [fold_batch_norm(model, env.input_shape) for model in models]
-        return PartlyMatched(models, {}), counts(came)
+        return PartlyMatched(models, {}), counts(arrived)
 
     def outcome(self, state: FedMAState) -> Outcome:
         return Outcome((state["weights"],), self.delivers)
 
 
 def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> Weights:
-    """One model of those that agree on all hidden layers.
+    """Merge models that agree on all hidden layers into one model.
+
+    Tensors that belong to no layer are averaged.
 
     Args:
-        shares: (models, output rows) float64 weights of the output layer's rows. What belongs to no layer is averaged.
+        models: The models.
+        structure: Their structure.
+        shares: Weights of the output layer's rows, of shape (models, output rows),
+            float64.
     """
     first = models[0]
     *hidden, output = structure.layers
@@ -339,17 +411,20 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
         if name is not None
     }
     merged = {}
+
     for name in (output.weight, output.bias):
         if name is not None:
             value = torch.stack([model.params[name].double() for model in models])
             share = shares.to(value.device).reshape(*shares.shape, *[1] * (value.dim() - 2))
             merged[name] = (share * value).sum(0).to(first.params[name])
+
     known = {**agreed, **merged}
     others = [
         Weights(m.spec, {k: v for k, v in m.params.items() if k not in known}, m.buffers)
         for m in models
     ]
     rest = averaged(others)
+
     return Weights(
         first.spec, {name: {**known, **rest.params}[name] for name in first.params}, rest.buffers
     )

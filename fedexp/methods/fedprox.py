@@ -51,7 +51,8 @@ class FedProx(Trainer):
         if not self.mu:
             return super().normalizer(tau, local_training)
         a = b = 0.0
-        for _ in range(tau):  # u = -lr a under a constant unit gradient
+        # u = -lr a under a constant unit gradient
+        for _ in range(tau):
             b = local_training.momentum * b + 1 - local_training.lr * self.mu * a
             a += b
         return a

@@ -1,16 +1,39 @@
-"""GAMF: the cohort's hidden units matched all at once by graduated assignment, then the mean.
+"""GAMF: joint matching of all models by graduated assignment, then the mean.
 
-Reference: Liu, Lou, Wang, Xi, Shen & Yan, Deep Neural Network Fusion via Graph Matching with Applications to Model Ensemble
-and Federated Learning, ICML 2022, with the authors' code's schedules; every client has weight 1 / N.
-Up: models. Server state: the fused model. Departures: common units are named after the first model's (no function changes);
-networks with biases, norms and residual sums, see `fedexp.matching.graduated_assignment`; rounds after the first start
-from the identity, with fewer sweeps; Sinkhorn's iterations may end early. The pairwise mode moves all models onto the first.
+Reference:
+    Liu, Lou, Wang, Xi, Shen & Yan, Deep Neural Network Fusion via Graph Matching with
+    Applications to Model Ensemble and Federated Learning, ICML 2022, with the schedules
+    of the authors' code.
 
-The field's library, pygmtools, is not used. Its graduated assignment for many graphs (`gamgm`) takes one affinity between the
-nodes of two graphs and one adjacency matrix a graph, both fixed; here a layer's affinities are made anew in every sweep, of
-rows and of columns that the present assignments of the layers beside it have moved. All its temperatures have the same number
-of Sinkhorn iterations, and only the change of U ends one: the constants of the code cannot be said to it. Its `sinkhorn` is
-`doubly_stochastic` without the latter's early stop; its `hungarian` is scipy's solver, as here.
+Update:
+    The matched models are averaged. Every client has the weight 1 / N. The pairwise
+    mode moves all models onto the first one.
+
+    The library pygmtools is not used. Its graduated assignment for many graphs
+    (`gamgm`) takes one affinity between the nodes of two graphs and one adjacency
+    matrix per graph, both fixed. Here a layer's affinities are recomputed in every
+    sweep. They compare rows and columns that the present assignments of the
+    neighbouring layers have moved. In `gamgm` all temperatures have the same number of
+    Sinkhorn iterations, and only the change of U ends a temperature. The constants of
+    the authors' code cannot be passed to it. Its `sinkhorn` equals `doubly_stochastic`
+    without the early stop. Its `hungarian` is scipy's solver, as here.
+
+Communication:
+    Up: models. Down: the model that the client starts from.
+
+State:
+    Server: the fused model.
+
+Logged:
+    ``gamf/moved``: share of the hidden units that moved, over all models but the first.
+    ``gamf/sweeps``: number of sweeps of the joint mode.
+    `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
+
+Differences from the paper:
+    Common units are named after the first model's units, which changes no function.
+    Networks with biases, norms and residual sums are supported, see
+    `fedexp.matching.graduated_assignment`. Rounds after the first start from the
+    identity, with fewer sweeps. Sinkhorn's iterations may end early.
 """
 
 from __future__ import annotations
@@ -40,17 +63,19 @@ from fedexp.methods.bases.fusion import FusionAggregator, averaged
 
 @dataclass(frozen=True)
 class GAMF(FusionAggregator):
-    """Mean of matched models.
-
-    Logs ``gamf/moved``, the share of hidden units that moved, in all models but the first, of the joint mode
-    ``gamf/sweeps``, and what `fedexp.matching.widths` says of equal widths.
+    """The aggregator of GAMF, the mean of matched models.
 
     Args:
-        mode: ``joint`` (all models to common units) or ``pairwise`` (each onto the first, softly).
-        start: of the joint mode in the first round, ``random`` or ``identity``; later rounds start from the identity.
-        later_sweeps: of the joint mode in rounds after the first, at most.
-        early_stop: Sinkhorn's iterations end once no row's sum differs from one by more; None: never.
-        joint, pairwise: the schedules.
+        mode: ``joint`` (all models to common units) or ``pairwise`` (each model onto
+            the first one, by soft assignments).
+        start: Start of the joint mode in the first round: ``random`` or ``identity``.
+            Later rounds start from the identity.
+        later_sweeps: Largest number of sweeps of the joint mode in rounds after the
+            first.
+        early_stop: Sinkhorn's iterations end once no row's sum differs from one by
+            more. None: they never end early.
+        joint: Schedule of the joint mode.
+        pairwise: Schedule of the pairwise mode.
     """
 
     mode: Literal["joint", "pairwise"] = "joint"
@@ -80,6 +105,7 @@ class GAMF(FusionAggregator):
         groups = movable(structure, models[0])
         names = (env.seed, "graduated assignment", env.round)
         metrics: Metrics = {}
+
         if self.mode == "joint":
             options, count, device = self.joint, len(models), env.device
             if env.first and self.start == "random":
@@ -104,6 +130,7 @@ class GAMF(FusionAggregator):
                 )
                 for number, model in enumerate(models[1:], start=1)
             ]
+
         moved = [
             structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)
         ]
@@ -111,4 +138,5 @@ class GAMF(FusionAggregator):
             "gamf/moved": moved_share(structure, maps[1:]),
             **one_to_one(structure, len(models)),
         }
+
         return averaged(moved), metrics

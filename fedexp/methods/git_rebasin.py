@@ -1,10 +1,30 @@
-"""Git Re-Basin: hidden units permuted so that the cohort's weights lie as close as possible, then the mean.
+"""Git Re-Basin: the mean of models whose hidden units are permuted to match.
 
-Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023, weight
-matching (Algorithm 1; for more than two models Algorithm 3).
-Up: models. Server state: the fused model. Departures: two models have weight 1/2 each (the paper interpolates); after many
-models are merged, units are named in the first one's order, which changes no function; networks with norms or residual sums
-are moved by the groups of units that `fedexp.matching.structure` finds.
+Reference:
+    Ainsworth, Hayase & Srinivasa, Git Re-Basin: Merging Models modulo Permutation
+    Symmetries, ICLR 2023, weight matching (Algorithm 1, and Algorithm 3 for more than
+    two models).
+
+Update:
+    Hidden units are permuted so that the weights of the cohort's models are as close as
+    possible. The permuted models are averaged.
+
+Communication:
+    Up: models. Down: the model that the client starts from.
+
+State:
+    Server: the fused model.
+
+Logged:
+    ``git_rebasin/moved``: share of the hidden units that moved, over all models but the
+    first. ``git_rebasin/sweeps``: number of visits to all groups of units.
+    `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
+
+Differences from the paper:
+    Two models have the weight 1/2 each (the paper interpolates). After many models are
+    merged, units are named in the order of the first model, which changes no function.
+    Networks with norms or residual sums are moved by the groups of units that
+    `fedexp.matching.structure` finds.
 """
 
 from __future__ import annotations
@@ -26,14 +46,12 @@ from fedexp.methods.bases.fusion import FusionAggregator, averaged
 
 @dataclass(frozen=True)
 class GitRebasin(FusionAggregator):
-    """Mean of matched models; of two, the second is moved onto the first.
+    """The aggregator of Git Re-Basin, the mean of matched models.
 
-    Logs ``git_rebasin/moved``, the share of hidden units that moved, in all models but the first,
-    ``git_rebasin/sweeps``, how often all groups of units were visited, and what `fedexp.matching.widths` says of equal
-    widths.
+    If there are two models, the second is moved onto the first.
 
     Args:
-        matching: when the search ends.
+        matching: Conditions that end the search.
     """
 
     matching: WeightMatching = field(default_factory=WeightMatching)
@@ -47,6 +65,7 @@ class GitRebasin(FusionAggregator):
         structure = structure_of(env.server_spec, env.input_shape)
         groups = movable(structure, models[0])
         names = (env.seed, "weight matching", env.round)
+
         if len(models) == 2:
             found = match_pair(
                 models[1].params, models[0].params, structure, groups, self.matching, *names
@@ -59,9 +78,11 @@ class GitRebasin(FusionAggregator):
             moved = [
                 structure.permute_weights(m, own) for m, own in zip(models, found.maps, strict=True)
             ]
+
         others = found.maps if len(models) == 2 else found.maps[1:]
         metrics = {
             "git_rebasin/moved": moved_share(structure, others),
             "git_rebasin/sweeps": found.sweeps,
         }
+
         return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

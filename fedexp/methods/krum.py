@@ -67,7 +67,7 @@ class Krum(Collecting):
     def check_extent(self, extent: Extent) -> None:
         if extent.sampling.kind != "fixed":
             raise ConfigError(
-                "Krum must know that 2 f + 3 clients or more take part in every round",
+                "Krum requires 2 f + 3 participants or more in every round",
                 where="sampling",
                 expected="fixed",
                 got=extent.sampling.kind,
@@ -87,6 +87,7 @@ class Krum(Collecting):
                 if n >= 3
                 else "raise clients_per_round",
             )
+
         if self.m > n:
             raise ConfigError(
                 "more updates would be averaged than there are",
@@ -96,7 +97,7 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # In the worst case all of these are drawn
+        # In the worst case all of them are sampled
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 
@@ -105,14 +106,18 @@ class Krum(Collecting):
         squared = torch.zeros(
             n, n, dtype=torch.float64, device=next(iter(updates[0].values())).device
         )
+
         for name in updates[0]:
             stacked = torch.stack([update[name] for update in updates]).flatten(1).double()
             squared += torch.cdist(
                 stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist"
             ).square()
-        squared.fill_diagonal_(torch.inf)  # a client is no neighbour of its own
+
+        # A client is not its own neighbour
+        squared.fill_diagonal_(torch.inf)
         scores = squared.sort(1).values[:, : max(1, n - self.attackers(n) - 2)].sum(1)
         chosen = sorted(scores.argsort(stable=True)[: self.m].tolist())
+
         return {
             name: torch.stack([updates[c][name] for c in chosen]).mean(0) for name in updates[0]
         }

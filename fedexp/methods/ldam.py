@@ -72,7 +72,7 @@ class Ldam(Trainer):
             self.drw is None or 0 <= self.drw <= 1,
             f"drw is a share of the steps, from 0 to 1, got {self.drw}",
         )
-        require(0 <= self.beta < 1, f"beta must lie in [0, 1), got {self.beta}")
+        require(0 <= self.beta < 1, f"beta must be in [0, 1), got {self.beta}")
 
     @property
     def needs(self) -> Needs:
@@ -82,7 +82,7 @@ class Ldam(Trainer):
         scale = spec.arguments.get("cosine_scale")
         if scale not in (None, self.s):
             raise ConfigError(
-                "the network scales its cosines otherwise than the loss does",
+                "the network scales its cosines differently from the loss",
                 where="trainer.s",
                 expected=f"model.cosine_scale, {scale}",
                 got=str(self.s),

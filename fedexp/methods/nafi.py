@@ -1,8 +1,18 @@
-"""NAFI: PFNM whose assignment pays for changing what is known of a unit.
+"""NAFI: PFNM with a penalty on assignments that change the information about a unit.
 
-Reference: Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information, AAAI 2023, Eq. 14-15 and
-Algorithm 1, and the authors' code, which has other penalties than the paper and the coefficient 1 of the popularity.
-Up, server state and departures: as `fedexp.methods.pfnm`.
+Reference:
+    Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information,
+    AAAI 2023, Eq. 14-15 and Algorithm 1, and the authors' code.
+
+Communication:
+    As in `fedexp.methods.pfnm`.
+
+State:
+    As in `fedexp.methods.pfnm`.
+
+Differences from the paper:
+    As in `fedexp.methods.pfnm`. The authors' code has other penalties than the paper
+    (`penalty`) and the coefficient 1 of the popularity.
 """
 
 from __future__ import annotations
@@ -14,27 +24,34 @@ from fedexp.core.needs import Demand, Needs
 from fedexp.matching.beta_bernoulli import BetaBernoulli, Penalty
 from fedexp.methods.pfnm import PFNM
 
-_LOOKED_AT = Demand(
+_TRACED = Demand(
     "trace.every",
     1,
-    "has several lambdas, which nothing but a trace looks at",
+    "has several lambdas, which only a trace reports",
     "give aggregator.lam one number",
 )
 
 
 @dataclass(frozen=True)
 class NAFI(PFNM):
-    """The reward of every assignment less ``lam`` times a penalty; at 0 it is PFNM with the same options, to the bit.
+    """The aggregator of NAFI.
 
-    Several lambdas are a grid on the same local models, each to the bit what it is alone: the first one's network is what the
-    run delivers and goes on with, and lambda number i is iteration i of a trace (``trace.every=1``), whose rows have ``lam``,
-    the metrics of ``fused`` and what PFNM logs.
+    A penalty with the factor `lam` is subtracted from the reward of every assignment.
+    With 0 the result equals PFNM with the same options bit-exactly.
+
+    Several lambdas are a grid on the same local models. Each gives bit-exactly the
+    result that it gives in a run with one lambda. The run delivers the network of the
+    first lambda and continues with it. Lambda number i is iteration i of a trace
+    (``trace.every=1``). The rows of the trace contain ``lam``, the metrics of ``fused``
+    and the values that PFNM logs.
 
     Args:
-        penalty: ``paper``, the divergence of the posteriors before and after; ``code2020`` and ``code2022``, the code's.
-        lam: lambda, or several.
-        continued: with ``visits=raw``, a lambda's orders follow in the stream on those of the lambda before it; else all
-            begin where the split left it.
+        penalty: ``paper`` (the divergence of the posteriors before and after),
+            ``code2020`` or ``code2022`` (the forms of the code).
+        lam: Lambda, or several.
+        continued: Whether, with ``visits=raw``, a lambda's orders follow in the stream
+            on those of the lambda before it. Otherwise all begin where the split left
+            the stream.
     """
 
     sigma: float = 0.9
@@ -47,13 +64,13 @@ class NAFI(PFNM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.strengths) > 0, "lam names no lambda")
+        require(len(self.strengths) > 0, "lam must contain at least one lambda")
         for strength in self.strengths:
             replace(self.matching(), strength=strength)
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs((_LOOKED_AT,) if len(self.strengths) > 1 else ())
+        return super().needs | Needs((_TRACED,) if len(self.strengths) > 1 else ())
 
     def matching(self) -> BetaBernoulli:
         return replace(super().matching(), penalty=self.penalty)

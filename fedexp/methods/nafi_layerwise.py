@@ -1,8 +1,18 @@
-"""Layer-wise NAFI: FedMA's control flow with an assignment that pays for changing what is known of a unit.
+"""Layer-wise NAFI: FedMA's control flow with the penalised assignment of NAFI.
 
-Reference: Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information, AAAI 2023, Appendix D (Algorithm 2)
-and E (BatchNorm is folded). Up, server state and departures: as `fedexp.methods.fedma`; a matched layer is the posterior
-mean, as in the authors' code, where Algorithm 2 divides by S however many models have a unit.
+Reference:
+    Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information,
+    AAAI 2023, Appendix D (Algorithm 2) and E (BatchNorm is folded).
+
+Communication:
+    As in `fedexp.methods.fedma`.
+
+State:
+    As in `fedexp.methods.fedma`.
+
+Differences from the paper:
+    As in `fedexp.methods.fedma`. A matched layer is the posterior mean, as in the
+    authors' code. Algorithm 2 divides by S however many models have a unit.
 """
 
 from __future__ import annotations
@@ -15,11 +25,15 @@ from fedexp.methods.fedma import FedMA
 
 @dataclass(frozen=True)
 class NAFILayerwise(FedMA):
-    """The reward of every assignment less ``lam`` times a penalty; at 0 it is FedMA with the same options, to the bit.
+    """The aggregator of layer-wise NAFI, which subtracts a penalty from every reward.
+
+    The penalty has the factor `lam`. With 0 the result equals FedMA with the same
+    options bit-exactly.
 
     Args:
-        penalty: ``paper``, the divergence of the posteriors before and after; ``code2020`` and ``code2022``, the code's.
-        lam: lambda.
+        penalty: ``paper`` (the divergence of the posteriors before and after),
+            ``code2020`` or ``code2022`` (the forms of the code).
+        lam: Lambda.
     """
 
     sigma0: float = 10.0

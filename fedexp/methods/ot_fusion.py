@@ -1,8 +1,20 @@
-"""Optimal-transport fusion: align the cohort's models unit by unit, then average them.
+"""Optimal-transport fusion: models are aligned unit by unit, then averaged.
 
-Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020; several models as in MA-Echo (Su et al. 2023,
-all onto one) or as in NAFI (Xiao & Cheng 2023, one after the other).
-Up: models; with ``last_layer=masked`` the class counts as well. Server state: the fused model.
+Reference:
+    Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020. Several models are
+    fused as in MA-Echo (Su et al. 2023, all onto one) or as in NAFI (Xiao & Cheng 2023,
+    one after the other).
+
+Communication:
+    Up: models. With ``last_layer=masked`` the class counts, too. Down: the model that
+    the client starts from.
+
+State:
+    Server: the fused model.
+
+Logged:
+    ``ot/moved``: share of the hidden units that moved, over all models but the
+    reference. `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
 """
 
 from __future__ import annotations
@@ -35,17 +47,15 @@ from fedexp.methods.bases.output_layer import (
 
 @dataclass(frozen=True)
 class OTFusion(FusionAggregator):
-    """Mean of aligned models.
-
-    Logs ``ot/moved``, the share of hidden units that moved, in all models but the reference, and what
-    `fedexp.matching.widths` says of equal widths.
+    """The aggregator of OT fusion, the mean of aligned models.
 
     Args:
-        fold: ``reference``: all models are moved onto the first (of two, the first onto the second), then averaged
-            uniformly. ``running``: each further model is moved onto the fusion so far, F, and F becomes the mean of the
-            two, so that later models weigh more.
+        fold: ``reference``: all models are moved onto the first one (of two, the first
+            onto the second) and then averaged uniformly. ``running``: each further
+            model is moved onto the fusion so far, F. Then F becomes the mean of the
+            two, so that later models have a higher weight.
         last_layer: ``plain`` or ``masked``, as in `fedexp.methods.average.Average`.
-        alignment: how units are compared and moved.
+        alignment: How units are compared and moved.
     """
 
     fold: Literal["reference", "running"] = "reference"
@@ -60,7 +70,8 @@ class OTFusion(FusionAggregator):
         )
         require(
             not (masked and self.alignment.output == "transported"),
-            "last_layer=masked needs alignment.output=inputs: transported rows stand for other classes",
+            "last_layer=masked needs alignment.output=inputs: "
+            "transported rows belong to other classes",
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -74,33 +85,46 @@ class OTFusion(FusionAggregator):
         models = [result.weights for result in results]
         structure = structure_of(env.server_spec, env.input_shape)
         sizes = one_to_one(structure, len(models))
+
         if self.fold == "running":
             fused, maps = models[0], []
             for model in models[1:]:
                 maps += align([model], fused, structure, self.alignment)
                 fused = averaged([fused, self.alignment.apply(model, structure, maps[-1])])
             return fused, {"ot/moved": moved_share(structure, maps), **sizes}
+
         moved, _, share = aligned(models, env, self.alignment)
         fused = averaged(moved)
         if self.last_layer == "masked":
             fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
+
         return fused, {"ot/moved": share, **sizes}
 
 
 def aligned(
     models: Sequence[Weights], env: Env, options: Alignment
 ) -> tuple[list[Weights], list[dict[str, Tensor]], float]:
-    """All models moved onto the first (of two, the first onto the second), what moved each, by unit group, and the share of
-    units that moved, over all models but the reference.
+    """Move all models onto the first one (of two, the first onto the second).
 
-    The reference's permutations are identities; units of frozen layers have none.
+    The reference's permutations are identities. Units of frozen layers have none.
+
+    Args:
+        models: The models.
+        env: The environment.
+        options: How units are compared and moved.
+
+    Returns:
+        The moved models, the map of each model by unit group, and the share of units
+        that moved, over all models but the reference.
     """
     structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0
     others = [number for number in range(len(models)) if number != target]
     found = align([models[number] for number in others], models[target], structure, options)
-    still = {group.name: torch.arange(group.size) for group in movable(structure, models[target])}
-    maps, moved = [still for _ in models], list(models)
+    identities = {
+        group.name: torch.arange(group.size) for group in movable(structure, models[target])
+    }
+    maps, moved = [identities for _ in models], list(models)
     for number, own in zip(others, found, strict=True):
         maps[number] = own
         moved[number] = options.apply(models[number], structure, own)

@@ -1,14 +1,36 @@
-"""PFNM: hidden units of the cohort's models are matched, and the fused network has as many as it takes.
+"""PFNM: Bayesian matching of hidden units, which infers the width of the fused network.
 
-Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019; several hidden layers by
-the authors' top-down scheme (`fedexp.matching.chains`). Networks without biases leave that coordinate out.
-In several rounds every client trains its part of the fused network, which its assignments cut out, and matching begins with
-these assignments. The authors' code trains later rounds with weight decay towards what was received, and a step size that
-falls by 1 % a round: trainer=fedprox (whose penalty has the biases, too) and local.lr_decay=0.99.
-Up: models and the class counts n_{s,c}. Server state: the fused model, the assignments of the last cohort.
-Departures: chains of linear layers alone. The output layer's frequency of a class that no client has is 1 / N. Without hidden
-layers the rows of the output are what is estimated, class by class. The paper has all clients take part: one that was not in
-the last cohort gets the units that most of it have.
+Reference:
+    Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML
+    2019.
+
+Update:
+    The hidden units of the cohort's models are matched
+    (`fedexp.matching.beta_bernoulli`). The fused network consists of posterior means.
+    Several hidden layers are matched by the authors' top-down scheme
+    (`fedexp.matching.chains`). Networks without biases leave out that coordinate.
+
+    In several rounds every client trains its part of the fused network, which its
+    assignments cut out. Matching then begins with these assignments. The authors' code
+    trains later rounds with weight decay towards the received model and a step size
+    that falls by 1 % per round. ``trainer=fedprox`` (whose penalty includes the biases)
+    and ``local.lr_decay=0.99`` correspond to this.
+
+Communication:
+    Up: models and the class counts n_{s,c}. Down: the model that the client starts
+    from, in later rounds its part of the fused network.
+
+State:
+    Server: the fused model and the assignments of the last cohort.
+
+Logged:
+    `fedexp.matching.widths.width_metrics`.
+
+Differences from the paper:
+    Only chains of linear layers can be matched. The output layer's frequency of a class
+    that no client has is 1 / N. Without hidden layers only the rows of the output layer
+    are estimated, class by class. In the paper all clients take part. Here a client
+    that was not in the last cohort gets the units that most of its models have.
 """
 
 from __future__ import annotations
@@ -44,13 +66,19 @@ from fedexp.storage.files import file_sha256
 _ONE_MATCHING = Demand(
     "rounds",
     1,
-    "visits models in raw orders, those of one matching after the split",
+    "visits models in raw orders, which exist for one matching after the split",
     "set aggregator.visits=seed",
 )
 
 
 class PFNMState(FusionState):
-    """The fused model, the last cohort, and its assignments by group of hidden units."""
+    """The fused model, the last cohort and its assignments.
+
+    Args:
+        units: Global unit of each of a model's units, of shape (models, n), by group of
+            hidden units.
+        cohort: Clients of the last cohort.
+    """
 
     units: dict[str, Tensor]
     cohort: list[int]
@@ -58,19 +86,34 @@ class PFNMState(FusionState):
 
 @dataclass(frozen=True)
 class PFNM(FusionAggregator):
-    """Probabilistic federated neural matching. Logs what `fedexp.matching.widths.width_metrics` says.
+    """The aggregator of PFNM (probabilistic federated neural matching).
+
+    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
+    `sweeps`, `popularity` and `caps`.
 
     Args:
-        sigma, sigma0, gamma, sweeps, popularity, caps: `fedexp.matching.beta_bernoulli.BetaBernoulli`.
-        later_sweeps: sweeps of rounds that begin with the assignments of the one before.
-        class_frequency: outgoing weights to class c have the precision f_{s,c} / sigma, with f_{s,c} the client's share of
-            the class's samples, not 1 / sigma.
-        class_counts: a .npy file (clients, classes) of n_{s,c}; None: the clients are asked.
-        visits: sweeps visit the cohort's models in orders drawn from the seed, for every round and layer (``seed``), or from
-            NumPy's legacy generator as the split of the data left it, which the authors' code does (``raw``, one round
-            alone), or as they are numbered (``ascending``).
-        orders: instead, a .npy file (hidden layers, sweeps, N) of the orders, in the order in which layers are matched, the
-            last hidden one first; the same in every round, of which later ones make the first `later_sweeps` sweeps.
+        sigma: Variance of the noise.
+        sigma0: Variance of the prior.
+        gamma: Mass of the Indian buffet process.
+        sweeps: Number of sweeps of the matching.
+        later_sweeps: Number of sweeps in rounds that begin with the assignments of the
+            round before.
+        popularity: Coefficient of the popularity.
+        caps: Whether the code's caps apply.
+        class_frequency: Whether outgoing weights to class c have the precision f_{s,c}
+            / sigma, where f_{s,c} is the client's share of the class's samples.
+            Otherwise it is 1 / sigma.
+        class_counts: A .npy file of n_{s,c}, of shape (clients, classes). If it is
+            None, the clients are asked.
+        visits: The order in which sweeps visit the cohort's models. ``seed``: drawn
+            from the seed for every round and layer. ``raw``: drawn from NumPy's legacy
+            generator in the state that the split of the data left, as in the authors'
+            code. It works for one round only. ``ascending``: in the order of their
+            numbers.
+        orders: A .npy file of the orders that replaces `visits`, of shape (hidden
+            layers, sweeps, N). Layers are in the order in which they are matched, the
+            last hidden one first. All rounds use the same orders. Later rounds make the
+            first `later_sweeps` of these sweeps.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
@@ -95,15 +138,17 @@ class PFNM(FusionAggregator):
         require(
             self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}"
         )
+
         if self.orders is not None:
             require(
                 self.visits == "seed",
-                f"orders from a file and visits={self.visits} exclude each other",
+                f"orders from a file and visits={self.visits} cannot be combined",
             )
             enough = self.later_sweeps <= self.sweeps
             require(
                 enough,
-                f"orders are given for {self.sweeps} sweeps, fewer than later_sweeps={self.later_sweeps}",
+                f"orders are given for {self.sweeps} sweeps, "
+                f"fewer than later_sweeps={self.later_sweeps}",
             )
 
     @property
@@ -111,14 +156,18 @@ class PFNM(FusionAggregator):
         return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
 
     def matching(self) -> BetaBernoulli:
-        """How units are matched."""
+        """Return the options of the matching."""
         return BetaBernoulli(
             self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps
         )
 
     @property
     def strengths(self) -> tuple[float, ...]:
-        """The lambdas of a penalty; the first one's network is delivered, all are traced under their numbers."""
+        """The lambdas of a penalty.
+
+        The network of the first lambda is delivered. All are traced under their
+        numbers.
+        """
         return (0.0,)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -138,7 +187,8 @@ class PFNM(FusionAggregator):
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         jobs = super().plan(state, env)
-        self._orders(env, len(jobs), [0], bool(state["units"]))  # before anything is trained
+        # Check the orders and the class counts before anything is trained
+        self._orders(env, len(jobs), [0], bool(state["units"]))
         self._shares([job.client for job in jobs], env)
         return jobs
 
@@ -159,6 +209,7 @@ class PFNM(FusionAggregator):
         cohort = list(results)
         if not cohort:
             return state, {"clients": 0}
+
         clients = [result.client for result in cohort]
         owned = [units_of(client, state["units"], state["cohort"]) for client in clients]
         begin = [[own[name] for own in owned] for name in state["units"]] or None
@@ -167,6 +218,7 @@ class PFNM(FusionAggregator):
         units = {
             name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)
         }
+
         return {"weights": weights, "units": units, "cohort": clients}, {
             "clients": len(cohort),
             **fused.metrics(),
@@ -179,10 +231,18 @@ class PFNM(FusionAggregator):
     def _fused(
         self, results: Sequence[ClientResult], env: Env, begin: Sequence[Sequence[Tensor]] | None
     ) -> tuple[Weights, Fused]:
-        """The network of the first lambda. Others are matched where somebody looks at them.
+        """Match the models and return the network of the first lambda.
+
+        Further lambdas are matched only if the trace reads them.
 
         Args:
-            begin: the global units that the models begin with, by hidden layer and model.
+            results: The cohort's results.
+            env: The environment.
+            begin: Global units that the models begin with, by hidden layer and model,
+                or None.
+
+        Returns:
+            The fused model and the matched network.
         """
         structure = chain_structure(env.server_spec, env.input_shape)
         models = [_chain(result.weights, structure) for result in results]
@@ -191,6 +251,7 @@ class PFNM(FusionAggregator):
         numbers = [
             number for number in range(len(self.strengths)) if not number or env.trace.wants(number)
         ]
+
         found = fuse_chains(
             models,
             shares.to(env.device),
@@ -201,10 +262,12 @@ class PFNM(FusionAggregator):
             begin,
         )
         networks = [self._network(fused, structure, results[0].weights, env) for fused in found]
+
         for number, fused, weights in zip(numbers, found, networks, strict=True):
             if env.trace.wants(number):
                 values = {"lam": self.strengths[number], **fused.metrics()}
                 env.trace(number, {"fused": Outcome((weights,), "global")}, values=values)
+
         return networks[0], found[0]
 
     def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:
@@ -214,38 +277,48 @@ class PFNM(FusionAggregator):
         }
         spec = with_widths(env.server_spec, env.input_shape, widths) if widths else env.server_spec
         values: dict[str, Tensor] = {}
+
         for layer, (weight, bias) in zip(structure.layers, fused.chain, strict=True):
             values[layer.weight] = weight
             if layer.bias is not None and bias is not None:
                 values[layer.bias] = bias
+
         params = {
             name: values[name].to(value.dtype).contiguous() for name, value in like.params.items()
         }
         return Weights(spec, params, {})
 
     def _shares(self, clients: Sequence[int], env: Env) -> Tensor | None:
-        """f_{s,c} of the file's class counts, or None where the clients are asked."""
+        """Return f_{s,c} of the file's class counts, None if the clients are asked."""
         if self.class_counts is None:
             return None
+
         given = _read(self.class_counts, "class_counts", 2)
         expected = (env.num_clients, env.num_classes)
         if given.shape != expected:
-            raise _bad(
+            raise _file_error(
                 "class_counts",
-                "have another shape",
+                "have the wrong shape",
                 f"(clients, classes) = {expected}",
                 given.shape,
             )
+
         if (given < 0).any():
-            raise _bad("class_counts", "are no counts", "integers from 0", int(given.min()))
+            raise _file_error("class_counts", "are not counts", "integers from 0", int(given.min()))
+
         return class_shares(torch.from_numpy(given[list(clients)]))
 
     def _orders(self, env: Env, models: int, lambdas: Sequence[int], later: bool) -> np.ndarray:
-        """(lambdas, hidden layers, sweeps, models) visiting orders of this round.
+        """Return the visiting orders of this round.
 
         Args:
-            lambdas: their numbers.
-            later: does matching begin with the assignments of the round before?
+            env: The environment.
+            models: Number of models.
+            lambdas: Numbers of the lambdas.
+            later: Whether matching begins with the assignments of the round before.
+
+        Returns:
+            Orders of shape (lambdas, hidden layers, sweeps, models).
         """
         layers = len(chain_structure(env.server_spec, env.input_shape).groups)
         sweeps = self.later_sweeps if later else self.sweeps
@@ -253,29 +326,39 @@ class PFNM(FusionAggregator):
             given = self._given_orders(self.orders, layers)
             if given.shape[2] != models:
                 got = given.shape[2]
-                raise _bad(
+                raise _file_error(
                     "orders", "are for another number of models", f"{models} in the cohort", got
                 )
             return given[None, :, :sweeps].repeat(len(lambdas), 0)
+
         if self.visits == "raw":
             drawn = self._raw(env, models, layers)
             return np.stack([drawn[self.stretch(number)] for number in lambdas])
         if self.visits == "ascending":
             return np.broadcast_to(np.arange(models), (len(lambdas), layers, sweeps, models))
+
         streams = [
             numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)
         ]
         orders = np.array(
             [[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64
         )
+
         return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
-        """Which stretch of the raw stream, of one matching's length, the lambda of this number reads."""
+        """Return the stretch of the raw stream that the lambda of this number reads.
+
+        A stretch has the length of one matching.
+        """
         return 0
 
     def _raw(self, env: Env, models: int, layers: int) -> np.ndarray:
-        """(stretches, hidden layers, sweeps, models) orders as the authors' code draws them, with `numpy.random.permutation`."""
+        """Draw orders as the authors' code does, with `numpy.random.permutation`.
+
+        Returns:
+            Orders of shape (stretches, hidden layers, sweeps, models).
+        """
         generator, stretches = (
             env.after_split(),
             1 + max(map(self.stretch, range(len(self.strengths)))),
@@ -284,20 +367,31 @@ class PFNM(FusionAggregator):
         return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)
 
     def _given_orders(self, path: str, layers: int) -> np.ndarray:
-        """What is in the file of orders."""
+        """Read and check the file of orders."""
         orders = _read(path, "orders", 3)
         if orders.shape[:2] != (layers, self.sweeps):
             expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
-            raise _bad("orders", "have another shape", expected, orders.shape)
+            raise _file_error("orders", "have the wrong shape", expected, orders.shape)
         if not np.array_equal(
             np.sort(orders, 2), np.broadcast_to(np.arange(orders.shape[2]), orders.shape)
         ):
-            raise _bad("orders", "are no permutations", "0 ... N - 1 once in every sweep", path)
+            raise _file_error(
+                "orders", "are not permutations", "0 ... N - 1 once in every sweep", path
+            )
         return orders
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """(models, classes) int64 -> f_{s,c} = n_{s,c} / sum_r n_{r,c} in float64; 1 / N where nobody has the class."""
+    """Compute the share f_{s,c} of each model in the samples of each class.
+
+    It is ``n_{s,c} / sum_r n_{r,c}``, or 1 / N if no model has the class.
+
+    Args:
+        counts: Samples of shape (models, classes), int64.
+
+    Returns:
+        Shares of shape (models, classes), float64.
+    """
     n, total = counts.double(), counts.sum(0)
     return torch.where(total > 0, n / total.clamp(min=1), 1 / len(counts))
 
@@ -311,24 +405,27 @@ def _chain(model: Weights, structure: Structure) -> Chain:
 
 
 def _read(path: str, key: str, dim: int) -> np.ndarray:
-    """(...) int64 of a .npy file of integers with `dim` axes."""
+    """Read a .npy file of integers with `dim` axes as int64."""
     try:
         found = np.load(Path(path).expanduser(), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise _bad(key, "cannot be read", "a .npy file of integers", f"{path}: {error}") from error
+        raise _file_error(
+            key, "cannot be read", "a .npy file of integers", f"{path}: {error}"
+        ) from error
+
     if not isinstance(found, np.ndarray) or found.ndim != dim:
-        raise _bad(
-            key, "have another shape", f"{dim} axes", getattr(found, "shape", "several arrays")
+        raise _file_error(
+            key, "have the wrong shape", f"{dim} axes", getattr(found, "shape", "several arrays")
         )
     if not np.issubdtype(found.dtype, np.integer):
-        raise _bad(key, "are no integers", "a .npy file of integers", found.dtype)
+        raise _file_error(key, "are not integers", "a .npy file of integers", found.dtype)
     return found.astype(np.int64)
 
 
 _NAMES = {"orders": "visiting orders", "class_counts": "class counts"}
 
 
-def _bad(key: str, what: str, expected: str, got: object) -> ConfigError:
+def _file_error(key: str, what: str, expected: str, got: object) -> ConfigError:
     return ConfigError(
         f"the {_NAMES[key]} {what}",
         where=f"aggregator.{key}",

@@ -55,7 +55,7 @@ from fedexp.core.trees import Tree, Trees
 PLAIN = Demand(
     "local.momentum",
     0,
-    "corrects the gradient itself: inside a momentum buffer that diverges",
+    "corrects the gradient itself, which diverges inside a momentum buffer",
     "trainer.correction=step, which corrects outside the buffer",
 )
 

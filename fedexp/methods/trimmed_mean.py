@@ -53,11 +53,12 @@ class TrimmedMean(Collecting):
     beta: float = 0.1
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta < 0.5, f"beta must lie in [0, 1/2), got {self.beta}")
+        require(0 <= self.beta < 0.5, f"beta must be in [0, 1/2), got {self.beta}")
 
     def trimmed(self, n: int) -> int:
         """Return how many of n values are left out at each end."""
-        return math.ceil(self.beta * n - 1e-9)  # 0.07 * 100 is more than 7
+        # In floating point 0.07 * 100 is more than 7
+        return math.ceil(self.beta * n - 1e-9)
 
     def check_extent(self, extent: Extent) -> None:
         n = int(extent.sampling.m)
@@ -65,7 +66,7 @@ class TrimmedMean(Collecting):
             raise ConfigError(
                 f"trimming {self.trimmed(n)} at each end leaves none of {n} participants",
                 where="aggregator.beta",
-                expected=f"at most {(n - 1) // 2 / n:g}: one or more are left",
+                expected=f"at most {(n - 1) // 2 / n:g}, so that one or more are left",
                 got=self.beta,
                 do="lower aggregator.beta, or raise clients_per_round",
             )

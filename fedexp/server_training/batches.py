@@ -1,4 +1,4 @@
-"""Batches of server data as a function of names, like everything random."""
+"""Batches of server data as a function of names, as for all random values."""
 
 from __future__ import annotations
 
@@ -21,18 +21,26 @@ def batches(
     start: int = 0,
     drop_last: bool = False,
 ) -> Iterator[Tensor]:
-    """Index tensors (batch,), int64, on the CPU, of `epochs` passes over `n` samples (None: endless), each shuffled anew.
+    """Yield the batches of passes over `n` samples, each shuffled anew.
 
     Args:
-        names: of the stream, beginning with the run's seed: ``batches(len(bank), 128, env.seed, "student", epoch)``.
-        start: batches to leave out; a stream goes on where it was left, at no cost.
-        drop_last: leave out an epoch's short last batch.
+        n: Number of samples.
+        batch_size: Number of samples per batch.
+        *names: Names of the stream, beginning with the run's seed:
+            ``batches(len(bank), 128, env.seed, "student", epoch)``.
+        epochs: Number of passes. None: endless.
+        start: Number of batches to leave out. A stream continues where it was left, at
+            no cost.
+        drop_last: Whether to leave out an epoch's short last batch.
+
+    Yields:
+        Index tensors of shape (batch,), int64, on the CPU.
 
     Raises:
-        ValueError: an epoch has no batch.
+        ValueError: An epoch has no batch.
     """
     per_epoch = n // batch_size if drop_last else -(-n // batch_size)
-    require(per_epoch > 0, f"{n} samples make no batch of {batch_size}")
+    require(per_epoch > 0, f"{n} samples do not fill a batch of {batch_size}")
     for epoch in (
         itertools.count(start // per_epoch) if epochs is None else range(start // per_epoch, epochs)
     ):
@@ -42,6 +50,9 @@ def batches(
 
 
 def on_device(order: Iterable[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """The batches of `order` on `device`, copied at once: no step of them waits for the host."""
+    """Return the batches of `order` on `device`, copied in one operation.
+
+    No step waits for the host.
+    """
     parts = list(order)
     return torch.split(torch.cat(parts).to(device), [len(part) for part in parts]) if parts else ()

@@ -1,4 +1,7 @@
-"""Passes over the server's data without a gradient: logits, and BatchNorm statistics of given weights."""
+"""Passes over the server's data without a gradient.
+
+They compute logits, and BatchNorm statistics of given weights.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,17 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# Samples a forward pass of a teacher; fixed, so that last bits do not depend on the student's
+# Samples per forward pass of a teacher. It is fixed, so that the last bits do not depend
+# on the student's batch size.
 _BATCH = 256
 
 
 @torch.no_grad()
 def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
-    """(n, classes) logits of all `samples`, as they lie there; `net` is in evaluation mode."""
+    """Return the logits (n, classes) of all `samples` in their order.
+
+    `net` is in evaluation mode.
+    """
     return torch.cat(
         [
             net(weights.params, weights.buffers, samples.inputs(part))
@@ -30,13 +37,16 @@ def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
 
 @torch.no_grad()
 def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_size: int) -> Weights:
-    """`weights` with BatchNorm's running statistics replaced by the means of those of batches of `samples`.
+    """Replace BatchNorm's running statistics by means over batches of `samples`.
 
-    Of batches in the samples' order, weighted by their sizes: mean, and variance with Bessel's correction, of each layer's
-    input under the batch statistics of the layers before it. Izmailov et al. 2018 (SWA), Section 3.2.
+    Batches are in the samples' order and weighted by their sizes. The statistics are
+    the mean, and the variance with Bessel's correction, of each layer's input under the
+    batch statistics of the layers before it. Reference: Izmailov et al. 2018 (SWA),
+    Section 3.2.
     """
     if not net.has_batch_norm:
         return weights
+
     net.train()
     sums: Tree = {}
     for part in _slices(len(samples), batch_size):
@@ -44,6 +54,7 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
         if len(inputs) < 2:
             continue
         seen = net.observe(weights.params, trees.clone(weights.buffers), inputs, norms=True)
+
         for name, x in seen.norms.items():
             over = [dim for dim in range(x.dim()) if dim != 1]
             for buffer, value in (
@@ -52,13 +63,15 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
             ):
                 sums[buffer] = sums.get(buffer, torch.zeros_like(value)) + len(x) * value
         sums["count"] = sums.get("count", torch.zeros((), device=inputs.device)) + len(inputs)
+
     count = sums.pop("count")
     frozen = weights.frozen
-    kept = {
+    buffers = {
         name: sums[name] / count if name in sums.keys() - frozen else v
         for name, v in weights.buffers.items()
     }
-    return Weights(weights.spec, weights.params, kept)
+
+    return Weights(weights.spec, weights.params, buffers)
 
 
 def _slices(n: int, size: int = _BATCH) -> Iterator[slice]:

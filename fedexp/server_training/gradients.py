@@ -1,4 +1,7 @@
-"""The gradient of a loss with respect to trees: a network's parameters, a generator's, or inputs themselves."""
+"""The gradient of a loss with respect to trees.
+
+A tree holds a network's parameters, a generator's parameters, or inputs.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from fedexp.core.trees import Tree
 
 
 def value_and_grad(loss: Callable[..., Tensor], *wrt: Tree) -> tuple[Tensor, tuple[Tree, ...]]:
-    """``loss(*wrt)``, a scalar, and its gradient with respect to each tree; zero where the loss does not see a tensor.
+    """Return ``loss(*wrt)``, a scalar, and its gradient with respect to each tree.
 
-    Everything else that the loss sees is constant: it is not differentiated, unless it requires a gradient by itself.
-    Buffers that a network in training mode updates in place are the caller's: pass copies.
+    The gradient is zero if the loss does not depend on a tensor. Everything else that
+    the loss uses is constant: it is not differentiated, unless it requires a gradient
+    itself. A network in training mode updates its buffers in place: pass copies.
     """
     leaves = [
         {name: value.detach().requires_grad_() for name, value in tree.items()} for tree in wrt

@@ -1,4 +1,8 @@
-"""Optimizers whose state is a tree: `step` returns new parameters and a new state and leaves the old ones alone."""
+"""Optimizers whose state is a tree.
+
+`Optimizer.step` returns new parameters and a new state. It does not change the old
+ones.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,13 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """An optimizer as torch.optim has it. A field of this type in a plug-in is a config node with a ``_target_``.
+    """An optimizer as in torch.optim.
+
+    A field of this type in a plug-in is a config node with a ``_target_``.
 
     Args:
-        weight_decay: coupled, ``g + weight_decay * w``, after clipping.
-        clip: bound of the gradient's norm over the whole tree, or None.
+        weight_decay: Coupled weight decay, ``g + weight_decay * w``, after clipping.
+        clip: Bound of the gradient's norm over the whole tree, or None.
     """
 
     weight_decay: float = 0.0
@@ -39,13 +45,20 @@ class Optimizer(ABC):
 
     @abstractmethod
     def init(self, params: Tree) -> State:
-        """State before the first step: trees and numbers, which a method keeps in its own state."""
+        """Return the state before the first step: trees and numbers.
+
+        A method stores it in its own state.
+        """
 
     def step(self, params: Tree, grads: Tree, state: State, lr: float) -> tuple[Tree, State]:
-        """Parameters and state after one step of size `lr`.
+        """Return the parameters and the state after one step of size `lr`.
 
         Args:
-            grads: of the loss with respect to `params`, with the same keys in the same order.
+            params: Parameters.
+            grads: Gradient of the loss with respect to `params`, with the same keys in
+                the same order.
+            state: State before the step.
+            lr: Step size.
         """
         params = trees.clone(params)
         state = {
@@ -53,31 +66,34 @@ class Optimizer(ABC):
             for key, value in state.items()
         }
         direction = list(grads.values())
+
         if self.clip is not None:
             direction = clipped(direction, self.clip, Vectors)
+
         if self.weight_decay:
             direction = list(
                 torch._foreach_add(direction, list(params.values()), alpha=self.weight_decay)
             )
+
         return params, self._move(list(params.values()), direction, state, lr)
 
     @abstractmethod
     def _move(
         self, params: list[Tensor], direction: list[Tensor], state: State, lr: float
     ) -> State:
-        """Change `params` and `state` in place; returns `state`."""
+        """Change `params` and `state` in place and return `state`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sgd(Optimizer):
-    """torch.optim.SGD, dampening 0."""
+    """SGD as in torch.optim.SGD, with dampening 0."""
 
     momentum: float = 0.0
     nesterov: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.momentum < 1, f"momentum must lie in [0, 1), got {self.momentum}")
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
         require(self.momentum > 0 or not self.nesterov, "nesterov needs momentum above 0")
 
     def init(self, params: Tree) -> State:
@@ -93,7 +109,7 @@ class Sgd(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """torch.optim.Adam."""
+    """Adam as in torch.optim.Adam."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -101,7 +117,7 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            all(0 <= b < 1 for b in self.betas), f"betas must lie in [0, 1), got {list(self.betas)}"
+            all(0 <= b < 1 for b in self.betas), f"betas must be in [0, 1), got {list(self.betas)}"
         )
         require(self.eps > 0, f"eps must be positive, got {self.eps}")
 
@@ -118,5 +134,8 @@ class Adam(Optimizer):
 
 
 def cosine(lr: float, step: int, steps: int, end: float = 0.0) -> float:
-    """Step size of `step` (from 0) on half a cosine from `lr` to `end`, which step `steps` and those after it have."""
+    """Return the step size of `step` (from 0) on half a cosine from `lr` to `end`.
+
+    Step `steps` and all later steps have the step size `end`.
+    """
     return end + (lr - end) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2

@@ -179,7 +179,7 @@ REFUSED = {
     "more often than others": spec_of("Half"),
     "units of different layers": spec_of("Repeated"),
     "mixes different units": spec_of("Crossed"),
-    "not that of its last layer alone": spec_of("TwoHeads"),
+    "not only that of its last layer": spec_of("TwoHeads"),
 }
 
 

@@ -120,10 +120,10 @@ def test_a_folded_network_is_matched_and_grown_as_any_other() -> None:
 @pytest.mark.parametrize(
     ("spec", "match"),
     [
-        (MODELS["resnet, BatchNorm"], "cannot be taken into its layers"),
+        (MODELS["resnet, BatchNorm"], "cannot be folded into its layers"),
         (normed(between="relu"), "does not follow a layer directly"),
         (normed(between="skip"), "another function"),
-        (normed(stored=False), "keeps no statistics"),
+        (normed(stored=False), "has no running statistics"),
     ],
 )
 def test_refusals(spec, match: str) -> None:

@@ -109,10 +109,10 @@ def test_a_grown_model_computes_what_it_computed(name: str) -> None:
         ),
         (spec_of("fedexp.models.cvae.Cvae"), {}, "ordered|mixes|layer"),
         (MODELS["gated"], {}, "widths cannot be changed"),
-        (MODELS["mlp"], {"hidden.2.weight": 4}, "no group of hidden units"),
-        (MODELS["mlp"], {"output.weight": 4}, "no group of hidden units"),
+        (MODELS["mlp"], {"hidden.2.weight": 4}, "not a group of hidden units"),
+        (MODELS["mlp"], {"output.weight": 4}, "not a group of hidden units"),
         (MODELS["mlp"], {"hidden.0.weight": 0}, "at least 1"),
-        (spec_of("tests.matching.test_widths.Untrue"), {}, "does not make these widths"),
+        (spec_of("tests.matching.test_widths.Untrue"), {}, "does not return these widths"),
     ],
 )
 def test_refusals(spec, widths, match: str) -> None:

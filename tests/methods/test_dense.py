@@ -474,7 +474,7 @@ class Tall(nn.Module):
         (["task=cvae", "model=cvae"], "compares logits of classes"),
         (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]", "rounds=1"],
          "output does not fit"),
-        (["aggregator.teachers=stacked", "aggregator.precision=bf16"], "does not run in precision=bf16"),
+        (["aggregator.teachers=stacked", "aggregator.precision=bf16"], "does not support precision=bf16"),
         (["aggregator.b=1"], "b must be at least 2"),
         (["aggregator.B=1"], "B must be at least 2"),
     ],
@@ -536,7 +536,7 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
     single = replace(env, dtype=torch.float32)
     rounded.init(single)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **how: False)
-    with pytest.raises(ConfigError, match="cuda has none"):
+    with pytest.raises(ConfigError, match="cuda does not support it"):
         rounded.init(replace(single, device=torch.device("cuda")))
 
 

@@ -320,7 +320,7 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "at least 1, got 0" in refusal("aggregator.K=0")
     assert "at least 1, got 0" in refusal("aggregator.B=0")
     assert "L must not be negative" in refusal("aggregator.L=-1.0")
-    assert "nothing to choose by" in refusal("aggregator.L=0.0", "aggregator.loss_term=false")
+    assert "no criterion to choose by" in refusal("aggregator.L=0.0", "aggregator.loss_term=false")
     assert "not a choice" in refusal("aggregator.strategy=oldest")
     assert "at most 1.0" in refusal("aggregator.warm_up=1.5")
     longer = refusal("aggregator.warm_up=4")

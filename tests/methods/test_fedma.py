@@ -672,7 +672,7 @@ OTHERS = {
         {"fold_batch_norm": False},
         "'norms.0' is a norm layer",
     ),
-    "resnet": (MODELS["resnet, BatchNorm"], {}, "BatchNorms cannot be taken into its layers"),
+    "resnet": (MODELS["resnet, BatchNorm"], {}, "BatchNorms cannot be folded into its layers"),
     "resnet, unfolded": (
         MODELS["resnet, BatchNorm"],
         {"fold_batch_norm": False},

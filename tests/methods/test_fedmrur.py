@@ -450,11 +450,11 @@ def test_special_cohorts() -> None:
 # ---------------------------------------------------------------- refusals
 
 REFUSED = {
-    "method=fedcm local.momentum=0.9": "momentum of its own",
-    "method=fedmrur local.momentum=0.9": "momentum of its own",
+    "method=fedcm local.momentum=0.9": "its own momentum",
+    "method=fedmrur local.momentum=0.9": "its own momentum",
     "method=mofedsam local.optimizer=adam": "needs SGD",
-    "method=fedcm trainer.alpha=0.0": "alpha must lie in",
-    "method=mofedsam trainer.alpha=1.5": "alpha must lie in",
+    "method=fedcm trainer.alpha=0.0": "alpha must be in",
+    "method=mofedsam trainer.alpha=1.5": "alpha must be in",
     "method=fedsam trainer.rho=-0.1": "rho must not be negative",
     "method=fedmrur trainer.rho=-0.1": "rho must not be negative",
     "method=fedsam trainer.eps=0.0": "eps must be positive",
@@ -462,7 +462,7 @@ REFUSED = {
     "method=fedmrur trainer.sigma=0.0": "sigma must be positive",
     "method=fedmrur trainer.beta=0.0": "beta must be positive",
     "method=fedmrur trainer.layer=first": "not a choice",
-    "method=fedmrur aggregator=mean trainer.momentum_from=plain": "from before normalisation",
+    "method=fedmrur aggregator=mean trainer.momentum_from=plain": "from the mean before normalisation",
     "method=fedmrur task=cvae model=cvae": "no head",
 }
 

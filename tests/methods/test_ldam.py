@@ -119,7 +119,7 @@ def test_an_ensemble_of_cosines_decides_alike_at_any_scale_but_its_losses_differ
 
 def test_scales_that_disagree_are_refused() -> None:
     quick = ["method=ldam", "dataset=mnist", "data_root=nowhere", "model=cnn_mnist"]
-    with pytest.raises(ConfigError, match="otherwise than the loss does") as refused:
+    with pytest.raises(ConfigError, match="differently from the loss") as refused:
         Experiment.of(compose([*quick, "model.cosine_scale=16"]))
     assert "trainer.s=16" in str(refused.value)
     with pytest.raises(DataError):  # nothing else is wrong

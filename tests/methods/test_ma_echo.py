@@ -520,11 +520,11 @@ def test_layers_that_cannot_be_iterated_are_refused(overrides: list[str], said: 
 
 
 def test_mistakes_are_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="norm goes with"):
+    with pytest.raises(ConfigError, match="norm requires"):
         Experiment.of(
             compose(["method=ma_echo", "aggregator.norm=true", "aggregator.v_update=anchored"])
         )
-    with pytest.raises(ConfigError, match="a rank is needed for every layer"):
+    with pytest.raises(ConfigError, match="needs one number per layer"):
         Experiment.of(compose(["method=ma_echo", "aggregator.rank=[3]"]))
 
 

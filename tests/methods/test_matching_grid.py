@@ -107,7 +107,7 @@ def test_lambdas_that_agree_again_have_one_state_whose_sums_are_new() -> None:
     branches = [
         beta_bernoulli._Branch(n, s) for n, s in (((0, 3), drifted), ((1,), other), ((2,), state))
     ]
-    first, second = beta_bernoulli._joined(branches, pool)
+    first, second = beta_bernoulli._join(branches, pool)
     assert (first.numbers, second.numbers) == ((0, 3, 2), (1,))
     for branch, expected in ((first, state), (second, other)):
         pairs = zip(
@@ -287,11 +287,11 @@ def test_given_models_orders_and_counts_decide_everything(
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
-        (np.ones((4, 2), dtype=int), "another shape"),
-        (np.ones((3, 3), dtype=int), "another shape"),
-        (np.ones(12, dtype=int), "another shape"),
-        (np.ones((4, 3)), "no integers"),
-        (-np.ones((4, 3), dtype=int), "no counts"),
+        (np.ones((4, 2), dtype=int), "the wrong shape"),
+        (np.ones((3, 3), dtype=int), "the wrong shape"),
+        (np.ones(12, dtype=int), "the wrong shape"),
+        (np.ones((4, 3)), "not integers"),
+        (-np.ones((4, 3), dtype=int), "not counts"),
         (None, "cannot be read"),
     ],
 )
@@ -325,5 +325,5 @@ def test_settings_without_meaning_are_refused(options) -> None:
 
 def test_a_file_with_orders_for_fewer_sweeps_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "orders.npy", visits(1, 4, 3))
-    with pytest.raises(ConfigError, match="another shape"):
+    with pytest.raises(ConfigError, match="the wrong shape"):
         PFNM(orders=str(tmp_path / "orders.npy")).check(MLPS["one"], IMAGE)

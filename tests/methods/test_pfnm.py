@@ -116,7 +116,7 @@ def pool_of(
 ) -> tuple[_UnitPool, _State]:
     """With these models assigned one after the other."""
     pool = _UnitPool(models, q, mu0, options)
-    state = pool.begun(None)
+    state = pool.initial_state(None)
     for s in assigned:
         state = add(pool, state, s)
     return pool, state
@@ -684,12 +684,12 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(
 @pytest.mark.parametrize(
     ("orders", "words"),
     [
-        (np.zeros((1, 5, 2), dtype=int), "no permutations"),
-        (np.zeros((1, 5, 2)), "no integers"),
-        (np.array([[[0, 2]] * 5]), "no permutations"),
-        (np.array([[[0, 1]] * 4]), "another shape"),
-        (np.array([[0, 1]] * 5), "another shape"),
-        (np.array([[[0, 1]] * 5] * 2), "another shape"),
+        (np.zeros((1, 5, 2), dtype=int), "not permutations"),
+        (np.zeros((1, 5, 2)), "not integers"),
+        (np.array([[[0, 2]] * 5]), "not permutations"),
+        (np.array([[[0, 1]] * 4]), "the wrong shape"),
+        (np.array([[0, 1]] * 5), "the wrong shape"),
+        (np.array([[[0, 1]] * 5] * 2), "the wrong shape"),
         (np.array([[["a", "b"]] * 5], dtype=object), "cannot be read"),
         (None, "cannot be read"),
     ],
@@ -770,7 +770,10 @@ CHAINLESS = {
         spec_of(f"{HERE}Skipping"),
         "only chains of linear layers.*more than the layer before",
     ),
-    "slope": (spec_of(f"{HERE}Rectified"), "only chains of linear layers.*belongs to no layer"),
+    "slope": (
+        spec_of(f"{HERE}Rectified"),
+        "only chains of linear layers.*does not belong to a layer",
+    ),
     "fixed": (spec_of(f"{HERE}Fixed"), "widths cannot be changed"),
     **{
         name: (spec, name if "groups" not in name else "is a norm layer")

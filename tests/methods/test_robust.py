@@ -104,7 +104,7 @@ def test_one_client_gone_astray_moves_the_model_no_further_than_the_others_do(me
         ("method=krum aggregator.f=0.5", "a fraction below one half"),
         ("method=krum sampling=bernoulli clients_per_round=0.5", "in every round"),
         ("method=trimmed_mean clients_per_round=2", "leaves none of 2 participants"),
-        ("method=trimmed_mean aggregator.beta=0.5", r"beta must lie in \[0, 1/2\)"),
+        ("method=trimmed_mean aggregator.beta=0.5", r"beta must be in \[0, 1/2\)"),
     ],
 )
 def test_what_cannot_be_withstood_is_refused_before_training(overrides: str, said: str) -> None:

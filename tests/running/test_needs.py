@@ -93,7 +93,7 @@ def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
 def test_a_rule_of_aggregation_is_asked_for() -> None:
     said = refused(TRAINER, *SERVER)
     assert (
-        "server optimizer FedDynServer counts every client alike" in said
+        "server optimizer FedDynServer gives every client the same weight" in said
         and "set aggregator.weights=uniform" in said
     )
     assert "set another aggregator" in refused("method=local", *SERVER)

@@ -150,6 +150,7 @@ class Averaging(Aggregator):
         old: Weights = state["weights"]
         seen, merging = _Seen(old), None
         norms = (env.trainer.needs | env.server_optimizer.needs | self.needs).update_norms
+
         for result in results:
             p, a = self.weight(result.num_examples), self.normalizer(result, env)
             update = trees.sub(result.weights.params, old.params)
@@ -157,21 +158,28 @@ class Averaging(Aggregator):
             seen.add(result, p, 1.0 if env.trainer.payload_weights == "uniform" else p)
             if norms:
                 seen.squared_norms.append(trees.squared_norm(update) / a**2)
-            del update  # not held while the next client trains
-        if not seen.p:  # every sampled client was empty or skipped: the round changes nothing
+            # Free the update while the next client trains
+            del update
+
+        # If every sampled client was empty or skipped, the round changes nothing
+        if not seen.p:
             return state, {"clients": 0}
+
         direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
         factor = self.factor(direction, stats, env)
         if factor != 1.0:
             direction = trees.scale(direction, factor)
             stats = replace(stats, squared_norms=tuple(factor**2 * s for s in stats.squared_norms))
+
         server, params, metrics = env.server_optimizer.step(
             state["server"], old.params, direction, stats
         )
         weights = Weights(old.spec, params, seen.buffers())
         evaluated = env.server_optimizer.evaluated(server, params)
+
         if type(self).factor is not Averaging.factor:
             metrics = {**metrics, "server/factor": factor}
+
         shared = state["shared"]
         if type(env.trainer).update_shared is not Trainer.update_shared:
             live, applied = old.trainable, trees.sub(params, old.params)
@@ -184,6 +192,7 @@ class Averaging(Aggregator):
                 **metrics,
                 **{f"server/{name}": _length(tree) for name, tree in renewed.items()},
             }
+
         new: AveragingState = {
             "weights": weights,
             "shared": shared,
@@ -192,6 +201,7 @@ class Averaging(Aggregator):
             if evaluated is params
             else Weights(old.spec, evaluated, weights.buffers),
         }
+
         return new, {"clients": stats.m, **metrics}
 
     def _whole(self, env: Env) -> tuple[int, float]:
@@ -200,7 +210,8 @@ class Averaging(Aggregator):
         p is taken before normalisation. Clients are counted by size, because N may be
         millions.
         """
-        clients = np.bincount(self.population(env))  # of each size
+        # Number of clients of each size
+        clients = np.bincount(self.population(env))
         sizes = [n for n in np.flatnonzero(clients).tolist() if n]
         return int(clients[1:].sum()), sum(self.weight(n) * int(clients[n]) for n in sizes)
 
@@ -265,26 +276,30 @@ class _Seen:
             self.payload_sums = {
                 name: trees.zeros_like(tree) for name, tree in result.payload.items()
             }
+
         for name, value in result.weights.buffers.items():
             if value.is_floating_point():
                 self.buffer_sums[name].add_(value, alpha=p)
             else:
                 torch.maximum(self.buffer_sums[name], value, out=self.buffer_sums[name])
+
         for name, tree in result.payload.items():
             torch._foreach_add_(
                 trees.tensors(self.payload_sums[name]), trees.tensors(tree), alpha=payload_weight
             )
+
         self.payload_weight += payload_weight
         self.p.append(p)
         self.tau.append(result.num_steps)
 
     def buffers(self) -> Tree:
         total = sum(self.p)
-        frozen = self.old.frozen  # the mean of equal numbers may differ from them in the last bit
-        kept = {k: v for k, v in self.old.buffers.items() if k in frozen}
+        # The mean of equal numbers may differ from them in the last bit
+        frozen = self.old.frozen
+        frozen_buffers = {k: v for k, v in self.old.buffers.items() if k in frozen}
         return {
             k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()
-        } | kept
+        } | frozen_buffers
 
     def payload(self) -> dict[str, Tree]:
         return {

@@ -1,4 +1,7 @@
-"""What distillation without data has in common: teachers once a round, then epochs on the server, a step each."""
+"""The base of data-free distillation.
+
+The clients deliver teachers once per round. Epochs on the server follow, one step each.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,8 @@ from fedexp.methods.bases.fusion import averaged
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
 
-DistillationBatch = tuple[
-    Tensor, Tensor
-]  # normalised inputs (b, ...) and the teachers' logits of them (b, C)
+# Normalised inputs (b, ...) and the teachers' logits (b, C)
+DistillationBatch = tuple[Tensor, Tensor]
 
 
 class DataFreeState(TypedDict):
@@ -67,27 +69,39 @@ class GeneratorState(TypedDict):
 
 @dataclass(frozen=True)
 class DataFree(Aggregator):
-    """A round's first step trains the clients; each of its T further steps is an epoch of the method on the server.
+    """The base of aggregators that distil without data.
 
-    The outcome is the student, the server's network; it is traced after every epoch, series ``student``, and
-    ``distillation/loss``, the epoch's mean, and ``distillation/steps`` are logged. A killed run repeats the epoch that it was
-    killed in. A round's first step logs ``teachers/stacked``, 0 or 1.
-    State: the round, its finished steps, whether teachers run stacked, the student, its optimizer, the teachers (kept models)
-    and, under ``own``, what the method itself keeps.
+    A round's first step trains the clients. Each of its T further steps is an epoch of
+    the method on the server. A killed run repeats the epoch in which it was killed.
+
+    The outcome is the student, the server's network. It is traced after every epoch in
+    the series ``student``. ``distillation/loss`` (mean over the epoch) and
+    ``distillation/steps`` are logged. A round's first step logs ``teachers/stacked``, 0
+    or 1.
+
+    The state holds the round, its finished steps, whether teachers run stacked, the
+    student, its optimizer and the teachers (stored models). ``own`` is the state of the
+    method itself.
 
     Args:
-        T: server epochs a round; ``limit.server_steps`` bounds them.
-        tau: temperature of distillation, whose loss has the factor tau^2.
-        lr_student, schedule: step size of the student, constant or on half a cosine over the T epochs to 0; student: its
-            optimizer.
-        student_start: its weights at the start of a round: ``previous`` (the last round's; fresh in the first), ``fresh``
-            (an initialisation of its own) or ``fedavg`` (the teachers' mean).
-        b: images a generated batch.
-        at_once: `fedexp.distillation.ensemble.TeacherEnsemble`.
-        teachers: run ``stacked`` or ``looped``, one after the other; ``auto`` is `fedexp.distillation.stacking`'s choice for the
-            first cohort, kept in the state.
-        precision: ``bf16``: autocast in the teachers' passes, looped, and the generator's; losses, statistics and the student
-            stay as they are.
+        T: Server epochs per round. ``limit.server_steps`` bounds them.
+        tau: Temperature of distillation. The loss has the factor tau^2.
+        lr_student: Step size of the student.
+        schedule: The step size is ``constant``, or follows half a cosine over the T
+            epochs to 0 (``cosine``).
+        student: Optimizer of the student.
+        student_start: Weights of the student at the start of a round: ``previous``
+            (those of the last round, fresh in the first), ``fresh`` (a new
+            initialisation) or ``fedavg`` (the teachers' mean).
+        b: Images per generated batch.
+        at_once: Number of teachers that hold activations at a time
+            (`fedexp.distillation.ensemble.TeacherEnsemble`).
+        teachers: Whether teachers run ``stacked`` or ``looped``, one after the other.
+            ``auto`` is the choice of `fedexp.distillation.stacking` for the first
+            cohort. It is stored in the state.
+        precision: With ``bf16`` the passes of the teachers (looped) and of the
+            generator run under autocast. Losses, statistics and the student are not
+            affected.
     """
 
     remedy: ClassVar[str] = (
@@ -109,11 +123,11 @@ class DataFree(Aggregator):
         for name in ("T", "tau", "lr_student", "at_once"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} must be positive, got {value}")
-        # BatchNorm has no variance of one
+        # BatchNorm cannot compute the variance of a single image
         require(self.b >= 2, f"b must be at least 2, got {self.b}")
         require(
             self.precision == "float32" or self.teachers != "stacked",
-            "teachers=stacked does not run in precision=bf16: set teachers=looped",
+            "teachers=stacked does not support precision=bf16: set teachers=looped",
         )
 
     @property
@@ -129,8 +143,10 @@ class DataFree(Aggregator):
     def init(self, env: Env) -> DataFreeState:
         if self.teachers == "stacked":
             _check_stackable(env)
+
         if self.precision == "bf16":
             _check_bf16(env)
+
         return {
             "round": 0,
             "epoch": 0,
@@ -157,38 +173,47 @@ class DataFree(Aggregator):
     ) -> tuple[DataFreeState, Metrics]:
         if env.step == 0:
             return self._begin(state, [result.weights for result in results], env)
+
         ensemble = TeacherEnsemble(
-            [kept.load() for kept in state["teachers"]],
+            [stored.load() for stored in state["teachers"]],
             self.at_once,
             stacked=bool(state["stacked"]),
             bf16=self.precision == "bf16",
         )
         epochs, lr = env.server_steps(self.T), self.lr_student
+
         if self.schedule == "cosine":
             lr = cosine(lr, env.step - 1, epochs)
+
         state, metrics = self.epoch(state, ensemble, lr, env)
         if env.trace.wants(env.step):
             env.trace(env.step, {"student": self.outcome(state)}, values=metrics)
+
         if env.step == epochs:
             return _ended(state), metrics
+
         return {**state, "epoch": env.step + 1}, metrics
 
     def _begin(
         self, state: DataFreeState, models: list[Weights], env: Env
     ) -> tuple[DataFreeState, Metrics]:
-        """The round's teachers and the student's start."""
-        if not models:  # every client was skipped: the round changes nothing
+        """Set the round's teachers and the student's start."""
+        # If every client was skipped, the round changes nothing
+        if not models:
             return _ended(state), {"clients": 0}
+
         student = state["student"]
         if self.student_start == "fedavg":
             student = averaged(models)
         elif self.student_start == "fresh" and env.round:
             student = fresh_student(env)
+
         stacked = state["stacked"]
         if stacked is None:
             inputs = torch.zeros(self.b, *env.input_shape, device=env.device, dtype=env.dtype)
             running = "looped" if self.precision == "bf16" else self.teachers
             stacked = stacks(running, models, self.at_once, inputs)
+
         started: DataFreeState = {
             **state,
             "epoch": 1,
@@ -198,28 +223,50 @@ class DataFree(Aggregator):
             "teachers": [env.store(model) for model in models],
             "own": self.begin(state["own"], env),
         }
+
         return started, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def begin(self, own: State, env: Env) -> State:
-        """What the method keeps, ``state["own"]``, at the start of a round; `own` is what the last one left."""
+        """Return the method's state, ``state["own"]``, at the start of a round.
+
+        Args:
+            own: The method's state at the end of the last round.
+            env: The environment.
+        """
         return {}
 
     @abstractmethod
     def epoch(
         self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
-        """Epoch number ``env.step`` (from 1) of a round: the student, its optimizer and ``own`` after it.
+        """Run epoch number ``env.step`` (from 1) of a round.
 
         Args:
-            lr: of the student.
+            state: The state before the epoch.
+            ensemble: The teachers.
+            lr: Step size of the student.
+            env: The environment.
+
+        Returns:
+            The state with the student, its optimizer and ``own`` after the epoch, and
+            the values to log.
         """
 
     @abstractmethod
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
-        """(n, c, H, W) images to look at after a round, the oldest first, 8 bits a value or in [0, 1], and (n,) their classes."""
+        """Return images to show after a round, the oldest first.
+
+        Returns:
+            Images of shape (n, c, H, W), with 8 bits per value or in [0, 1], and their
+            classes of shape (n,).
+        """
 
     def pictures(self, state: DataFreeState, env: Env) -> Mapping[str, Tensor]:
-        """``synthetic``: images of the bank, or fresh ones of a generator that keeps none, a row a class."""
+        """Return ``synthetic``, a grid of images with one row per class.
+
+        The images are those of the bank. If there is none, a generator makes fresh
+        ones.
+        """
         return (
             {"synthetic": by_class(*self.synthetic_images(state, env), env.num_classes)}
             if state["own"]
@@ -233,7 +280,11 @@ class DataFree(Aggregator):
         lr: float,
         env: Env,
     ) -> tuple[DataFreeState, Metrics]:
-        """The state after a step of the student on each of `distillation_batches`, and what to log."""
+        """Take one step of the student on each of `distillation_batches`.
+
+        Returns:
+            The state after the steps, and the values to log.
+        """
         noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
             state["student"],
@@ -244,11 +295,13 @@ class DataFree(Aggregator):
             self.tau,
             noise,
         )
+
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
         if not math.isfinite(metrics["distillation/loss"]):
             raise FedexpError(
                 f"the student's loss is not finite in server epoch {env.step}", do=self.remedy
             )
+
         return {**state, "student": student, "optimizer": optimizer}, metrics
 
     def outcome(self, state: DataFreeState) -> Outcome:
@@ -256,7 +309,10 @@ class DataFree(Aggregator):
 
 
 def _check_stackable(env: Env) -> None:
-    """Refuse teachers that cannot run as one: of several architectures, or with what torch.vmap does not know."""
+    """Refuse teachers that cannot run as one network.
+
+    They have several architectures, or an operation that torch.vmap does not support.
+    """
     specs = list(dict.fromkeys(env.spec_of(client) for client in range(env.num_clients)))
     reason = "they differ in architecture"
     if len(specs) == 1:
@@ -268,6 +324,7 @@ def _check_stackable(env: Env) -> None:
             reason = str(error).partition("\n")[0]
         else:
             return
+
     raise ConfigError(
         f"teachers cannot be stacked: {reason}",
         where="aggregator.teachers",
@@ -278,15 +335,17 @@ def _check_stackable(env: Env) -> None:
 
 
 def _check_bf16(env: Env) -> None:
-    """Refuse types that autocast leaves alone and devices that do not have bfloat16."""
+    """Refuse types that autocast does not change and devices without bfloat16."""
     cuda = env.device.type == "cuda"
     reason = (
-        f"{env.device} has none"
+        f"{env.device} does not support it"
         if cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
         else None
     )
+
     if env.dtype != torch.float32:
-        reason = f"autocast leaves {env.dtype} as it is"
+        reason = f"autocast does not change {env.dtype}"
+
     if reason:
         raise ConfigError(
             f"bfloat16 cannot be used: {reason}",

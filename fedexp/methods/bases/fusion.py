@@ -78,7 +78,8 @@ class FusionAggregator(Aggregator):
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
         cohort = list(results)
-        if not cohort:  # every sampled client was skipped: the round changes nothing
+        # If every sampled client was skipped, the round changes nothing
+        if not cohort:
             return state, {"clients": 0}
         weights, metrics = self.fuse(cohort, env)
         return {"weights": weights}, {"clients": len(cohort), **metrics}

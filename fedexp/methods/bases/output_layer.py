@@ -59,10 +59,12 @@ def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do:
     classes = dict(spec.kwargs).get("num_classes")
     if classes is None:
         return
+
     rows, name = _output_rows(spec, input_shape)
     if rows != classes:
         raise ConfigError(
-            "an output layer merged class by class needs a row for every class, and the model's has other rows",
+            "an output layer that is merged class by class needs one row per class, "
+            "and the model has other rows",
             where=where,
             expected=f"{classes} rows in {name}",
             got=f"{rows} rows",

@@ -1,4 +1,7 @@
-"""Data-free distillation with an image bank: an epoch makes one batch of images, then the student sees the whole bank."""
+"""The base of data-free distillation with an image bank.
+
+An epoch makes one batch of images. Then the student trains on the whole bank.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,23 @@ class BankState(TypedDict):
 
 @dataclass(frozen=True)
 class Replay(DataFree):
-    """Epoch e: synthesis of b images, which join the bank; one shuffled pass of distillation over its e b images.
+    """The base of aggregators that distil from an image bank.
 
-    ``own`` holds the bank, a tree ``x``, ``y`` a batch, which is stored once. Logs ``bank``, a count of images,
-    besides. Where distillation does not augment, the teachers see an image once: ``own`` holds D(x) of the bank's batches.
+    Epoch e makes b images, which join the bank. One shuffled pass of distillation over
+    its e b images follows.
+
+    ``own`` holds the bank, one tree with ``x`` and ``y`` per batch, which is stored
+    once. ``bank``, a count of images, is logged as well. If distillation does not
+    augment, the teachers see an image once, and ``own`` holds D(x) of the bank's
+    batches.
 
     Args:
-        B: images of a distillation batch, the last one may be short, but not a single image.
-        views: of the images in distillation, `fedexp.distillation.views.Views`.
-        rounding: of pixels to 8 bits.
-        keep_bank: in later rounds; false: it is emptied.
+        B: Images per distillation batch. The last batch may be short, but a single
+            image is left out.
+        views: Augmentation of the images in distillation,
+            `fedexp.distillation.views.Views`.
+        rounding: Rounding of pixels to 8 bits.
+        keep_bank: Whether the bank is used in later rounds. Otherwise it is emptied.
     """
 
     B: int = 128
@@ -82,7 +92,11 @@ class Replay(DataFree):
         return bank.x, bank.y
 
     def labels(self, env: Env) -> Tensor:
-        """(b,) int64 y of the epoch's images, uniform over the classes, ascending."""
+        """Draw the labels y of the epoch's images, uniform over the classes.
+
+        Returns:
+            Labels of shape (b,), int64, ascending.
+        """
         random = torch_generator(env.seed, "labels", env.round, env.step)
         return (
             torch.randint(env.num_classes, (self.b,), generator=random).sort().values.to(env.device)
@@ -92,15 +106,25 @@ class Replay(DataFree):
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
-        """The epoch's images (b, c, H, W) in [0, 1] for `labels`, what to log, and ``own`` after it."""
+        """Make the epoch's images for `labels`.
+
+        Returns:
+            Images of shape (b, c, H, W) in [0, 1], the values to log, and ``own`` after
+            the epoch.
+        """
 
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
     ) -> tuple[State, Iterator[DistillationBatch]]:
-        """``own`` for the next epoch, and what the student sees in one shuffled pass over `samples`, the bank's."""
+        """Return the student's batches in one shuffled pass over the bank's `samples`.
+
+        Returns:
+            ``own`` for the next epoch, and the batches.
+        """
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:
             return own, ((x, logits_of(ensemble, x)) for x, _ in self.inputs(samples, view, env))
+
         known: list[Tensor] = own.get("logits", [])
         new = [
             samples_of([batch], env.domain).inputs(slice(None))
@@ -108,19 +132,25 @@ class Replay(DataFree):
         ]
         known = [*known, *(logits_of(ensemble, x) for x in new)]
         logits = torch.cat(known)
+
         return {**own, "logits": known}, (
             (x, logits[at]) for x, at in self.inputs(samples, view, env)
         )
 
     def inputs(self, samples: Samples, view: View, env: Env) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of one shuffled pass over the bank, through `view`, and the images' positions in it."""
+        """Yield the batches of one shuffled pass over the bank, transformed by `view`.
+
+        Yields:
+            The inputs, and the positions of their images in the bank.
+        """
         order = batches(len(samples), self.B, env.seed, "distillation", env.round, env.step)
         for step, at in enumerate(on_device(order, samples.x.device)):
-            if len(at) > 1:  # BatchNorm has no variance of one
+            # BatchNorm cannot compute the variance of a single image
+            if len(at) > 1:
                 yield view.augmented(samples.inputs(at), step), at
 
 
 def logits_of(ensemble: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """The ensemble's logits, without a gradient."""
+    """Return the ensemble's logits, without a gradient."""
     with torch.no_grad():
         return ensemble(inputs)

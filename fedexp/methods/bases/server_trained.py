@@ -86,7 +86,7 @@ class ServerTrained(Mean):
     def __post_init__(self) -> None:
         require(
             (self.steps is None) != (self.epochs is None),
-            "set one of steps and epochs, the other one to null",
+            "set one of steps and epochs, and the other one to null",
         )
         for name in ("steps", "epochs"):
             value = getattr(self, name)
@@ -176,7 +176,7 @@ class ServerTrained(Mean):
             and network(env.server_spec, env.device, env.dtype).has_batch_norm
         ):
             raise ConfigError(
-                "BatchNorm has no statistics of one sample, and the server has one",
+                "BatchNorm cannot compute statistics of one sample, and the server has one",
                 where="proxy.size",
                 expected="2 samples or more",
                 got=len(proxy_of(env)),
@@ -208,23 +208,28 @@ class ServerTrained(Mean):
         until = min(taken + self.steps_per_stage(env), self.total(env))
         net = network(env.server_spec, env.device, env.dtype)
         net.train()
+
         try:
             parts = self._parts(taken, until, net, env)
             weights, work, metrics = self.train(state["weights"], state["work"], net, parts, env)
         finally:
             net.set_noise(None)
             net.release()
+
         work = {**work, "taken": until}
         over = until == self.total(env) or self.stopped(work)
         if over:
             weights = self.end(weights, work, env)
+
         if env.trace.wants(env.step):
             env.trace(env.step, {"student": Outcome((weights,), self.delivers)}, values=metrics)
+
         where = (
             {"round": env.round + 1, "stage": 0, "work": {}}
             if over
             else {"stage": env.step + 1, "work": work}
         )
+
         return {**state, "weights": weights, "evaluated": weights, **where}, metrics
 
     def _parts(self, taken: int, until: int, net: Net, env: Env) -> Iterator[Part]:
@@ -238,7 +243,7 @@ class ServerTrained(Mean):
             on_device(islice(order, until - taken), proxy.x.device), start=taken
         ):
             if len(at) == 1 and net.has_batch_norm:
-                continue  # it has no statistics of one
+                continue  # BatchNorm has no statistics of a single sample
             noise.step = step
             yield step, at, proxy.inputs(at)
 
@@ -258,6 +263,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
     """
     if not losses:
         return {}
+
     mean = float(torch.stack([*losses.values()]).mean())
     if not math.isfinite(mean):
         step = next((step for step, loss in losses.items() if not loss.isfinite()), max(losses))
@@ -268,6 +274,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
             if step
             else "lower local.lr, if the clients diverged, or aggregator.lr",
         )
+
     return {"server/loss": mean}
 
 

@@ -9,10 +9,10 @@ Reference:
 Update:
     After the clients return, the generator ``z = G(y, eps)`` is trained. y is uniform
     over classes of which some client has more than one sample. eps is uniform on [0, 1)
-    as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` (the code's form; the
-    paper has the CE of the mean of the clients' logits) plus
-    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. msd is the mean
-    squared difference and mad the mean absolute difference. a_k(y) is the share of
+    as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` plus
+    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The first term is the
+    code's form. The paper has the CE of the mean of the clients' logits. msd is the
+    mean squared difference and mad the mean absolute difference. a_k(y) is the share of
     client k in the cohort's samples of class y, with one added to each count. Only the
     heads run, on generated features. The models are averaged as in FedAvg.
 
@@ -215,6 +215,7 @@ class FedGen(Mean):
         net.train()
         judge.train(False)
         others: Weights = state["weights"]
+
         for step in range(steps):
             random = torch_generator(env.seed, "generator", env.round, step)
             y = classes[
@@ -236,6 +237,7 @@ class FedGen(Mean):
                 params, grads, optimizer, self.lr * self.lr_decay**env.round
             )
             losses[step] = loss
+
         return Weights(old.spec, params, buffers), optimizer, mean_loss(losses, steps, env)
 
     def loss(self, logits: Tensor, y: Tensor, held: Tensor, eps: Tensor, z: Tensor) -> Tensor:
@@ -284,19 +286,22 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
         Weights.init(spec, seed_of("head"), cpu, torch.float32),
     )
     net.train(False)
+
     with torch.no_grad():
         features = net.observe(
             weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True
         ).features
+
     assert features is not None
     if features.dim() != 2:
         raise ConfigError(
-            "the network's penultimate features are maps, and the generator makes vectors",
+            "the network's penultimate features are maps, but the generator makes vectors",
             where="model",
             expected="features of shape (batch, numbers)",
             got=f"{tuple(features.shape)} of {spec.arch}",
             do="choose a model whose head is a linear layer",
         )
+
     leaves = {name: value.requires_grad_() for name, value in weights.params.items()}
     output = net.head(leaves, weights.buffers, features)
     grads = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)

@@ -66,7 +66,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
             require(
                 getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
             )
-        require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
+        require(0 < self.decay <= 1, f"decay must be in (0, 1], got {self.decay}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
 
@@ -87,11 +87,13 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     ) -> Tensor | Measured:
         if not ctx.round or not (self.alpha or self.beta):
             return super().loss(net, params, buffers, batch, ctx)
+
         output = net(params, buffers, batch.x)
         loss = F.cross_entropy(output, batch.y)
         if ctx.epoch >= self.epochs:
             zero = torch.zeros_like(loss)
             return Measured(loss, {"generated": zero, "latent": zero})
+
         known = ctx.shared["labels"]["known"]
         at = (
             (ctx.noise("drawn classes", (self.batch_size,)) * len(known))
@@ -105,8 +107,9 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         own = (
             self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach().log_softmax(1)
         )
-        # Kl_div has no batching rule
+        # `kl_div` has no batching rule
         latent = (own.exp() * (own - output.log_softmax(1))).sum(1).mean()
+
         generated = (
             self._coefficient(self.alpha, ctx)
             * self.batch_size
@@ -114,6 +117,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
             * generated
         )
         latent = self._coefficient(self.beta, ctx) * latent
+
         return Measured(loss + generated + latent, {"generated": generated, "latent": latent})
 
     def _coefficient(self, first: float, ctx: Ctx) -> float:

@@ -41,5 +41,6 @@ def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]
         z_0, a_0 = (torch.linalg.vecdot(each, each).add(beta).sqrt() for each in (z, a))
         squared = torch.linalg.vecdot(gap, gap)
         gap_0 = torch.linalg.vecdot(gap, a).mul(2).add(squared) / (z_0 + a_0)
-        d2 = squared.sub(gap_0.square()).clamp(min=0)  # rounding may take it below
+        # Rounding may take it below 0
+        d2 = squared.sub(gap_0.square()).clamp(min=0)
         return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(-1), z, value=-1).mul_(2)

@@ -53,13 +53,13 @@ from fedexp.methods.fedmrur.lorentz import squared_distance
 from fedexp.methods.fedmrur.normalized_mean import NormalizedMean, amplification
 from fedexp.methods.mofedsam import MoFedSAM
 
-MOST = 20.0  # of R's exponent: beyond it R is constant
+MAX_EXPONENT = 20.0  # bound of R's exponent, beyond which R is constant
 
 NORMALIZES = Demand(
     "aggregator",
     NormalizedMean,
-    "takes its momentum from before normalisation (momentum_from=plain)",
-    "trainer.momentum_from=normalised, which is what the aggregator made",
+    "takes its momentum from the mean before normalisation (momentum_from=plain)",
+    "trainer.momentum_from=normalised, which takes the aggregate as it is applied",
 )
 
 
@@ -176,8 +176,8 @@ class FedMRUR(MoFedSAM):
 
         of_each = self.reduction in ("mean_exp", "sum_exp")
         exponent = (d2 if of_each else reduce(d2)) / self.sigma
-        each = torch.exp(exponent.clamp(max=MOST))
-        rate = torch.where(exponent <= MOST, each, 0) / (self.sigma * divisor)
+        each = torch.exp(exponent.clamp(max=MAX_EXPONENT))
+        rate = torch.where(exponent <= MAX_EXPONENT, each, 0) / (self.sigma * divisor)
         R = reduce(each) if of_each else each
         return R.squeeze(-1), rate if counted is None else rate * counted
 

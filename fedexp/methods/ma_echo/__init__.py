@@ -1,1 +1,4 @@
-"""MA-Echo: the aggregator, its projections into null spaces, and the probe that computes projection matrices."""
+"""MA-Echo: the aggregator, its iteration in null spaces, and the probe of projections.
+
+The probe computes the projection matrices at the clients.
+"""

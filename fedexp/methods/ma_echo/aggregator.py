@@ -1,19 +1,37 @@
 """MA-Echo: aggregation in the null space of the clients' layer inputs.
 
-Reference: Su, Li and Xue, One-shot Federated Learning without server-side training, Neural Networks 2023, Eq. 5-11 and
-Algorithm 1, and the authors' released code, whose variant gives the paper's tables and is the default here
-(``conf/aggregator/ma_echo.yaml``); ``ma_echo_algorithm1.yaml`` is the printed algorithm.
+Reference:
+    Su, Li and Xue, One-shot Federated Learning without server-side training, Neural
+    Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The code's
+    variant gives the paper's tables and is the default here
+    (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
+    algorithm.
 
-With R_i = W - V_i and P_i = K_i K_i^T (`fedexp.methods.ma_echo.projections`), for every layer and T times:
+Update:
+    ``R_i = W - V_i``. ``P_i = K_i K_i^T`` (`fedexp.methods.ma_echo.projections`).
+    For every layer, T times::
 
-    W   <- W - eta sum_i a_i R_i P_i
-    V_i <- V_i + step * Norm(R_i (I - s P_i))                with the new W     (incremental)
-    V_i <- W_i + (W - W_i)(I - s P_i)                        with the new W     (anchored, Eq. 11)
+        W   <- W - eta sum_i a_i R_i P_i
+        V_i <- V_i + step * Norm(R_i (I - s P_i))     with the new W (incremental)
+        V_i <- W_i + (W - W_i)(I - s P_i)             with the new W (anchored, Eq. 11)
 
-Released: eta = step, a_i = 1/N, s = 1 and the damping mu / (1 + mu) inside P's recursion. Algorithm 1: a from the quadratic
-program, eta doubled, step = 1, s = mu / (1 + mu) and an undamped P. A bias is one more column of its layer's matrix.
-With ``align`` the models are moved onto one another by optimal transport first (MA-Echo + OT).
-Up: the model, K_i and, for a class-masked output layer, class counts. Server state: the fused model.
+    Released code: eta = step, a_i = 1/N, s = 1, and the damping ``mu / (1 + mu)`` is
+    inside P's recursion. Algorithm 1: a from the quadratic program, eta doubled, step =
+    1, ``s = mu / (1 + mu)`` and an undamped P. A bias is one more column of its layer's
+    matrix. With ``align`` the models are first moved onto one another by optimal
+    transport (MA-Echo + OT).
+
+Communication:
+    Up: the model, K_i and, for a class-masked output layer, class counts. Down: the
+    model that the client starts from.
+
+State:
+    Server: the fused model.
+
+Logged:
+    With `rank`, ``ma_echo/projection_numbers``: size of the sent projections as Table 6
+    counts it. With `align`, ``ot/moved``: share of the hidden units that moved, over
+    all models but the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +72,10 @@ from fedexp.methods.ot_fusion import aligned
 
 @dataclass(frozen=True)
 class MAEcho(FusionAggregator):
-    """The comments in its YAML files say what each key is and where it comes from."""
+    """The aggregator of MA-Echo.
+
+    Comments in its YAML files explain each key and give its source.
+    """
 
     T: int = 60
     eta: float = 1.6
@@ -84,10 +105,10 @@ class MAEcho(FusionAggregator):
             f"eta and step must be positive, got {self.eta} and {self.step}",
         )
         require(self.mu > 0, f"mu must be positive, got {self.mu}")
-        require(0 < self.C <= 1, f"C must lie in (0, 1], got {self.C}")
+        require(0 < self.C <= 1, f"C must be in (0, 1], got {self.C}")
         require(
             self.v_update == "incremental" or not self.norm,
-            "norm goes with v_update=incremental: an anchored V_i has no step",
+            "norm requires v_update=incremental: an anchored V_i has no step",
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -111,32 +132,39 @@ class MAEcho(FusionAggregator):
                     where="aggregator.layers",
                     expected=", ".join(names),
                 )
+
         if self.rank is not None and len(self.rank) != len(layers):
             raise ConfigError(
-                "a rank is needed for every layer",
+                "aggregator.rank needs one number per layer",
                 where="aggregator.rank",
                 expected=f"{len(layers)} numbers, for {', '.join(names)}",
                 got=list(self.rank),
             )
+
         fused = self._fused(spec, layers)
         if not fused:
             raise ConfigError(
                 "no layer is left for the iteration",
                 where="aggregator.layers, aggregator.last_layer, and what the model freezes",
-                do="aggregator.last_layer=projected iterates the output layer, too; method=average needs no layer",
+                do="set aggregator.last_layer=projected, which iterates the output layer, too, "
+                "or method=average, which needs no layer",
             )
+
         frozen = frozen_of(
             spec.arch, tuple(layer.bias for layer in fused if layer.bias is not None)
         )
         if frozen:
             raise ConfigError(
-                "a layer's weight and bias are iterated as one matrix, and the bias alone is frozen",
+                "a layer's weight and bias are iterated as one matrix, and only the bias is frozen",
                 where=f"model, {', '.join(sorted(frozen))}",
                 do="freeze both or none, or leave the layer out with aggregator.layers",
             )
 
     def _fused(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """Those that take part in the iteration: what is frozen is the same everywhere and stays."""
+        """Return the layers that take part in the iteration.
+
+        Frozen layers are the same everywhere and do not change.
+        """
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
         trained = [layer for layer in inner if layer.weight not in frozen]
@@ -159,11 +187,12 @@ class MAEcho(FusionAggregator):
                 rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused
             ),
         )
+
         return (projections, *presence_probes(self.last_layer, env))
 
     @property
     def shrinkage(self) -> float:
-        """mu / (1 + mu), Eq. 11."""
+        """``mu / (1 + mu)``, Eq. 11."""
         return self.mu / (1 + self.mu)
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
@@ -179,14 +208,17 @@ class MAEcho(FusionAggregator):
         base = averaged(models)
         start = self._start(models, base, env)
         spaces = {}
+
         for layer in self._fused(env.server_spec, env.layers):
             local, K = (
                 [_matrix(layer, m.params) for m in models],
                 [own[layer.weight] for own in factors],
             )
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
+
         if self.last_layer == "masked":
             base = with_masked_output(base, models, presence(results), env.layers[-1])
+
         clients = [result.client for result in results]
         for t in range(self.T + 1):
             if t:
@@ -194,9 +226,11 @@ class MAEcho(FusionAggregator):
                     space.iterate()
             if env.trace.wants(t):
                 env.trace(t, self._series(base, models, spaces), clients)
+
         if self.rank is not None:
             widths = [_matrix(layer, base.params).shape[1] for layer in env.layers]
             metrics["ma_echo/projection_numbers"] = sum(map(full_size, widths, self.rank))
+
         return self._assembled(base, spaces, self.returns), metrics
 
     def _start(self, models: Sequence[Weights], average: Weights, env: Env) -> Weights:
@@ -212,7 +246,10 @@ class MAEcho(FusionAggregator):
     def _aligned(
         self, results: Sequence[ClientResult], env: Env
     ) -> tuple[list[Weights], list[Tree], Metrics]:
-        """Models and their factors by layer, moved unit by unit first if asked: Q' = T^T Q T moves the rows of K."""
+        """Return the models and their factors by layer, aligned unit by unit if asked.
+
+        ``Q' = T^T Q T`` moves the rows of K.
+        """
         models = [result.weights for result in results]
         factors = [result.probes[Projections.name] for result in results]
         if not self.align:
@@ -222,7 +259,8 @@ class MAEcho(FusionAggregator):
         widths = {name: math.prod(models[0].params[name].shape[1:]) for name in factors[0]}
 
         def moved(name: str, K: Tensor, own: dict[str, Tensor]) -> Tensor:
-            d = widths[name]  # the constant input of a bias, in the last row, stays
+            # The constant input of a bias is the last row, which does not move
+            d = widths[name]
             return torch.cat([structure.permute_inputs(name, K[:d], own), K[d:]])
 
         factors = [
@@ -251,13 +289,13 @@ class MAEcho(FusionAggregator):
 
 
 def _matrix(layer: Layer, params: Tree) -> Tensor:
-    """A layer as (out, in) rows, its bias as the last column."""
+    """Return a layer as (out, in) rows, with its bias as the last column."""
     weight = params[layer.weight].flatten(1)
     return weight if layer.bias is None else torch.cat([weight, params[layer.bias][:, None]], 1)
 
 
 def _with(model: Weights, matrices: dict[Layer, Tensor]) -> Weights:
-    """`model` with some layers replaced."""
+    """Return `model` with some layers replaced."""
     params = dict(model.params)
     for layer, matrix in matrices.items():
         weight = matrix if layer.bias is None else matrix[:, :-1]

@@ -1,8 +1,11 @@
-"""One layer of MA-Echo's iteration (`fedexp.methods.ma_echo.aggregator`), for all clients at once.
+"""One layer of MA-Echo's iteration, for all clients at once.
 
-P_i = K_i K_i^T has few columns, and without row norms every V_i stays of the form g W_i + U - A_i K_i^T, with one scalar g and
-one matrix U for all clients. So the clients' matrices are never touched while iterating: a step is two products of W with all
-factors side by side, [out, d] x [d, r] with r = sum_i r_i, and one r_i x r_i product a client. With row norms the V_i are kept.
+`fedexp.methods.ma_echo.aggregator` gives the formulas. ``P_i = K_i K_i^T`` has few
+columns. Without row norms every V_i keeps the form ``g W_i + U - A_i K_i^T``, with one
+scalar g and one matrix U for all clients. The clients' matrices are therefore never
+touched during the iteration. A step is two products of W with all factors side by side,
+[out, d] x [d, r] with r = sum_i r_i, and one r_i x r_i product per client. With row
+norms the V_i are stored.
 """
 
 from __future__ import annotations
@@ -15,15 +18,20 @@ from torch import Tensor
 
 from fedexp.matching.simplex_qp import capped_simplex_qp
 
-_SMALLEST_NORM = 1e-12  # a row that does not move has no direction
+_SMALLEST_NORM = 1e-12  # added to norms, because a row that does not move has no direction
 
 
 @dataclass(frozen=True)
 class LayerRule:
-    """The iteration of one layer; the symbols are those of `fedexp.methods.ma_echo.aggregator`.
+    """The iteration of one layer, with the symbols of `MAEcho`.
 
     Args:
-        shrinkage: s; C: bound of the quadratic program's weights, None for a_i = 1 / N.
+        eta: Factor of W's step.
+        step: Factor of V_i's step.
+        shrinkage: s.
+        anchored: Whether V_i is anchored at W_i (Eq. 11).
+        norm: Whether the rows of V_i's step are normalised.
+        C: Bound of the quadratic program's weights. None stands for a_i = 1 / N.
     """
 
     eta: float
@@ -38,9 +46,10 @@ class NullSpace:
     """W and all V_i of one layer.
 
     Args:
-        local: W_i, each (out, d).
-        factors: K_i, each (d, r_i).
-        start: W before the first iteration (out, d).
+        local: W_i, each of shape (out, d).
+        factors: K_i, each of shape (d, r_i).
+        start: W before the first iteration, of shape (out, d).
+        rule: The iteration.
     """
 
     def __init__(
@@ -53,26 +62,31 @@ class NullSpace:
         self._WK = self.W @ self._K
         self._local_K = torch.cat([w @ k for w, k in zip(local, factors, strict=True)], 1)
         self._VK = self._local_K.clone()  # V_i K_i, side by side
+
         if rule.C is not None and self._is_narrow:
             self._KK = (self._K.T @ self._K).double()
             clients = torch.arange(len(factors), device=start.device)
             owners = clients.repeat_interleave(torch.tensor(self._widths, device=start.device))
-            self._owner = (owners[:, None] == clients).double()  # which client a column belongs to
+            # Whether a column belongs to a client
+            self._owner = (owners[:, None] == clients).double()
+
         if rule.norm:
             self._V = [w.clone() for w in local]
             return
+
         self._gram = [factor.T @ factor for factor in factors]
         self._g = 1.0
         self._U = torch.zeros_like(self.W)
         self._A = torch.zeros_like(self._VK)
 
     def iterate(self) -> None:
-        """W, then every V_i with the new W."""
+        """Update W, then every V_i with the new W."""
         rule = self._rule
         B = self._WK - self._VK  # R_i K_i
         B *= self._weights(B) * rule.eta
         self.W.addmm_(B, self._K.T, alpha=-1)
         torch.mm(self.W, self._K, out=self._WK)
+
         if rule.norm:
             self._step_normed()
         elif rule.anchored:
@@ -81,13 +95,13 @@ class NullSpace:
             torch.sub(self._WK, self._times_gram(self._A), out=self._VK)
         else:
             B = self._WK - self._VK
-            kept = 1 - rule.step
+            remaining = 1 - rule.step
             self._VK.add_(B, alpha=rule.step).sub_(
                 self._times_gram(B), alpha=rule.step * rule.shrinkage
             )
-            self._A.mul_(kept).add_(B, alpha=rule.step * rule.shrinkage)
-            self._U.mul_(kept).add_(self.W, alpha=rule.step)
-            self._g *= kept
+            self._A.mul_(remaining).add_(B, alpha=rule.step * rule.shrinkage)
+            self._U.mul_(remaining).add_(self.W, alpha=rule.step)
+            self._g *= remaining
 
     def _step_normed(self) -> None:
         rule = self._rule
@@ -99,7 +113,7 @@ class NullSpace:
             torch.mm(V, K, out=self._of(self._VK)[i])
 
     def _weights(self, B: Tensor) -> float | Tensor:
-        """a_i, as one number or a number for every column of all factors."""
+        """Return a_i, as one number or as one number per column of all factors."""
         N = len(self._widths)
         if self._rule.C is None:
             return 1 / N
@@ -107,9 +121,14 @@ class NullSpace:
         return a.repeat_interleave(torch.tensor(self._widths, device=a.device))
 
     def _descents(self, B: Tensor) -> Tensor:
-        """<R_i P_i, R_j P_j>, (N, N): without the R_i P_i (out, d) where the factors have fewer columns together."""
+        """Compute <R_i P_i, R_j P_j>, of shape (N, N).
+
+        If the factors together have at most d columns, the R_i P_i (out, d) are not
+        formed.
+        """
         if self._is_narrow:
-            products = (B.T @ B).double() * self._KK  # a block of these sums to one of the N x N
+            # Each block of these products sums to one of the N x N entries
+            products = (B.T @ B).double() * self._KK
             return self._owner.T @ products @ self._owner
         descents = [
             (b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)
@@ -125,11 +144,11 @@ class NullSpace:
         return torch.cat([b @ gram for b, gram in zip(self._of(B), self._gram, strict=True)], 1)
 
     def _of(self, side_by_side: Tensor) -> tuple[Tensor, ...]:
-        """Each client's columns."""
+        """Return each client's columns."""
         return torch.split(side_by_side, self._widths, 1)
 
     def v(self, i: int) -> Tensor:
-        """V_i, (out, d)."""
+        """Return V_i, of shape (out, d)."""
         if self._rule.norm:
             return self._V[i].clone()
         return (self._g * self._local[i] + self._U).addmm_(
@@ -137,7 +156,7 @@ class NullSpace:
         )
 
     def mean_v(self) -> Tensor:
-        """The mean of all V_i, (out, d)."""
+        """Return the mean of all V_i, of shape (out, d)."""
         N = len(self._local)
         if self._rule.norm:
             return torch.stack(self._V).mean(0)

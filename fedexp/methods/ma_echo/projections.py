@@ -1,9 +1,13 @@
-"""Projections onto the inputs of each layer (MA-Echo, Su et al. 2023, Section 4): P = K K^T, close to a projector.
+"""Projections onto the inputs of each layer: P = K K^T, close to a projector.
 
-The null space of a layer's inputs is where its weights may move without changing what the client's model does on its data:
-Q = I - P. With d inputs of a layer (one more, the constant 1, where it has a bias) and n rank-one updates the answer is
-K [d, n], never P [d, d]; updates beyond d / 2 are done on P itself, which is then factored.
-Up: one K a layer.
+Reference: MA-Echo, Su et al. 2023, Section 4.
+
+In the null space of a layer's inputs, Q = I - P, its weights may move without a change
+of the model's outputs on the client's data. A layer has d inputs (one more, the
+constant 1, if it has a bias). After n rank-one updates the answer is K [d, n], never P
+[d, d]. Updates beyond d / 2 are done on P itself, which is then factored.
+
+Communication: up, one K per layer.
 """
 
 from __future__ import annotations
@@ -28,22 +32,26 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
 _BATCHES_AT_ONCE = 16
-_NEGLIGIBLE = 1e-9  # eigenvalues of P that rounding made
+_NEGLIGIBLE = 1e-9  # bound of eigenvalues of P that come from rounding
 
 
 @dataclass(frozen=True)
 class Projections(Probe):
-    """One factor K a layer, by the name of the layer's weight.
+    """The factors K of a model, one per layer, by the name of the layer's weight.
 
     Args:
-        layers: names of the weights that are asked for.
-        variant: ``recursion`` (the released code: one pass in batches, a damped rank-one update for every batch mean) or
-            ``exact`` (the paper's closed form X^T (X X^T + z I)^-1 X over all inputs).
-        damping: factor of every rank-one update in (0, 1]; 1 makes the recursion the closed form of the batch means.
-        alpha: of linear layers; alpha_conv: of convolutions (recursion).
-        z: of the closed form.
-        batch_size: of the pass.
-        rank: eigenpairs of P that are sent, one number a layer (Table 6); None sends all.
+        layers: Names of the weights that are asked for.
+        variant: ``recursion`` (the released code: one pass in batches, a damped
+            rank-one update for every batch mean) or ``exact`` (the paper's closed form
+            ``X^T (X X^T + z I)^-1 X`` over all inputs).
+        damping: Factor of every rank-one update, in (0, 1]. With 1 the recursion is the
+            closed form of the batch means.
+        alpha: Parameter alpha of linear layers (recursion).
+        alpha_conv: Parameter alpha of convolutions (recursion).
+        z: Parameter of the closed form.
+        batch_size: Batch size of the pass.
+        rank: Eigenpairs of P that are sent, one number per layer (Table 6). None sends
+            all.
     """
 
     layers: tuple[str, ...]
@@ -58,14 +66,15 @@ class Projections(Probe):
     name: ClassVar[str] = "projections"
 
     def __post_init__(self) -> None:
-        require(0 < self.damping <= 1, f"damping must lie in (0, 1], got {self.damping}")
+        require(0 < self.damping <= 1, f"damping must be in (0, 1], got {self.damping}")
         for name in ("alpha", "alpha_conv", "z"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(
             self.rank is None
             or (len(self.rank) == len(self.layers) and min(self.rank, default=1) >= 1),
-            f"rank needs a positive number for each of the {len(self.layers)} layers, got {self.rank}",
+            f"rank needs a positive number for each of the {len(self.layers)} layers, "
+            f"got {self.rank}",
         )
 
     def __call__(
@@ -76,11 +85,13 @@ class Projections(Probe):
         ]
         updates = -(-len(index) // self.batch_size)
         sums: dict[Layer, _Recursion | _Gram] = {}
+
         for given in self._inputs(net, weights, task, samples, order):
             for layer, x in given.items():
                 if layer not in sums:
                     sums[layer] = self._begin(layer, x, updates)
                 sums[layer].add(layer, x)
+
         factors = {layer.weight: total.factor() for layer, total in sums.items()}
         ranks = self.rank or (None,) * len(self.layers)
         chosen = {
@@ -88,12 +99,13 @@ class Projections(Probe):
             for name, rank in zip(self.layers, ranks, strict=True)
         }
         dtype = next(iter(weights.params.values())).dtype
+
         return {name: factor.to(dtype) for name, factor in chosen.items()}
 
     def _inputs(
         self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
     ) -> Iterator[dict[Layer, Tensor]]:
-        """Inputs of the layers asked for, [b, ...] float, in whole batches."""
+        """Yield the inputs of the requested layers in whole batches, [b, ...] float."""
         chunk, layers = self.batch_size * _BATCHES_AT_ONCE, layers_in(net)
         for start in range(0, len(order), chunk):
             part = order[start : start + chunk]
@@ -115,9 +127,13 @@ class Projections(Probe):
 
 
 def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
-    """Patches (windows, channels * kh * kw) of one map as the released code visits them: no padding, stride 2.
+    """Return the patches of one map as the released code visits them.
 
-    A map that is smaller than the kernel has no such patch; it is padded as the layer pads it.
+    They have no padding and stride 2. A map that is smaller than the kernel has no such
+    patch. It is padded as the layer pads it.
+
+    Returns:
+        Patches of shape (windows, channels * kh * kw).
     """
     small = any(
         size < kernel for size, kernel in zip(mean_map.shape[-2:], layer.kernel, strict=True)
@@ -126,17 +142,24 @@ def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
 
 
 def _patches(layer: Layer, x: Tensor) -> Tensor:
-    """What the convolution multiplies with its weights: (b, windows, channels * kh * kw)."""
+    """Return the values that the convolution multiplies with its weights.
+
+    Returns:
+        Patches of shape (b, windows, channels * kh * kw).
+    """
     return F.unfold(x, layer.kernel, layer.dilation, layer.padding, layer.stride).transpose(1, 2)
 
 
 def _with_one(layer: Layer, rows: Tensor) -> Tensor:
-    """The constant input of the bias, where there is one."""
+    """Append the constant input of the bias, if the layer has one."""
     return rows if layer.bias is None else F.pad(rows, (0, 1), value=1.0)
 
 
 class _Gram:
-    """P = X^T (X X^T + z I)^-1 X = (X^T X + z I)^-1 X^T X, from the d x d Gram matrix."""
+    """The closed form of P, computed from the d x d Gram matrix.
+
+    ``P = X^T (X X^T + z I)^-1 X = (X^T X + z I)^-1 X^T X``
+    """
 
     def __init__(self, d: int, z: float, device: torch.device) -> None:
         self._gram = torch.zeros(d, d, dtype=torch.float64, device=device)
@@ -155,7 +178,11 @@ class _Gram:
 
 
 class _Recursion(ABC):
-    """Q <- Q - damping k k^T / (alpha + r^T k), k = Q r, for every batch mean r (every patch of it, for convolutions)."""
+    """The recursion of P, with one update for every batch mean r.
+
+    The update is ``Q <- Q - damping k k^T / (alpha + r^T k)`` with ``k = Q r``. For
+    convolutions there is one update for every patch of the mean.
+    """
 
     def __init__(
         self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device
@@ -207,13 +234,13 @@ class _Dense(_Recursion):
     def factor(self) -> Tensor:
         P = torch.eye(self._d, dtype=torch.float64, device=self._device) - (self._Q + self._Q.T) / 2
         values, vectors = torch.linalg.eigh(P)
-        kept = values > _NEGLIGIBLE
-        K: Tensor = vectors[:, kept] * values[kept].clamp(max=1.0).sqrt()
+        is_relevant = values > _NEGLIGIBLE
+        K: Tensor = vectors[:, is_relevant] * values[is_relevant].clamp(max=1.0).sqrt()
         return K
 
 
 def _truncated(K: Tensor, rank: int | None) -> Tensor:
-    """The factor of the `rank` largest eigenpairs of K K^T."""
+    """Return the factor of the `rank` largest eigenpairs of K K^T."""
     if rank is None or rank >= min(K.shape):
         return K
     U, sigma, _ = torch.linalg.svd(K, full_matrices=False)
@@ -222,5 +249,9 @@ def _truncated(K: Tensor, rank: int | None) -> Tensor:
 
 
 def full_size(d: int, rank: int | None) -> int:
-    """A layer of d inputs as Table 6 counts it, d times the components kept; factors of fewer columns are what is sent."""
+    """Return the size of a layer of d inputs as Table 6 counts it.
+
+    It is d times the components that are used. Factors with fewer columns are sent as
+    they are.
+    """
     return d * min(d, rank or d)
