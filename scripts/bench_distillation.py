@@ -60,13 +60,8 @@ from fedexp.storage.checkpoint import Checkpoint
 
 T, T_G = 200, 30  # of the experiment whose minutes are told
 SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models: CIFAR-10's
-EXACT = (
-    1.15,
-    1.05,
-    0.02,
-    8000,
-    0.02,
-)  # bounds: steps, rule, share of re-weighting, MB, share of a checkpoint
+# Bounds: steps, rule, share of re-weighting, MB, share of a checkpoint
+EXACT = (1.15, 1.05, 0.02, 8000, 0.02)
 
 
 def drawn(*shape: int, device: torch.device) -> Tensor:
@@ -482,11 +477,8 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
     logits = [
         drawn(options.clients, options.batch, 10, device=options.device) for _ in world.bank[1:]
     ]
-    own = {
-        **world.state["own"],
-        "bank": world.bank,
-        "logits": logits,
-    }  # the last epoch's images meet the teachers now
+    # The last epoch's images meet the teachers now
+    own = {**world.state["own"], "bank": world.bank, "logits": logits}
     state: State = {**world.state, "own": own}
     spent, whole = list[float](), co_boosting.reweighted
 

@@ -18,12 +18,8 @@ from typing import Any
 import alternate
 
 COHORTS = (10, 30, 100, 300, 1000)
-HIDDEN = {
-    10_000: 13,
-    100_000: 115,
-    1_000_000: 680,
-    10_000_000: 2790,
-}  # parameters, about: widths of both hidden layers
+# Parameters, about: widths of both hidden layers
+HIDDEN = {10_000: 13, 100_000: 115, 1_000_000: 680, 10_000_000: 2790}
 FEW = 10  # clients a round while models grow
 BASE = ["partition=iid", "clients=1000", "local.batch_size=20"]
 BARE = "bare loop"

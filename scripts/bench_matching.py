@@ -42,20 +42,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.reference import matching_loops
 
 CPU = torch.device("cpu")
-LAMBDAS = (
-    0.0,
-    1e-4,
-    1e-3,
-    5e-3,
-    0.01,
-    0.05,
-    0.1,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-)  # zero and the logs' eleven
+# Zero and the logs' eleven
+LAMBDAS = (0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 NAFI = BetaBernoulli(sigma=0.9, sigma0=3.0, caps=False)
 SWEEPS = 5
 TURNS = 3  # of grid
@@ -145,9 +133,8 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
         _, memory, found = measured(
             lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each)
         )
-        least = np.full(
-            (2, 1 + len(LAMBDAS)), math.inf
-        )  # seconds and those of computing, of all and of each lambda
+        # Seconds and those of computing, of all and of each lambda
+        least = np.full((2, 1 + len(LAMBDAS)), math.inf)
         equal = 0
         for _ in range(TURNS):
             turns = [

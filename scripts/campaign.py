@@ -57,9 +57,8 @@ from tests.fork_server import Forked
 from tests.methods.declared import DECLARED
 
 HERE = Path(__file__).resolve().parents[1]
-os.environ.update(
-    PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline"
-)  # of the processes
+# Of the processes
+os.environ.update(PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline")
 
 TINY = [
     *(
@@ -218,12 +217,10 @@ class Campaign:
         found: dict[str, list[Path]] = defaultdict(list)
         for path in sorted(whole.outputs.rglob("*")):
             name = path.relative_to(whole.outputs).as_posix()
-            shared = (
-                path.parent.parent.parent.name == "runs" and path.name != "clients.json"
-            )  # by all methods: once
-            shown = (
-                path.suffix == ".png"
-            )  # nobody reads it but viewers, and it bears checksums of its own
+            # By all methods: once
+            shared = path.parent.parent.parent.name == "runs" and path.name != "clients.json"
+            # Nobody reads it but viewers, and it bears checksums of its own
+            shown = path.suffix == ".png"
             if (
                 path.is_file()
                 and path.stat().st_size

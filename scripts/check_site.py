@@ -91,9 +91,8 @@ def sample(site: Path) -> list[Path]:
     """The first page, and of every folder that has pages its index or else the largest one."""
     folders: dict[Path, list[Path]] = {}
     for path in site.rglob("*.html"):
-        kind = (
-            path.parent if path.name != "report.html" else site / "report.html"
-        )  # of these one is as good as all
+        # Of these one is as good as all
+        kind = path.parent if path.name != "report.html" else site / "report.html"
         folders.setdefault(kind, []).append(path)
     largest = (max(paths, key=lambda path: path.stat().st_size) for paths in folders.values())
     indices = (path for paths in folders.values() for path in paths if path.name == "index.html")
@@ -110,9 +109,8 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
             window.get(page.resolve().as_uri())
             if window.execute_script("return document.documentElement.scrollWidth > innerWidth"):
                 yield f"wider than {width}"
-            if (
-                width == WIDTHS[0] and page.name != "report.html"
-            ):  # tests/tables gives axe a report, and a small one
+            # Tests/tables gives axe a report, and a small one
+            if width == WIDTHS[0] and page.name != "report.html":
                 yield from (f"{scheme}: {fault}" for fault in _objections(window))
             yield from (
                 f"{width}, {scheme}: {entry['message']}" for entry in window.get_log("browser")
