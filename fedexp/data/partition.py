@@ -34,7 +34,7 @@ class CutPartition(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class Partitioner(ABC):
-    """A scheme that hands the training pool's samples to clients. Your own is a subclass with a `draw` method.
+    """A scheme that hands the training pool's samples to clients. Your own is a subclass with a `sample` method.
 
     Args:
         val_fraction: share of each client's samples that is held out for validation after the split.
@@ -43,7 +43,7 @@ class Partitioner(ABC):
             (the others are renumbered); repair them with the last samples of whoever has most.
     """
 
-    deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `draw` is given of each sample
+    deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `sample` is given of each sample
     # Does it make sense where all samples are of one class, images with masks say?
     one_class: ClassVar[bool] = False
     # Can it be drawn for fewer clients and samples (limit.clients, limit.train)?
@@ -79,7 +79,7 @@ class Partitioner(ABC):
             )
 
     @abstractmethod
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         """The scheme itself; sizes, disjointness and completeness are checked by `split`.
@@ -93,21 +93,21 @@ class Partitioner(ABC):
     def split(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        """A valid partition: `draw`, then the policy for small clients.
+        """A valid partition: `sample`, then the policy for small clients.
 
         Raises:
             DataError: the scheme fails on these labels, or breaks a rule of `validate`.
         """
         self.check(clients, num_classes)
-        drawn = self.draw(labels, num_classes, clients, rng)
+        partition = self.sample(labels, num_classes, clients, rng)
         info: dict[str, str | int | float | bool] = {
             "scheme": self.name,
             "pool": len(labels),
             "asked_clients": clients,
         }
-        drawn = replace(drawn, info=info | drawn.info)
-        validate(drawn, len(labels))
-        return validate(apply_small_policy(drawn, self.min_size, self.on_small), len(labels))
+        partition = replace(partition, info=info | partition.info)
+        validate(partition, len(labels))
+        return validate(apply_small_policy(partition, self.min_size, self.on_small), len(labels))
 
 
 def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None) -> Partition:
@@ -137,7 +137,7 @@ def validate(partition: Partition, n: int) -> Partition:
             where=str(partition.info.get("scheme", "partition")),
             expected=f"each of {n} samples with exactly one client",
             got=got,
-            do="correct the scheme's draw(), or give the partition of this very pool",
+            do="correct the scheme's sample(), or give the partition of this very pool",
         )
 
     offsets, indices = partition.offsets, partition.indices

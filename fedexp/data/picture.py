@@ -91,14 +91,14 @@ def _shown(clients: int) -> np.ndarray:
     return np.arange(0, clients, -(-clients // MAX_ROWS))
 
 
-def _summary(counts: np.ndarray, drawn: int) -> str:
+def _summary(counts: np.ndarray, shown: int) -> str:
     sizes = counts.sum(axis=1)
     held = (counts > 0).sum(axis=1)
     text = (
         f"{len(counts):,} clients, {int(sizes.sum()):,} samples; {_span(sizes)} samples "
         f"(median {int(np.median(sizes)):,}) and {_span(held)} of {counts.shape[1]} classes each"
     )
-    return text + (f"; {drawn} clients drawn" if drawn < len(counts) else "")
+    return text + (f"; {shown} clients drawn" if shown < len(counts) else "")
 
 
 def _span(values: np.ndarray) -> str:

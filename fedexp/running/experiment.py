@@ -225,7 +225,7 @@ class Experiment:
         plugins = {"dataset": class_path(self.dataset), "partition": class_path(self.partitioner)}
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
-        do = "draw from the generator that `draw` is given, or from fedexp.core.seeds.numpy_generator(name, ...)"
+        do = "draw from the generator that `sample` is given, or from fedexp.core.seeds.numpy_generator(name, ...)"
         with unused(plugins, "reading and splitting the data", do, DataError):
             return federate(
                 self.dataset,

@@ -427,7 +427,7 @@ def test_what_is_handed_out_again_is_counted() -> None:
 
 def test_a_users_scheme_is_validated() -> None:
     class Twice(Iid):
-        def draw(
+        def sample(
             self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
         ) -> Partition:
             return Partition.from_lists([np.arange(len(labels))] * clients)

@@ -30,7 +30,7 @@ class BoundedPartitioner(Partitioner):
     def attempts(self) -> Iterator[int]:
         """1, 2, 3 ... until a bound is met; the first is always given."""
         start = time.thread_time()
-        for draw in range(1, self.max_draws + 1):
-            yield draw
+        for attempt in range(1, self.max_draws + 1):
+            yield attempt
             if time.thread_time() - start > self.max_seconds:
                 return

@@ -49,7 +49,7 @@ class Dirichlet(BoundedPartitioner):
     def name(self) -> str:
         return "dirichlet"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         classes = [np.flatnonzero(labels == k) for k in range(num_classes)]
@@ -66,16 +66,16 @@ class Dirichlet(BoundedPartitioner):
                 do="lower partition.min_size or use fewer clients",
             )
         first = rng.get_state()
-        best, worst, draw = -1, len(labels), 0
-        for draw in self.attempts() if possible else ():
+        best, worst, attempt = -1, len(labels), 0
+        for attempt in self.attempts() if possible else ():
             order, counts = self._deal(classes, len(labels), clients, rng)
             smallest = int(counts.sum(axis=1).min())
             best, worst = max(best, smallest), min(worst, smallest)
             if smallest >= self.min_size:
-                return _assemble(order, counts, rng, {"draws": draw})
+                return _assemble(order, counts, rng, {"draws": attempt})
         if self.on_small == "error":
             raise DataError(
-                f"{draw} draws of the gated Dirichlet split all left a client under min_size={self.min_size}",
+                f"{attempt} draws of the gated Dirichlet split all left a client under min_size={self.min_size}",
                 where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, {len(labels)} samples",
                 expected=f"a smallest client with {self.min_size} samples or more",
                 got=f"smallest client between {worst} and {best} samples over the draws",
@@ -85,7 +85,7 @@ class Dirichlet(BoundedPartitioner):
         # The policy works on the first draw: which draw the clock stopped at differs between machines.
         rng.set_state(first)
         order, counts = self._deal(classes, len(labels), clients, rng)
-        return _assemble(order, counts, rng, {"draws": max(draw, 1), "gate": "not met"})
+        return _assemble(order, counts, rng, {"draws": max(attempt, 1), "gate": "not met"})
 
     def _deal(
         self, classes: list[np.ndarray], n: int, clients: int, rng: np.random.RandomState
@@ -115,13 +115,13 @@ class Dirichlet(BoundedPartitioner):
         rng: np.random.RandomState,
     ) -> np.ndarray:
         for _ in range(MAX_REDRAWS):
-            drawn = rng.dirichlet(concentration)
+            proportions = rng.dirichlet(concentration)
             # All are full only where the remaining classes are empty
             if is_open is not None and is_open.any():
-                drawn = drawn * is_open
-            total = drawn.sum()
+                proportions = proportions * is_open
+            total = proportions.sum()
             if total > 0:  # false for NaN
-                return drawn / total if is_open is not None else drawn
+                return proportions / total if is_open is not None else proportions
         raise DataError(
             f"{MAX_REDRAWS} draws of class {k}'s proportions were all zero on the clients that are not full",
             where=f"partition dirichlet: alpha={self.alpha}, {len(concentration)} clients",

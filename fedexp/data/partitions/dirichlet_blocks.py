@@ -38,7 +38,7 @@ class DirichletBlocks(BoundedPartitioner):
     def name(self) -> str:
         return "dirichlet_blocks"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         if clients > len(labels):
@@ -61,7 +61,7 @@ class DirichletBlocks(BoundedPartitioner):
                 min_size=max(1, len(at) // (2 * own)),
                 max_draws=self.max_draws,
                 max_seconds=self.max_seconds,
-            ).draw(labels[at], num_classes, own, rng)
+            ).sample(labels[at], num_classes, own, rng)
             draws += int(dealt.info["draws"])
             parts += [at[dealt.of(client)] for client in range(own)]
         return Partition.from_lists(parts, draws=draws)

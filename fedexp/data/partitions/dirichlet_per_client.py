@@ -39,7 +39,7 @@ class DirichletPerClient(Partitioner):
     def name(self) -> str:
         return "dirichlet_per_client"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         n = len(labels)

@@ -49,7 +49,7 @@ class File(Partitioner):
                 "set partition.path=FILE; relative paths start at the working directory",
             )
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         partition = load_partition(Path(self.path).expanduser())

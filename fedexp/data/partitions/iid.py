@@ -21,7 +21,7 @@ class Iid(Partitioner):
     def name(self) -> str:
         return "iid"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         size, larger = divmod(len(labels), clients)

@@ -64,7 +64,7 @@ class LabelGroups(Partitioner):
                 "correct partition.groups",
             )
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         holders = np.zeros((clients, num_classes), dtype=bool)

@@ -45,7 +45,7 @@ class Natural(Partitioner):
     def name(self) -> str:
         return "natural"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         present, owner = np.unique(labels, return_inverse=True)

@@ -53,20 +53,20 @@ class Pathological(BoundedPartitioner):
                 "raise partition.classes_per_client or clients",
             )
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         occurring = np.bincount(labels, minlength=num_classes) > 0
-        draw, orphans = 0, np.zeros(0, np.int64)
-        for draw in self.attempts():
+        attempt, orphans = 0, np.zeros(0, np.int64)
+        for attempt in self.attempts():
             holders = self._holders(num_classes, clients, rng)
             orphans = np.flatnonzero(occurring & ~holders.any(axis=0))
             if not len(orphans):
                 partition = deal_equally(labels, holders, rng)
-                partition.info["draws"] = draw
+                partition.info["draws"] = attempt
                 return partition
         raise DataError(
-            f"{draw} draws all left a class without a client",
+            f"{attempt} draws all left a class without a client",
             where=f"partition pathological: {clients} clients, {self.classes_per_client} classes each",
             expected=f"each of {num_classes} classes with a holder",
             got=f"class {', '.join(map(str, orphans[:8]))} without one in the last draw",

@@ -37,7 +37,7 @@ class RefilledPartitioner(Partitioner):
             classes: those that the pool has samples of.
         """
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         if clients > len(labels):
@@ -60,8 +60,8 @@ class RefilledPartitioner(Partitioner):
             what += point >= edges[who, k]
         given = np.empty(len(who), dtype=np.int64)
         left = [len(pool) for pool in pools]
-        for turn, drawn in enumerate(what.tolist()):
-            k = drawn
+        for turn, sampled in enumerate(what.tolist()):
+            k = sampled
             while not left[k]:
                 left[k] = len(pools[k])
                 own = edges[who[turn]]

@@ -32,7 +32,7 @@ class Shards(Partitioner):
     def name(self) -> str:
         return "shards"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         n, total = len(labels), clients * self.shards
