@@ -21,14 +21,18 @@ _Entry = tuple[Path, int]
 
 @dataclass(frozen=True, kw_only=True)
 class DomainNet(Dataset):
-    """``domainnet/<domain>/<class>/*`` with the publisher's lists ``domainnet/<domain>_{train,test}.txt`` (Peng et al. 2019).
+    """DomainNet with the publisher's split lists (Peng et al. 2019).
 
-    A line of a list is a path below the folder and a label. Images are resized to `shape` and kept as bytes: 150 kB each
-    at 224 x 224. Samples' owners are their domains, in `domains`' order; the test set is all domains' test lists.
+    The images are ``domainnet/<domain>/<class>/*``, the lists
+    ``domainnet/<domain>_{train,test}.txt``. A line of a list is a path below the folder
+    and a label. Images are resized to `shape` and kept as bytes: 150 kB each at 224 x
+    224. The owner of a sample is its domain, in the order of `domains`. The test set
+    consists of all domains' test lists.
 
     Args:
-        domains: those that are read.
-        per_class: at most so many images of each class, domain and split, the lists' first; None: all.
+        domains: The domains that are read.
+        per_class: Largest number of images of each class, domain and split, the first
+            ones of the lists. None means all.
     """
 
     cache_version: ClassVar[int] = 1
@@ -75,6 +79,7 @@ class DomainNet(Dataset):
             [self._entries(home, home / f"{domain}_{split}.txt", names) for domain in self.domains]
             for split in ("train", "test")
         ]
+
         if sorted(names) != list(range(self.num_classes)):
             raise DataError(
                 "the number of classes is not dataset.num_classes",
@@ -101,6 +106,7 @@ class DomainNet(Dataset):
             if not line.strip():
                 continue
             path, _, text = line.strip().rpartition(" ")
+
             label = int(text) if text.isdecimal() and path.count("/") == 2 else -1
             kind = path.split("/")[1] if label >= 0 else ""
             if label < 0 or names.setdefault(label, kind) != kind:
@@ -113,7 +119,9 @@ class DomainNet(Dataset):
                     got=line,
                     do="take the publisher's list again",
                 )
+
             if self.per_class is None or taken[label] < self.per_class:
                 taken[label] += 1
                 entries.append((home / path, label))
+
         return entries

@@ -19,11 +19,13 @@ DIGITS, ALL = 10, 62  # classes: digits first, then capitals, then small letters
 
 @dataclass(frozen=True, kw_only=True)
 class Femnist(Dataset):
-    """``femnist/{train,test}/*.json`` as LEAF (Caldas et al. 2018) writes them: users, num_samples, user_data.
+    """FEMNIST in the format of LEAF (Caldas et al. 2018).
 
-    Pixels are LEAF's 0..1 times 255, rounded (they come from 8-bit grey); strokes are dark, the background is white.
-    ``num_classes=10`` keeps the digits alone. Writers are numbered in the sorted order of their names; all writers' test
-    samples together are the test set.
+    The files are ``femnist/{train,test}/*.json`` with users, num_samples and user_data.
+    Pixels are LEAF's 0..1 times 255, rounded, because they come from 8-bit grey.
+    Strokes are dark, the background is white. ``num_classes=10`` keeps only the digits.
+    Writers are numbered in the sorted order of their names. The test samples of all
+    writers together are the test set.
     """
 
     cache_version: ClassVar[int] = 1
@@ -66,7 +68,10 @@ class Femnist(Dataset):
         return Arrays(train_x, train_y, test_x, test_y, torch.from_numpy(owner.astype(np.int64)))
 
     def _split(self, folder: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """(user, images (n, 1, 28, 28) uint8, labels (n,) int64) of everybody who has samples."""
+        """Return (user, images, labels) of each user who has samples.
+
+        Images have shape (n, 1, 28, 28), uint8, and labels (n,), int64.
+        """
         files = sorted(folder.glob("*.json"))
         parts = [part for file in files for part in self._file(file)]
         if not parts:
@@ -107,6 +112,7 @@ class Femnist(Dataset):
                     raise fail(
                         f"user {user}: pixels {x.min()} .. {x.max()}, labels {y.min()} .. {y.max()}"
                     )
+
                 kept = y < self.num_classes
                 if kept.any():
                     images = np.rint(x[kept] * 255).astype(np.uint8).reshape(-1, 1, 28, 28)

@@ -1,4 +1,4 @@
-"""Images of your own, sorted into class folders."""
+"""The user's own images, sorted into class folders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedexp.data.images import decode_classes, require_image_shape
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Dataset):
-    """``FOLDER/train/CLASS/*`` and ``FOLDER/test/CLASS/*``: images of any size and format, decoded once.
+    """Images of any size and format in ``FOLDER/{train,test}/CLASS/*``, decoded once.
 
-    Labels are the places of the class names in sorted order, as in torchvision's ImageFolder.
+    The label of a class is its position among the sorted class names, as in
+    torchvision's ImageFolder.
 
     Args:
-        folder: relative to data_root, or absolute.
+        folder: Path of FOLDER, relative to data_root, or absolute.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class ImageFolder(Dataset):
     def read(self, root: Path, download: bool) -> Arrays:
         train_folder, test_folder = self.expected_files(root)
         classes = _classes(train_folder)
+
         if len(classes) != self.num_classes:
             raise DataError(
                 "the number of class folders is not dataset.num_classes",
@@ -55,6 +57,7 @@ class ImageFolder(Dataset):
                 got=f"{len(classes)}: {_some(classes)}",
                 do=f"set dataset.num_classes={len(classes)}, or correct the folders",
             )
+
         others = _classes(test_folder)
         if others != classes:
             strange, absent = sorted(set(others) - set(classes)), sorted(set(classes) - set(others))
@@ -72,6 +75,7 @@ class ImageFolder(Dataset):
                 ),
                 do=suggest(strange[0], classes) if strange else "add the missing class folders",
             )
+
         train, test = (
             decode_classes([folder / name for name in classes], self.shape)
             for folder in (train_folder, test_folder)

@@ -14,13 +14,14 @@ _EDGE = 5  # clients shown from each end of a long list
 
 
 def partition_table(counts: np.ndarray) -> Table:
-    """Samples of each class at each client, sizes and totals.
+    """Build the table of each client's samples per class, with sizes and totals.
 
-    More than 40 clients are summarised: the first and last five, and quantiles over all. More than 20 classes: each
-    client's number of classes and its largest ones instead of a column a class.
+    More than 40 clients are summarised: the first and last five, and quantiles over
+    all. With more than 20 classes, each client's number of classes and its largest ones
+    replace the columns of the classes.
 
     Args:
-        counts: (clients, classes) int64.
+        counts: Class counts of shape (clients, classes), int64.
     """
     from rich import box
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""A partition that was drawn before."""
+"""A partition that was sampled before."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from fedexp.data.partition import CutPartition, Partitioner, impossible, load_pa
 
 @dataclass(frozen=True, kw_only=True)
 class File(Partitioner):
-    """``partition.safetensors`` of an earlier run, on the same data set with the same proxy and limits.
+    """The partition in ``partition.safetensors`` of an earlier run.
 
-    If that run cut a validation share, the file holds it too and it is used again.
+    The data set, proxy and limits must be the same. If that run cut a validation share,
+    the file contains it and it is used again.
 
     Args:
-        path: relative ones start at the working directory.
-        sha256: expected hash of the assignment (as in result.json), or None.
+        path: Path of the file. Relative paths start at the working directory.
+        sha256: Expected hash of the assignment (as in result.json), or None.
     """
 
     one_class: ClassVar[bool] = True
@@ -58,6 +59,7 @@ class File(Partitioner):
             raise self._unfit(
                 "holds another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
             )
+
         if info.get("pool", len(labels)) != len(labels):
             raise self._unfit(
                 "was drawn for another pool of training samples",
@@ -65,6 +67,7 @@ class File(Partitioner):
                 f"{info['pool']} samples",
                 "use the data set, proxy and limits of the run that wrote it",
             )
+
         asked = int(info.get("asked_clients", partition.num_clients))
         if clients not in (asked, partition.num_clients):
             raise self._unfit(
@@ -73,6 +76,7 @@ class File(Partitioner):
                 f"{asked} clients",
                 f"set clients={asked}",
             )
+
         cut = float(info.get("val_fraction", 0.0))
         if isinstance(partition, CutPartition) and self.val_fraction not in (0.0, cut):
             raise self._unfit(
@@ -81,6 +85,7 @@ class File(Partitioner):
                 f"val_fraction={cut}",
                 f"set partition.val_fraction={cut}",
             )
+
         return partition
 
     def _unfit(
