@@ -1,4 +1,7 @@
-"""Two tuned linear layers on the features of a frozen ResNet-18 or -34: MA-Echo's models for CIFAR-100 and DomainNet."""
+"""Two tuned linear layers on the features of a frozen ResNet-18 or -34.
+
+These are MA-Echo's models for CIFAR-100 and DomainNet.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,8 @@ from fedexp.models.mlp import MLP
 from fedexp.models.resnet import ResNet
 from fedexp.storage.files import file_sha256
 
-_RENAMED: tuple[
-    tuple[str, str | Callable[[re.Match[str]], str]], ...
-] = (  # torchvision's names, ours
+# Patterns of torchvision's names, and their replacements
+_RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^conv1\.", "conv."),
     (r"^bn1\.", "norm."),
     (r"^layer([1-4])\.", lambda match: f"stages.{int(match[1]) - 1}."),
@@ -32,16 +34,21 @@ _RENAMED: tuple[
 
 
 class ResNetExtractor(nn.Module):
-    """torchvision's ResNet without its last layer, always in evaluation mode: BatchNorm uses its stored statistics.
+    """torchvision's ResNet without its last layer, always in evaluation mode.
+
+    BatchNorm uses its stored statistics.
 
     Args:
-        input_shape: (channels, height, width) with 1 or 3 channels; grey images are repeated on all three.
+        input_shape: (channels, height, width) with 1 or 3 channels. Grey images are
+            repeated on all three.
         depth: 18 or 34.
-        pretrained: a file of torchvision's weights (``resnet18-....pth``, or safetensors with the same names).
-        sha256: what the file's bytes must have; None: anything.
-        random_features: in place of a file, He initialisation under a fixed seed, the same for all clients and runs.
-        resize: side to which images are scaled (bilinear) first, or None.
-        width: channels of the first stage: 64 in torchvision's weights.
+        pretrained: File of torchvision's weights (``resnet18-....pth``, or safetensors
+            with the same names).
+        sha256: Expected hash of the file's bytes. None accepts any.
+        random_features: Whether to use, instead of a file, He initialisation under a
+            fixed seed, which is the same for all clients and runs.
+        resize: Side to which images are scaled (bilinear) first, or None.
+        width: Channels of the first stage: 64 in torchvision's weights.
     """
 
     frozen_parameters: ClassVar[tuple[str, ...]] = ("*",)
@@ -67,6 +74,7 @@ class ResNetExtractor(nn.Module):
             pretrained is None or not random_features,
             "give model.pretrained or model.random_features, not both",
         )
+
         if pretrained is None and not random_features:
             raise ConfigError(
                 "the feature extractor has no weights",
@@ -75,6 +83,7 @@ class ResNetExtractor(nn.Module):
                 got="null",
                 do=f"set model.pretrained=/path/to/resnet{depth}.pth, or model.random_features=true for a trial",
             )
+
         self.resize = resize
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
@@ -82,8 +91,10 @@ class ResNetExtractor(nn.Module):
             self.resnet = ResNet(
                 input_shape=shape, num_classes=1, depth=depth, norm="batch", width=width
             )
+
         self.features = self.resnet.output.in_features
         self.resnet.output = nn.Identity()  # type: ignore[assignment]
+
         if pretrained is not None and self.resnet.conv.weight.device.type != "meta":
             self._load(Path(pretrained).expanduser(), sha256)
         self.eval()
@@ -97,6 +108,7 @@ class ResNetExtractor(nn.Module):
                 got=str(file),
                 do="put it there, or correct model.pretrained; nothing is downloaded",
             )
+
         found = file_sha256(file) if sha256 is not None else None
         if found != sha256:
             raise ConfigError(
@@ -106,6 +118,7 @@ class ResNetExtractor(nn.Module):
                 got=f"{found} in {file}",
                 do="give that file, or remove model.sha256",
             )
+
         weights = renamed(_read(file))
         missing, unexpected = self._differences(weights)
         if missing or unexpected:
@@ -116,6 +129,7 @@ class ResNetExtractor(nn.Module):
                 got=f"{file}; strange: {', '.join(unexpected[:4]) or 'none'}",
                 do="give the weights of the depth that the model has (ResNet-18 or ResNet-34)",
             )
+
         self.resnet.load_state_dict(weights)
 
     def _differences(self, weights: Tree) -> tuple[list[str], list[str]]:
@@ -128,12 +142,15 @@ class ResNetExtractor(nn.Module):
         return sorted(own.keys() - fits), sorted(weights.keys() - fits)
 
     def train(self, mode: bool = True) -> ResNetExtractor:
-        """Stays in evaluation mode."""
+        """Stay in evaluation mode, whatever `mode` is."""
         super().train(False)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, features): 512 of the full width."""
+        """Map (batch, channels, height, width) to (batch, features).
+
+        There are 512 features at full width.
+        """
         if self.resize is not None:
             x = functional.interpolate(
                 x, (self.resize, self.resize), mode="bilinear", antialias=True
@@ -144,13 +161,21 @@ class ResNetExtractor(nn.Module):
 
 
 class ResNetFeatures(nn.Module):
-    """A frozen `ResNetExtractor`, then two linear layers with one ReLU between them, which alone are trained.
+    """A frozen `ResNetExtractor`, then two linear layers with one ReLU between them.
+
+    Only the two linear layers are trained.
 
     Args:
-        input_shape, depth, pretrained, sha256, random_features, resize, width: the extractor's.
-        num_classes: number of logits.
-        hidden: width between the two layers.
-        bias: whether the two have biases.
+        input_shape: As for `ResNetExtractor`.
+        num_classes: Number of logits.
+        depth: As for `ResNetExtractor`.
+        pretrained: As for `ResNetExtractor`.
+        sha256: As for `ResNetExtractor`.
+        random_features: As for `ResNetExtractor`.
+        resize: As for `ResNetExtractor`.
+        width: As for `ResNetExtractor`.
+        hidden: Width between the two layers.
+        bias: Whether the two layers have biases.
     """
 
     frozen_parameters: ClassVar[tuple[str, ...]] = ("extractor.*",)
@@ -180,6 +205,7 @@ class ResNetFeatures(nn.Module):
             resize=resize,
             width=width,
         )
+
         head = MLP(
             input_shape=(self.extractor.features,),
             num_classes=num_classes,
@@ -192,7 +218,12 @@ class ResNetFeatures(nn.Module):
     def extractor_and_head(
         kwargs: Mapping[str, Any],
     ) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]]:
-        """Specs of the frozen part and of the tuned one, and the shape of the features between them."""
+        """Split the model into its frozen and its tuned part.
+
+        Returns:
+            The specs of the frozen and of the tuned part, and the shape of the features
+            between them.
+        """
         own = dict(kwargs)
         head = {
             "num_classes": own.pop("num_classes"),
@@ -204,7 +235,7 @@ class ResNetFeatures(nn.Module):
         return _spec(ResNetExtractor, own), _spec(MLP, head), features
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        """Map (batch, channels, height, width) to logits (batch, num_classes)."""
         logits: Tensor = self.output(torch.relu(self.hidden[0](self.extractor(x))))
         return logits
 
@@ -214,7 +245,7 @@ def _spec(kind: type[nn.Module], kwargs: Mapping[str, Any]) -> ModelSpec:
 
 
 def renamed(weights: Tree) -> Tree:
-    """torchvision's state dictionary under our names, its last layer left out."""
+    """Return torchvision's state dictionary under our names, without its last layer."""
     found: Tree = {}
     for name, value in weights.items():
         if name.startswith("fc."):
@@ -244,7 +275,7 @@ def _read(file: Path) -> Tree:
         EOFError,
         ValueError,
     ) as error:
-        # Torch goes on to advise what nobody should do
+        # The rest of torch's message is advice that should not be followed
         told = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             "the file of pre-trained weights cannot be read",
@@ -253,6 +284,7 @@ def _read(file: Path) -> Tree:
             got=f"{file}: {told or type(error).__name__}",
             do="take the publisher's file again",
         ) from error
+
     if not isinstance(found, dict) or not all(
         isinstance(value, Tensor) for value in found.values()
     ):
