@@ -1,4 +1,7 @@
-"""The runner's side of `fedexp.core.trace`: evaluates and keeps what a method goes through within a round."""
+"""The runner's side of `fedexp.core.trace`.
+
+It evaluates and stores the models that a method goes through within a round.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ from fedexp.evaluation.evaluate import Evaluator
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A step from the inside.
+    """The trace of one step.
 
     Args:
-        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set
-            and, where there is one, as ``<series>/val/<metric>`` on the validation share; a series of one model a client has
-            lists, and ``<series>/train/<metric>`` on the clients' own training data. And what the method says by itself.
-        weights: ``<iteration>/<series>/<index>/<parameter>``.
-        seconds: what evaluating took.
+        rows: One row per iteration. It has the number of the iteration in the round as
+            ``iteration``, values on the test set as ``<series>/<metric>``, and, if
+            there is a validation share, values on it as ``<series>/val/<metric>``. A
+            series of one model per client has lists, and ``<series>/train/<metric>`` on
+            the clients' own training data. The values that the method reports itself
+            are included.
+        weights: Stored tensors, named ``<iteration>/<series>/<index>/<parameter>``.
+        seconds: Time that evaluating took.
     """
 
     rows: list[dict[str, Any]]
@@ -33,13 +39,23 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """The finite floats of the iteration that step `within` of a round is (0 is none), where iterations are steps."""
+        """Return the finite floats of the iteration that is step `within` of a round.
+
+        The result is empty for step 0, and if iterations are not steps.
+        """
         row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
         return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class Tracer(Trace):
-    """Evaluates every `every`-th iteration (0: none), and keeps the weights of those in `weights`."""
+    """A trace that evaluates some iterations and stores the weights of some.
+
+    Args:
+        evaluator: Evaluator of the traced outcomes.
+        data: Data that they are evaluated on.
+        every: Every `every`-th iteration is evaluated. 0: none.
+        weights: Iterations whose weights are stored.
+    """
 
     def __init__(
         self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]
@@ -60,6 +76,7 @@ class Tracer(Trace):
         values: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         began = time.perf_counter()
+
         if self._every > 0 and iteration % self._every == 0:
             row: dict[str, Any] = {"iteration": iteration, **values}
             for series, outcome in outcomes.items():
@@ -68,14 +85,16 @@ class Tracer(Trace):
                     for name, value in self._values(outcome, clients).items()
                 }
             self.rows.append(row)
+
         if iteration in self._kept:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
-                    # Copies: a method may go on in place.
+                    # Copies, because the method may continue in place
                     kept = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
                     self.weights |= {
                         f"{iteration}/{series}/{number}/{name}": v for name, v in kept.items()
                     }
+
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
@@ -92,6 +111,7 @@ class Tracer(Trace):
                 for share, own in found.items()
                 for name, value in own.items()
             }
+
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
         pairs = zip(outcome.models, clients, strict=True)
         own = [
@@ -107,12 +127,12 @@ class Tracer(Trace):
         )
 
     def take(self) -> Traced:
-        """What was traced since the last call."""
+        """Return everything that was traced since the last call."""
         taken = Traced(self.rows, self.weights, self.seconds)
         self.rows, self.weights, self.seconds = [], {}, 0.0
         return taken
 
 
 def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    """By the metrics' own names, without what they were measured on."""
+    """Return metrics under their own names, without what they were measured on."""
     return {name.rpartition("/")[2]: value for name, value in metrics.items()}
