@@ -1,4 +1,8 @@
-"""Federated aggregation methods, compared: `run`, `load`, `Run` and `save_models` are all that Python code needs."""
+"""fedexp compares federated aggregation methods.
+
+Python code needs only `run`, `load`, `Run` and `save_models`. They are defined in
+`fedexp.api` and are imported at their first use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ __all__ = ["Run", "__version__", "load", "run", "save_models"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # imported when it is first used: `import fedexp` costs nothing
+    # The import happens at the first use, so that `import fedexp` costs nothing
+    if name in __all__:
         from fedexp import api
 
         return getattr(api, name)

@@ -1,4 +1,4 @@
-"""``python -m fedexp`` is the ``fedexp`` command."""
+"""The module that makes ``python -m fedexp`` run the ``fedexp`` command."""
 
 from fedexp.commands.run import main
 
