@@ -1,1 +1,5 @@
-"""The experiment's own keys, and how a config is composed from YAML and overrides."""
+"""The experiment's own keys, and the composition of a config from YAML and overrides.
+
+The YAML files are in `conf`. Objects are built from a config in
+`fedexp.running.experiment`.
+"""

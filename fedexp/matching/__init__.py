@@ -1,1 +1,5 @@
-"""Matching: which hidden units a network has, and which units of several trained networks belong together."""
+"""Matching: hidden units of one network, and corresponding units of several networks.
+
+It contains the structure of networks, assignment problems and alignments. The methods
+that use them are in `fedexp.methods`.
+"""

@@ -1,1 +1,6 @@
-"""A run's life: from a resolved config to a stored result."""
+"""The life of a run: from a resolved config to a stored result.
+
+It builds and checks the experiment, executes its rounds, and records steps, costs and
+summary. The rounds themselves are defined in `fedexp.core.runner`, files in
+`fedexp.storage`.
+"""

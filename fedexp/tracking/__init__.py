@@ -1,1 +1,4 @@
-"""Loggers, progress, pictures and tables: everything that shows a run. The run folder's files stay the truth."""
+"""Displays of a run: loggers, progress, pictures and tables.
+
+The run folder's files stay the truth. Reports of tables are in `fedexp.tables.report`.
+"""

@@ -1,1 +1,5 @@
-"""How the gradients of stacked clients are computed."""
+"""Kernels: they compute the gradients of stacked clients as one.
+
+All implement `fedexp.engines.kernels.kernel`. Stacking and local training around them
+are in `fedexp.engines.stack`.
+"""

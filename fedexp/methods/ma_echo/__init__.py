@@ -1,1 +1,5 @@
-"""MA-Echo: the aggregator, its projections into null spaces, and the probe that computes projection matrices."""
+"""MA-Echo: aggregation in the null space of the clients' layer inputs.
+
+The package has the aggregator, its projections into null spaces, and the probe that
+computes projection matrices.
+"""
