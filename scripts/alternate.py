@@ -30,7 +30,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     made.add_argument("--threads", type=int, default=2)
     data = Path(os.environ.get("FEDEXP_DATA", "data")).resolve()
-    made.add_argument("--data", default=str(data), help="holds FashionMNIST/raw, unpacked")
+    made.add_argument(
+        "--data", default=str(data), help="folder that contains FashionMNIST/raw, unpacked"
+    )
     made.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     return made
 
@@ -90,8 +92,8 @@ def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
 def heading(facts: str) -> str:
     """Return a line that states when, what and on which machine was measured."""
     return (
-        f"{datetime.date.today()}, commit {commit(HERE)}; {processor()}, {os.cpu_count()} cores; Python "
-        f"{platform.python_version()}, torch {version('torch')}; {facts}"
+        f"{datetime.date.today()}, commit {commit(HERE)}; {processor()}, {os.cpu_count()} cores; "
+        f"Python {platform.python_version()}, torch {version('torch')}; {facts}"
     )
 
 

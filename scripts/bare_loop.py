@@ -113,8 +113,10 @@ def arguments() -> argparse.Namespace:
         type=Path,
         help="folder with partition.safetensors and cohorts.json to use instead",
     )
-    parser.add_argument("--momentum", type=float, help="another one than the workload's")
-    parser.add_argument("--cohort", type=int, help="another number of clients a round")
+    parser.add_argument("--momentum", type=float, help="momentum instead of the workload's")
+    parser.add_argument(
+        "--cohort", type=int, help="number of clients per round instead of the workload's"
+    )
     parser.add_argument(
         "--hidden", type=int, nargs="+", help="an MLP with these hidden widths instead"
     )

@@ -188,8 +188,9 @@ def compare(N: int, repeats: int) -> list[str]:
 
         assert isinstance(fused, dict) and isinstance(expected, dict)
         rows.append(
-            f"| {N} | {title} | {seconds:.3f} | {plain_seconds:.2f} | {plain_seconds / seconds:.1f} | "
-            f"{furthest(fused, expected):.1e} | {memory:.0f} | {plain_memory:.0f} | {models:.0f} | {factors:.0f} |"
+            f"| {N} | {title} | {seconds:.3f} | {plain_seconds:.2f} "
+            f"| {plain_seconds / seconds:.1f} | {furthest(fused, expected):.1e} "
+            f"| {memory:.0f} | {plain_memory:.0f} | {models:.0f} | {factors:.0f} |"
         )
         del dense, expected, fused
 
@@ -219,11 +220,13 @@ def main() -> None:
     lines = [
         "# Server time of aggregation",
         "",
-        f"{datetime.date.today()}, commit {commit}, {platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}. MLPs 784-400-200-100-10, T = 60, `scripts/bench_aggregators.py`.",
+        f"{datetime.date.today()}, commit {commit}, "
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}. MLPs 784-400-200-100-10, T = 60, "
+        "`scripts/bench_aggregators.py`.",
         "",
-        "| N | method | seconds | plain form, seconds | ratio | relative difference | memory, MB | plain form, MB "
-        "| models, MB | factors, MB |",
+        "| N | method | seconds | plain form, seconds | ratio | relative difference "
+        "| memory, MB | plain form, MB | models, MB | factors, MB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)

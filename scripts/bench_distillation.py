@@ -666,30 +666,32 @@ CASES: dict[str, Callable[[argparse.Namespace, alternate.Table], None]] = {
 def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
 
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="b")
-    parser.add_argument("--clients", type=int, default=5, help="m of steps, bf16 and weights")
     parser.add_argument(
-        "--steps", type=int, default=T_G, help="generator steps, and distillation steps, a turn"
+        "--clients", type=int, default=5, help="m of the cases steps, bf16 and weights"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=T_G, help="generator steps and distillation steps per turn"
     )
     parser.add_argument(
         "--product", type=int, default=2048, help="rows and columns of the matrix product"
     )
-    parser.add_argument("--teachers", type=int, default=10, help="m of ensemble")
+    parser.add_argument("--teachers", type=int, default=10, help="m of the case ensemble")
     parser.add_argument(
         "--models",
         nargs="+",
         default=["cnn_mnist", "cnn2", "resnet18_bn_cifar"],
-        help="of ensemble",
+        help="models of the case ensemble",
     )
     parser.add_argument(
-        "--bank", type=int, default=T // 2, help="batches of weights and checkpoint"
+        "--bank", type=int, default=T // 2, help="batches of the cases weights and checkpoint"
     )
-    parser.add_argument("--many", type=int, default=100, help="teachers of memory")
+    parser.add_argument("--many", type=int, default=100, help="teachers of the case memory")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
     options = parser.parse_args()
@@ -700,9 +702,12 @@ def main() -> None:
 
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
-        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
 
-    facts = f"{options.threads} threads, {options.device}, medians of {options.turns} turns. `scripts/bench_distillation.py`"
+    facts = (
+        f"{options.threads} threads, {options.device}, medians of {options.turns} turns. "
+        "`scripts/bench_distillation.py`"
+    )
     table = alternate.Table(
         options.write, alternate.heading(facts), ["what", "time", "beside", "ratio", ""]
     )

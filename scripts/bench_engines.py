@@ -246,7 +246,9 @@ def main() -> int:
 
     keep_freed_memory()
 
-    facts = f"{options.threads} threads, {options.repeats} turns a candidate, interleaved, medians"
+    facts = (
+        f"{options.threads} threads, {options.repeats} turns per candidate, interleaved, medians"
+    )
     columns = [
         "workload",
         "candidate",
@@ -266,7 +268,7 @@ def main() -> int:
         + ", ".join(f"{name} {ratio:.2f}" for name, (ratio, _) in found.items())
     )
     if any(disturbed for _, disturbed in found.values()):
-        table.line("Other programs computed meanwhile: measure the rows marked ! again.")
+        table.line("Other programs were computing: measure the rows marked ! again.")
         return 2
     return int(any(ratio > MOST_BEHIND for ratio, _ in found.values()))
 

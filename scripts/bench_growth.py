@@ -81,7 +81,8 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
                 mine = alternate.fedexp(options.data, options.threads, rounds, *more)
                 if mine["steps"] != base["steps"]:
                     raise SystemExit(
-                        f"{point} {engine}: steps a round differ: {base['steps']}, {mine['steps']}"
+                        f"{point} {engine}: steps per round differ: "
+                        f"{base['steps']}, {mine['steps']}"
                     )
                 seen[engine].append(statistics.median(mine["seconds"][1:]))
 
@@ -94,7 +95,7 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
 def write(figures: dict[str, dict[Point, float]], heading: str, path: Path) -> None:
     """Write `path` as a Markdown table, and the numbers as JSON beside it."""
     table = alternate.Table(
-        path, heading, ["clients a round", "parameters", *(f"{line} s/round" for line in figures)]
+        path, heading, ["clients per round", "parameters", *(f"{line} s/round" for line in figures)]
     )
 
     for kind, x in figures[BARE]:
@@ -123,14 +124,14 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     panels = {
-        "clients": ("clients a round", "MLP 784-200-10, 159,010 parameters"),
-        "parameters": ("parameters", f"MLP 784-h-h-10, {FEW} clients a round"),
+        "clients": ("clients per round", "MLP 784-200-10, 159,010 parameters"),
+        "parameters": ("parameters", f"MLP 784-h-h-10, {FEW} clients per round"),
     }
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
-        "Seconds a round of FedAvg on Fashion-MNIST: 60 samples a client, 3 steps of batch 20",
+        "Seconds per round of FedAvg on Fashion-MNIST: 60 samples per client, 3 steps of batch 20",
         fontsize=14,
     )
 
@@ -163,7 +164,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
         axes.set_title(title, fontsize=12)
         axes.set_xlabel(label, fontsize=12)
         if position == 1:
-            axes.set_ylabel("seconds a round (lower is better)", fontsize=12)
+            axes.set_ylabel("seconds per round (lower is better)", fontsize=12)
 
         axes.set_xticks([x for name, x, _ in stored["seconds"][BARE] if name == kind])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
@@ -200,7 +201,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--draw", type=Path, metavar="JSON", help="draw these figures, measure nothing"
+        "--draw", type=Path, metavar="JSON", help="draw these numbers without measuring"
     )
 
     options = parser.parse_args()

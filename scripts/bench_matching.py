@@ -125,7 +125,10 @@ def bench_pfnm(options: argparse.Namespace) -> list[str]:
     rows = []
     for sweeps in (SWEEPS, *([0] if not options.whole else [])):
         seconds, memory, found = measured(lambda n=sweeps: match(models, q, mu0, NAFI, orders[:n]))
-        row = f"| PFNM, {sweeps} sweeps | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} |"
+        row = (
+            f"| PFNM, {sweeps} sweeps | {size(models)} | {len(found.members):,} "
+            f"| {seconds:.2f} | {memory:,.0f} |"
+        )
         if sweeps and not options.whole:
             rows.append(f"{row} bound 5 s |")
             continue
@@ -136,7 +139,10 @@ def bench_pfnm(options: argparse.Namespace) -> list[str]:
 
         alike = all(a.tolist() == b.tolist() for a, b in zip(found.units, places, strict=True))
         apart = float(np.abs(found.mean.numpy() - means).max()) if alike else float("nan")
-        said = f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), same units: {alike}, means within {apart:.0e}"
+        said = (
+            f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), "
+            f"same units: {alike}, means within {apart:.0e}"
+        )
         rows.append(f"{row} {said} |")
     return rows
 
@@ -145,7 +151,10 @@ def bench_wide(options: argparse.Namespace) -> list[str]:
     models = units(10, options.wide, options.dims, 10 * options.wide // 2, options.noise, "wide")
     q, mu0, orders = arguments(models, NAFI.sigma)
     seconds, memory, found = measured(lambda: match(models, q, mu0, NAFI, orders))
-    row = f"| PFNM, {SWEEPS} sweeps | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} |"
+    row = (
+        f"| PFNM, {SWEEPS} sweeps | {size(models)} | {len(found.members):,} "
+        f"| {seconds:.2f} | {memory:,.0f} |"
+    )
     return [f"{row} bounds 60 s, 2,000 MB |"]
 
 
@@ -185,12 +194,15 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
 
         widths = f"{min(len(f.members) for f in found):,} to {max(len(f.members) for f in found):,}"
         said = (
-            f"{seconds / mean(one):.2f} times one lambda's mean, {seconds / max(one):.2f} times the slowest's (bound 6); of "
-            f"computing time {computing / mean(computing_one):.2f} and {computing / max(computing_one):.2f} times; "
-            f"{equal} of {len(LAMBDAS)} equal to the bit"
+            f"{seconds / mean(one):.2f} times one lambda's mean, "
+            f"{seconds / max(one):.2f} times the slowest's (bound 6); "
+            f"computing time {computing / mean(computing_one):.2f} "
+            f"and {computing / max(computing_one):.2f} times; "
+            f"{equal} of {len(LAMBDAS)} bit-identical"
         )
         rows.append(
-            f"| {len(LAMBDAS)} lambdas, {kind} | {size(models)} | {widths} | {seconds:.2f} | {memory:,.0f} | {said} |"
+            f"| {len(LAMBDAS)} lambdas, {kind} | {size(models)} | {widths} "
+            f"| {seconds:.2f} | {memory:,.0f} | {said} |"
         )
     return rows
 
@@ -229,7 +241,8 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
         seconds, memory, (_, sweeps) = measured(call)
         said = f"{sweeps} sweeps" + ("; bound 60 s" if early_stop else "")
         rows.append(
-            f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | | {seconds:.1f} | {memory:,.0f} | {said} |"
+            f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | "
+            f"| {seconds:.1f} | {memory:,.0f} | {said} |"
         )
     return rows
 
@@ -245,7 +258,8 @@ def bench_fedma(options: argparse.Namespace) -> list[str]:
     seconds, memory, found = measured(lambda: match(models, q, mu0, how, orders))
     said = f"K = {options.channels}, caps; bound 30 s"
     return [
-        f"| FedMA, dense after conv | {size(models)} | {len(found.members):,} | {seconds:.1f} | {memory:,.0f} | {said} |"
+        f"| FedMA, dense after conv | {size(models)} | {len(found.members):,} "
+        f"| {seconds:.1f} | {memory:,.0f} | {said} |"
     ]
 
 
@@ -261,7 +275,8 @@ def bench_gpu(options: argparse.Namespace) -> list[str]:
         seconds, memory, found = measured(lambda there=there: match(*there, NAFI, orders))
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         rows.append(
-            f"| PFNM on {name} | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} | |"
+            f"| PFNM on {name} | {size(models)} | {len(found.members):,} "
+            f"| {seconds:.2f} | {memory:,.0f} | |"
         )
     return rows if len(rows) > 1 else [*rows, "| no GPU here | | | | | |"]
 
@@ -281,15 +296,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
 
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--nets", type=int, default=30)
     parser.add_argument(
-        "--width", type=int, default=100, help="units a model of pfnm, grid and gpu"
+        "--width", type=int, default=100, help="units per model of pfnm, grid and gpu"
     )
-    parser.add_argument("--wide", type=int, default=1000, help="units a model of wide")
+    parser.add_argument("--wide", type=int, default=1000, help="units per model of wide")
     parser.add_argument("--dims", type=int, default=795)
     parser.add_argument(
         "--common",
@@ -298,7 +313,7 @@ def main() -> None:
         help="units that models of pfnm, grid and gpu are drawn from",
     )
     parser.add_argument("--noise", type=float, default=0.1)
-    parser.add_argument("--hidden", type=int, default=100, help="units a layer of gamf")
+    parser.add_argument("--hidden", type=int, default=100, help="units per layer of gamf")
     parser.add_argument("--channels", type=int, default=400, help="K of fedma")
     parser.add_argument("--penalties", nargs="+", default=["paper", "code2020", "code2022"])
     parser.add_argument(
@@ -312,7 +327,7 @@ def main() -> None:
 
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
-        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
     torch.set_num_threads(options.threads)
 
     commit = subprocess.run(
@@ -322,8 +337,9 @@ def main() -> None:
     lines = [
         "# Matching of hidden units",
         "",
-        f"{datetime.date.today()}, commit {commit.strip()}, {platform.processor() or platform.machine()}, {options.threads} "
-        f"threads, torch {torch.__version__}, float64. `scripts/bench_matching.py`.",
+        f"{datetime.date.today()}, commit {commit.strip()}, "
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}, float64. `scripts/bench_matching.py`.",
         "",
         "| what | models x units x dimensions | global units | seconds | memory, MB | |",
         "|---|---|---|---|---|---|",

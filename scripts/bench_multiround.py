@@ -205,7 +205,8 @@ def bench_peak(options: argparse.Namespace) -> list[str]:
         first = first or peak
         what = f"{method}, {options.clients} clients, ResNet-18, {row['gb']:.2f} GB on disk"
         rows.append(
-            f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all | {peak - first:+,.0f}, bound +1,500 |"
+            f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all "
+            f"| {peak - first:+,.0f}, bound +1,500 |"
         )
     return rows
 
@@ -237,10 +238,15 @@ WORKLOADS = {
 }
 ROUNDS = {**bench_rounds.ROUNDS, "W1s": 30}
 PAIRS = [
-    *(Pair(w, method, "bare fedsam", most) for w, most in (("W1", 0.55), ("W2", 0.72)) for method in ("fedsam", "mofedsam")),
+    *(Pair("W1", method, "bare fedsam", 0.55) for method in ("fedsam", "mofedsam")),
+    *(Pair("W2", method, "bare fedsam", 0.72) for method in ("fedsam", "mofedsam")),
     *(Pair(w, "fedcm", "fedavg", 1.15) for w in ("W1", "W2")),
     *(Pair(w, "feddyn", "fedavg", most) for w, most in (("W1", 1.4), ("W1s", 1.4), ("W2", 1.15))),
-    *(Pair(w, "fedmrur", "mofedsam", 1.35, engine) for w in ("W1", "W2") for engine in ("vectorized", "serial")),
+    *(
+        Pair(w, "fedmrur", "mofedsam", 1.35, engine)
+        for w in ("W1", "W2")
+        for engine in ("vectorized", "serial")
+    ),
     Pair("W4", "fedavg", "bare fedavg", 1.05, "auto", threads=2),
 ]  # fmt: skip
 
@@ -276,13 +282,16 @@ def _paired(pair: Pair, options: argparse.Namespace) -> str:
     steps: set[tuple[int, ...]] = set()
     times = [(seconds(pair.beside), seconds(pair.method)) for _ in range(options.repeats)]
     if len(steps) > 1:
-        raise SystemExit(f"{pair.workload} {pair.method}: steps a round differ: {steps}")
+        raise SystemExit(f"{pair.workload} {pair.method}: steps per round differ: {steps}")
 
     ratio = statistics.median(mine / other for other, mine in times)
     other, mine = map(statistics.median, zip(*times, strict=True))
     what = f"{pair.workload}, {pair.method} ({pair.engine}) beside {pair.beside}"
     what += f", {pair.threads} threads" if pair.threads else ""
-    return f"| {what} | {mine:.4f} s beside {other:.4f} s a round | | ratio {ratio:.2f}, bound {pair.most} |"
+    return (
+        f"| {what} | {mine:.4f} s beside {other:.4f} s per round | "
+        f"| ratio {ratio:.2f}, bound {pair.most} |"
+    )
 
 
 def bench_mix(options: argparse.Namespace) -> list[str]:
@@ -334,9 +343,10 @@ def bench_teachers(options: argparse.Namespace) -> list[str]:
 
     assert env.proxy is not None
     n, m = len(env.proxy), options.clients_per_round
-    said = f"a teacher sees a sample {asked[0] / n / m:g} times, bound 1"
+    said = f"a teacher processes a sample {asked[0] / n / m:g} times, bound 1"
     return [
-        f"| FedDF, {m} teachers, {n:,} proxy samples, a round's server | {seconds:.2f} s | | {said} |"
+        f"| FedDF, {m} teachers, {n:,} proxy samples, server's part of a round "
+        f"| {seconds:.2f} s | | {said} |"
     ]
 
 
@@ -355,7 +365,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
 
     parser.add_argument("--threads", type=int, default=1)
@@ -368,15 +378,15 @@ def main() -> None:
         "--folder",
         type=Path,
         default=Path(tempfile.gettempdir()),
-        help="of peak, on the disk to measure",
+        help="folder of peak, on the disk to measure",
     )
     parser.add_argument(
         "--data",
         default=os.environ.get("FEDEXP_DATA", "data"),
-        help="holds FashionMNIST/raw, unpacked",
+        help="folder that contains FashionMNIST/raw, unpacked",
     )
-    parser.add_argument("--only", help="of rounds: this workload or method alone")
-    parser.add_argument("--rounds", type=int, help="of every process of rounds")
+    parser.add_argument("--only", help="only this workload or method of rounds")
+    parser.add_argument("--rounds", type=int, help="rounds of every process of the case rounds")
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
 
@@ -388,17 +398,18 @@ def main() -> None:
 
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
-        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
 
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout
 
     lines = [
-        "# Methods of many rounds",
+        "# Multi-round methods",
         "",
-        f"{datetime.date.today()}, commit {commit.strip()}, {platform.processor() or platform.machine()}, {options.threads} "
-        f"threads, torch {torch.__version__}. `scripts/bench_multiround.py`.",
+        f"{datetime.date.today()}, commit {commit.strip()}, "
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}. `scripts/bench_multiround.py`.",
         "",
         "| what | time | memory, MB | |",
         "|---|---|---|---|",

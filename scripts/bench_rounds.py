@@ -114,7 +114,8 @@ def pair(
     mine["other"] = statistics.median(other["seconds"][1:]) if other else None
     if base["steps"] != mine["steps"]:
         raise SystemExit(
-            f"{workload} {method} {engine}: steps a round differ: {base['steps']}, {mine['steps']}"
+            f"{workload} {method} {engine}: steps per round differ: "
+            f"{base['steps']}, {mine['steps']}"
         )
 
     return statistics.median(base["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
@@ -149,12 +150,12 @@ def main() -> None:
         "--against",
         type=Path,
         metavar="CHECKOUT",
-        help="the committed rows, another commit in between",
+        help="make the committed rows, alternating with a checkout of another commit",
     )
     parser.add_argument(
         "--rounds",
         type=int,
-        help="of every process; engine=auto starts workers for long runs alone",
+        help="rounds of every process; engine=auto starts workers only for long runs",
     )
 
     options = parser.parse_args()
@@ -167,7 +168,7 @@ def main() -> None:
     if options.against:
         facts += f"; other commit {alternate.commit(options.against)}"
 
-    columns = ["workload", "method", "engine", "computed by", "steps a round"]
+    columns = ["workload", "method", "engine", "computed by", "steps per round"]
     columns += ["bare s/round", "fedexp s/round", "ratio (median of pairs)", "min", "max"]
     columns += (
         ["other commit s/round", "this to other (median of pairs)"] if options.against else []

@@ -40,7 +40,8 @@ W1 = [
     *(o for o in WORKLOADS["W1"] if not o.startswith("clients=")),
 ]
 MILLION = [
-    "dataset=synthetic", f"dataset.samples={SAMPLES}", f"clients={N}", f"clients_per_round={COHORT}", "partition=iid",
+    "dataset=synthetic", f"dataset.samples={SAMPLES}", "partition=iid",
+    f"clients={N}", f"clients_per_round={COHORT}",
     "rounds=10", "model=mlp", "local.batch_size=10", "memo.enabled=false",
 ]  # fmt: skip
 
@@ -93,7 +94,7 @@ def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
 
 def rounds(threads: int, data: str) -> list[str]:
     lines = [
-        "| W1, 20 clients a round | clients | s/round | peak MB | against 100 clients |",
+        "| W1, 20 clients per round | clients | s/round | peak MB | against 100 clients |",
         "|---|---|---|---|---|",
     ]
 
@@ -106,14 +107,16 @@ def rounds(threads: int, data: str) -> list[str]:
             phases, _, peak = run([*overrides, f"threads={threads}", f"data_root={data}"])
             first = first or peak
             lines.append(
-                f"| {' '.join([method, *more])} | {clients:,} | {phases['round']:.3f} | {peak:.0f} | {peak / first:.2f} |"
+                f"| {' '.join([method, *more])} | {clients:,} | {phases['round']:.3f} "
+                f"| {peak:.0f} | {peak / first:.2f} |"
             )
     return lines
 
 
 def partitions(threads: int, data: str) -> list[str]:
     lines = [
-        f"| {N:,} clients, {SAMPLES:,} labels | build s | save s | 10 x draw {COHORT:,} s | peak MB |",
+        f"| {N:,} clients, {SAMPLES:,} labels | build s | save s | 10 x sample {COHORT:,} s "
+        "| peak MB |",
         "|---|---|---|---|---|",
     ]
     for name in ("iid", "dirichlet_per_client"):
@@ -149,7 +152,8 @@ def partition_seconds(name: str) -> list[float]:
 
 def million(threads: int, data: str) -> list[str]:
     lines = [
-        f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s | peak MB |",
+        f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s "
+        "| peak MB |",
         "|---|---|---|---|---|",
     ]
 
@@ -160,7 +164,8 @@ def million(threads: int, data: str) -> list[str]:
     ):
         phases, seconds, peak = run([*MILLION, *more, f"threads={threads}"])
         lines.append(
-            f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} | {seconds:.1f} | {peak:.0f} |"
+            f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} "
+            f"| {seconds:.1f} | {peak:.0f} |"
         )
     return lines
 
@@ -183,14 +188,15 @@ def main() -> None:
     from fedexp.storage.environment import environment
 
     lines = [
-        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"{options.threads} threads, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
-        "every line a process of its own"
+        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, {options.threads} threads, "
+        f"Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
+        "every line is a separate process"
     ]
     print(lines[0], flush=True)
 
     if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
 
     for part in options.parts:
         table = ["", *PARTS[part](options.threads, options.data)]

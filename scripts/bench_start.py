@@ -134,7 +134,7 @@ def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--rounds", type=int, default=300, help="of the concurrent jobs; about ten seconds' worth"
+        "--rounds", type=int, default=300, help="rounds of the concurrent jobs, about ten seconds"
     )
     parser.add_argument("--engine", default="serial", metavar="ENGINE[,OVERRIDE...]")
 
@@ -155,7 +155,8 @@ def main() -> None:
 
     first_round(options)  # brings files into the page cache
     row(
-        f"W1, process start to the end of round 1 ({options.threads} threads; reference: bare loop)",
+        f"W1, process start to the end of round 1 ({options.threads} threads; "
+        "reference: bare loop)",
         [first_round(options) for _ in range(options.repeats)],
     )
     table.row(
@@ -184,7 +185,8 @@ def main() -> None:
 
     for seed in SEEDS:
         row(
-            f"W1, s/round, seed={seed} beside the sweep's other job (reference: alone, threads=1)",
+            f"W1, s/round, seed={seed} beside the sweep's other job "
+            "(reference: running alone, threads=1)",
             joint[seed],
         )
 

@@ -154,11 +154,14 @@ def worker(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--models", type=int, default=3, help="a client")
+    parser.add_argument("--models", type=int, default=3, help="number of models per client")
     parser.add_argument("--memory-gb", type=float, default=1.0, help="state.memory_gb")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder on the disk to measure",
     )
     parser.add_argument("--write", type=Path, help="also write the table to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -171,11 +174,13 @@ def main() -> None:
     from fedexp.storage.environment import environment
 
     lines = [
-        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"{options.threads} threads, state.memory_gb={options.memory_gb:g}, load average {os.getloadavg()[0]:.1f} before",
+        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, {options.threads} threads, "
+        f"state.memory_gb={options.memory_gb:g}, "
+        f"load average {os.getloadavg()[0]:.1f} before",
         "",
-        "| state | rounds | GB on disk | MB a checkpoint | of the bytes that changed, at most | s a checkpoint | s plainly "
-        "| ratio | peak MB | above FedAvg |",
+        "| state | rounds | GB on disk | MB per checkpoint | of the bytes that changed, at most "
+        "| s per checkpoint | s plainly | ratio | peak MB | above FedAvg |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
 
@@ -194,8 +199,9 @@ def main() -> None:
         first = first or peak
         name = kind if kind == "fedavg" else f"{options.clients} x {options.models} models"
         lines.append(
-            f"| {name} | {row['rounds']} | {row['gb']:.2f} | {row['mb']:.1f} | {row['bytes']:.4f} | {row['ours']:.3f} "
-            f"| {row['plain']:.3f} | {row['ratio']:.2f} | {peak:.0f} | {peak - first:+.0f} |"
+            f"| {name} | {row['rounds']} | {row['gb']:.2f} | {row['mb']:.1f} "
+            f"| {row['bytes']:.4f} | {row['ours']:.3f} | {row['plain']:.3f} "
+            f"| {row['ratio']:.2f} | {peak:.0f} | {peak - first:+.0f} |"
         )
 
     print("\n".join(lines))

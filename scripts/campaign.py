@@ -549,7 +549,9 @@ def main() -> None:
     )
     parser.add_argument("--cases", nargs="+", choices=GROUPS, default=GROUPS)
     parser.add_argument(
-        "--short", action="store_true", help="a few of each, about 20 seconds; nothing is kept"
+        "--short",
+        action="store_true",
+        help="a few cases of each kind, about 20 seconds; nothing is stored",
     )
     parser.add_argument("--write", type=Path, help="also write the table to this Markdown file")
 

@@ -25,8 +25,10 @@ from urllib.parse import unquote, urlsplit
 WIDTHS = (1400, 800, 390)
 # Schemes of links that are followed by hand
 NEVER = ("http", "https", "mailto", "data")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
 
 
 class Links(HTMLParser):
@@ -120,10 +122,14 @@ def sample(site: Path) -> list[Path]:
 def _faults(window: Any, page: Path) -> Iterator[str]:
     for width in WIDTHS:
         for scheme in ("light", "dark"):
-            window.execute_cdp_cmd("Emulation.setEmulatedMedia",
-                                   {"features": [{"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
-            window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                   {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500})  # fmt: skip
+            window.execute_cdp_cmd(
+                "Emulation.setEmulatedMedia",
+                {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+            )
+            window.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride",
+                {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
+            )
 
             window.get(page.resolve().as_uri())
             if window.execute_script("return document.documentElement.scrollWidth > innerWidth"):
@@ -145,7 +151,7 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
                 s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://")
             )
             yield from (
-                f"asked for {url}"
+                f"requests {url}"
                 for url in asked
                 if not url.startswith(("file:", "data:", "about:", "blob:"))
             )
@@ -194,7 +200,7 @@ def _unreachable(window: Any, page: Path) -> Iterator[str]:
 
     press(Keys.TAB)
     if "md-skip" not in window.switch_to.active_element.get_attribute("class").split():
-        yield f"{page.name}: the first stop of the tab key is no way past the navigation"
+        yield f"{page.name}: the first stop of the tab key does not skip the navigation"
     for _ in range(60):
         press(Keys.TAB)
         if "/results/" in (window.switch_to.active_element.get_attribute("href") or ""):
@@ -216,18 +222,19 @@ def _unreachable(window: Any, page: Path) -> Iterator[str]:
     press(Keys.ARROW_DOWN)
     press(Keys.ENTER)
     if not reached(lambda w: w.current_url != at):
-        yield f"{page.name}: what the search finds cannot be opened"
+        yield f"{page.name}: a page that the search finds cannot be opened"
 
 
 def main() -> int:
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/site")
     if not (site / "index.html").is_file():
-        print(f"no site in {site}: make site builds it", file=sys.stderr)
+        print(f"there is no site in {site}: run 'make site'", file=sys.stderr)
         return 1
     faults = list(dict.fromkeys([*broken(site), *loud(site)]))
     print(
         "\n".join(faults)
-        or f"{site}: links lead somewhere, the console is silent, nothing is asked for, axe objects to nothing, keys suffice"
+        or f"{site}: all links have targets, the console is silent, nothing is requested, "
+        "axe finds no violation, the keyboard is enough"
     )
     return int(bool(faults))
 

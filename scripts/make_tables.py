@@ -83,15 +83,15 @@ def generate(path: Path, published: Path) -> str | None:
     file = published / f"{source['file']}.yaml"
     if not file.is_file():
         raise FedexpError(
-            "the published numbers are not there",
+            "the file of published numbers does not exist",
             where=str(file),
-            do="give the folder that holds them",
+            do="give the folder that contains it",
         )
 
     tables = {t["id"]: t for t in yaml.load(file.read_text(), yaml.BaseLoader)["tables"]}
     if source["table"] not in tables:
         raise FedexpError(
-            f"no table '{source['table']}'", where=str(file), expected=", ".join(tables)
+            f"unknown table '{source['table']}'", where=str(file), expected=", ".join(tables)
         )
     return f"{head}{MARK}\n{reference(table, tables[source['table']]['rows'], str(path))}"
 
