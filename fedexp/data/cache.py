@@ -124,8 +124,8 @@ class ArrayCache:
                 part.chmod(0o644)  # data roots are shared
         except OSError as error:
             warnings.warn(
-                f"the decoded arrays of '{self.name}' cannot be kept under {self.folder} ({error.strerror or error}); "
-                "they are decoded again at every start",
+                f"the decoded arrays of '{self.name}' cannot be stored in {self.folder} "
+                f"({error.strerror or error}), so they are decoded again at every start",
                 stacklevel=3,
             )
 

@@ -61,8 +61,9 @@ class Carvana(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            f"unpack train.zip and train_masks.zip (kaggle.com/c/carvana-image-masking-challenge) under {root / 'carvana'}; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            "unpack train.zip and train_masks.zip (kaggle.com/c/carvana-image-masking-challenge) "
+            f"in {root / 'carvana'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -72,7 +73,7 @@ class Carvana(Dataset):
             raise DataError(
                 "there are too few cars to withhold some for the test set",
                 where=str(photos[0].parent),
-                expected="photos of 2 cars or more, named CAR_VIEW.jpg",
+                expected="photos of at least 2 cars, named CAR_VIEW.jpg",
                 got=f"{len(photos)} photos of {len(cars)} car",
                 do="unpack the archives again",
             )
@@ -104,7 +105,7 @@ class Carvana(Dataset):
 
         if unmasked or strange or not photos:
             raise DataError(
-                "photos and masks are not in pairs",
+                "photos and masks do not form pairs",
                 where=str(mask_folder if unmasked else photo_folder),
                 expected=f"for each photo NAME.jpg a mask NAME{_MASK}, and no other masks",
                 got=f"{len(unmasked)} photos without a mask ({', '.join(unmasked[:3])})"

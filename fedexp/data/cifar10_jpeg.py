@@ -30,6 +30,6 @@ class Cifar10Jpeg(ImageFolder):
 
     def ways(self, root: Path) -> str:
         return (
-            f"put the class folders (airplane ... truck) under {root / self.folder}/train and /test; or set "
-            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            f"put the class folders (airplane ... truck) in {root / self.folder}/train and /test; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )

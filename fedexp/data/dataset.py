@@ -102,17 +102,19 @@ class Dataset(ABC):
 
     def __post_init__(self) -> None:
         if self.targets == "labels":
-            require(self.num_classes >= 2, "num_classes: a classification needs 2 or more")
+            require(self.num_classes >= 2, "num_classes must be at least 2 for classification")
         else:
-            require(self.num_classes == 1, "num_classes: images with masks are all of 1 class")
+            require(
+                self.num_classes == 1, "num_classes must be 1: images with masks are of one class"
+            )
             require(
                 self.augment is None,
-                "augment would move images and not their masks: set it to null",
+                "augment would move the images but not their masks: set it to null",
             )
-            require(len(self.shape) == 3, "masks go with images: shape must be C, H, W")
+            require(len(self.shape) == 3, "masks need images: shape must be C, H, W")
         require(
             len(self.shape) > 0 and min(self.shape, default=0) > 0,
-            "shape: give the positive sizes of one sample",
+            "shape must list the positive sizes of one sample",
         )
         require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
         require(
@@ -160,7 +162,7 @@ class Dataset(ABC):
         if not missing or (download and self.can_download):
             return
         raise DataError(
-            f"the files of data set '{self.name}' are not there",
+            f"the files of data set '{self.name}' do not exist",
             where=f"data_root={root}",
             expected=", ".join(map(str, missing[:6]))
             + (f" and {len(missing) - 6} more" if len(missing) > 6 else ""),
@@ -176,8 +178,8 @@ class Dataset(ABC):
                 f"run 'fedexp-data prepare {self.name}' once",
             ]
         ways += [
-            f"put the files under {root}",
-            "set data_root=FOLDER or the variable FEDEXP_DATA to where they are",
+            f"put the files in {root}",
+            "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
         ]
         return "; or ".join(ways)
 
@@ -269,7 +271,7 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
                 where=f"{split} split",
                 expected=expected,
                 got=got,
-                do="correct dataset.* in the config, or what the data set's read() returns",
+                do="correct dataset.* in the config, or the return value of the data set's read()",
             )
 
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
@@ -281,7 +283,7 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
             expected = "uint8 (0..255)" if dataset.pixels else "floating point"
             raise fail(
                 "samples have the wrong dtype",
-                f"{expected}, as the class's pixels = {dataset.pixels} says",
+                f"{expected}, because the class has pixels = {dataset.pixels}",
                 x.dtype,
             )
 
@@ -299,17 +301,19 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
         if y.dtype != dtype or y.dim() == 0 or y.shape[1:] != form:
             expected = f"(n, {', '.join(map(str, form))}) {dtype}"
             raise fail(
-                f"{dataset.targets} have the wrong form", expected, f"{tuple(y.shape)} {y.dtype}"
+                f"{dataset.targets} have the wrong shape or dtype",
+                expected,
+                f"{tuple(y.shape)} {y.dtype}",
             )
 
         if len(x) != len(y):
             raise fail(
-                f"samples and {dataset.targets} differ in number",
+                f"the numbers of samples and {dataset.targets} differ",
                 f"{len(x)} {dataset.targets}",
                 len(y),
             )
         if len(y) == 0:
-            raise fail("the split is empty", "one sample or more", 0)
+            raise fail("the split is empty", "at least one sample", 0)
 
         low, high = int(y.min()), int(y.max())
         if low < 0 or high > top:
@@ -318,7 +322,7 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
             )
 
         if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
-            raise fail("a sample holds NaN or infinity", "finite numbers", "not finite")
+            raise fail("a sample contains NaN or infinity", "finite numbers", "not finite")
 
     owner = arrays.train_owner
     if dataset.has_owners != (owner is not None) or (
@@ -330,13 +334,13 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
         )
     ):
         raise DataError(
-            f"data set '{dataset.name}': samples' owners are not what was declared",
+            f"data set '{dataset.name}': the owners of samples do not match the declaration",
             where="train split",
             expected=f"{len(arrays.train_y)} int64 numbers from 0"
             if dataset.has_owners
             else "none",
             got="none" if owner is None else f"{tuple(owner.shape)} {owner.dtype}",
-            do="correct the class's has_owners, or what its read() returns as train_owner",
+            do="correct the class's has_owners, or the train_owner that its read() returns",
         )
     return arrays
 

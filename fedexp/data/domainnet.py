@@ -47,11 +47,12 @@ class DomainNet(Dataset):
         super().__post_init__()
         require_image_shape(self.shape)
         require(
-            len(self.domains) == len(set(self.domains)) > 0, "domains: give one or more, each once"
+            len(self.domains) == len(set(self.domains)) > 0,
+            "domains must name at least one, each once",
         )
         require(
             self.per_class is None or self.per_class >= 1,
-            "per_class: give 1 or more, or null for all",
+            "per_class must be at least 1, or null for all",
         )
 
     @property
@@ -68,8 +69,9 @@ class DomainNet(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            f"unpack the domains' archives and put the split lists (ai.bu.edu/M3SDA) under {root / 'domainnet'}; or set "
-            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            "unpack the domains' archives and put the split lists (ai.bu.edu/M3SDA) "
+            f"in {root / 'domainnet'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -84,7 +86,7 @@ class DomainNet(Dataset):
             raise DataError(
                 "the number of classes is not dataset.num_classes",
                 where=str(home),
-                expected=f"labels 0 to {self.num_classes - 1}, each in some list",
+                expected=f"labels 0 to {self.num_classes - 1}, each in at least one list",
                 got=f"{len(names)} labels, {min(names, default=0)} to {max(names, default=0)}",
                 do=f"set dataset.num_classes={len(names)}, or complete the lists",
             )
@@ -111,13 +113,13 @@ class DomainNet(Dataset):
             kind = path.split("/")[1] if label >= 0 else ""
             if label < 0 or names.setdefault(label, kind) != kind:
                 raise DataError(
-                    "a line of a split list is no image with its class",
+                    "a line of a split list does not name an image with its class",
                     where=f"{file}, line {number}",
                     expected=f"domain/class/file label, label {label} being {names[label]}"
                     if label >= 0
                     else "domain/class/file label",
                     got=line,
-                    do="take the publisher's list again",
+                    do="get the publisher's list again",
                 )
 
             if self.per_class is None or taken[label] < self.per_class:

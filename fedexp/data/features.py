@@ -68,7 +68,7 @@ def featured(
                 try:
                     remember(path, tree)
                 except OSError as error:
-                    note(f"features cannot be kept in {memo} ({error.strerror or error})")
+                    note(f"features cannot be stored in {memo} ({error.strerror or error})")
 
     parts = {
         name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()

@@ -63,7 +63,8 @@ class Proxy:
             )
             require(
                 self.dataset is None,
-                "noise is of no data set: set proxy.dataset=null, or proxy.source=train",
+                "noise does not come from a data set: "
+                "set proxy.dataset=null, or proxy.source=train",
             )
             require(
                 isinstance(self.size, int) and self.size >= 1,
@@ -72,7 +73,7 @@ class Proxy:
         elif isinstance(self.size, float):
             require(
                 0 < self.size <= 1,
-                f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number",
+                f"proxy.size={self.size} is not a fraction: give one in (0, 1], or a whole number",
             )
         else:
             require(
@@ -93,7 +94,7 @@ class Proxy:
         """
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
-                "noise is made as 8-bit images, and the clients' samples are none",
+                "noise consists of 8-bit images, but the clients' samples are not 8-bit images",
                 where="proxy.source",
                 expected="train or test",
                 got="noise",
@@ -112,7 +113,7 @@ class Proxy:
                 where="proxy.dataset",
                 expected="another data set",
                 got=other.name,
-                do="set proxy.dataset=null: then what the proxy takes from a split is taken away from it",
+                do="set proxy.dataset=null: the proxy's samples are then removed from their split",
             )
 
         resized = (
@@ -124,7 +125,8 @@ class Proxy:
                 where="proxy.dataset",
                 expected=f"samples of shape {list(main.shape)} (channels, height, width of images)",
                 got=f"{list(other.shape)} of '{other.name}'",
-                do="choose another data set; images of other heights and widths, and as many channels: proxy.resize=true",
+                do="choose another data set, or set proxy.resize=true if only height and width of "
+                "images differ",
             )
         if self.labelled and other.num_classes != main.num_classes:
             raise ConfigError(
@@ -242,9 +244,10 @@ class Division:
 
         if count > most:
             raise ConfigError(
-                f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} of the {proxy.source} split",
+                f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} "
+                f"of the {proxy.source} split",
                 where="proxy.size",
-                expected=f"{most} or less",
+                expected=f"at most {most}",
                 got=proxy.size,
                 do="lower proxy.size, e.g. proxy.size=0.02",
             )
@@ -315,11 +318,12 @@ def federate(
     )
     if (proxy_x.dtype == torch.uint8) != (arrays.train_x.dtype == torch.uint8):
         raise DataError(
-            "the proxy's samples and the clients' have no common unit to be normalised in",
+            "the proxy's samples and the clients' samples cannot be normalised in the same way",
             where="proxy.dataset",
             expected=f"{arrays.train_x.dtype}, as in '{dataset.name}'",
             got=proxy_x.dtype,
-            do="choose another data set: 8-bit images go with 8-bit images, floating-point samples with their like",
+            do="choose another data set: both need 8-bit images, "
+            "or both need floating-point samples",
         )
 
     parts = division.parts(dataset, arrays, source)
@@ -374,7 +378,7 @@ def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
     """Refuse a split by a property that the data lack: natural owners, or classes."""
     if partitioner.deals == "owners" and not dataset.has_owners:
         raise ConfigError(
-            f"data set '{dataset.name}' does not say whose its samples are",
+            f"data set '{dataset.name}' does not name the owners of its samples",
             where="partition",
             expected="a data set with natural owners (femnist: writers, domainnet: domains)",
             got=f"partition={partitioner.name}",
@@ -383,9 +387,10 @@ def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
 
     if partitioner.deals == "labels" and dataset.targets == "masks" and not partitioner.one_class:
         raise ConfigError(
-            f"data set '{dataset.name}' has masks and no classes by which its images could be split",
+            f"data set '{dataset.name}' has masks, but no classes by which its images can be split",
             where="partition",
-            expected="a scheme for samples of one class: dirichlet (draws the clients' sizes), iid, file",
+            expected="a scheme for samples of one class: dirichlet (samples the clients' sizes), "
+            "iid, file",
             got=f"partition={partitioner.name}",
             do="set partition=dirichlet or partition=iid",
         )
@@ -451,7 +456,7 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
         raise DataError(
             "validation samples of one client would be training samples of another",
             where="partition.val_fraction",
-            expected="0: this split hands samples out again",
+            expected="0, because this split assigns samples more than once",
             got=f"{fraction}, and {repeated} repeated samples",
             do="set partition.val_fraction=0 and eval.held_out=1000",
         )
@@ -462,7 +467,8 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
         raise DataError(
             "the validation share is empty",
             where="partition.val_fraction",
-            expected=f"{1 / max(1, int(sizes.max())):.3g} or more (the largest client has {int(sizes.max())} samples)",
+            expected=f"at least {1 / max(1, int(sizes.max())):.3g} "
+            f"(the largest client has {int(sizes.max())} samples)",
             got=fraction,
             do="raise partition.val_fraction or use fewer clients",
         )
@@ -507,7 +513,7 @@ def _hold_out(
         raise ConfigError(
             "all training samples would be held out",
             where="eval.held_out",
-            expected=f"{len(at) - 1} or less",
+            expected=f"at most {len(at) - 1}",
             got=count,
             do="lower eval.held_out",
         )
@@ -547,7 +553,7 @@ def check_validation(held_out: int, in_split: bool) -> None:
     """
     if held_out and in_split:
         raise ConfigError(
-            "samples are held out before the split, and from the clients' own as well",
+            "samples are held out before the split, and also from the clients' own samples",
             where="eval.held_out",
             expected="one of eval.held_out and partition.val_fraction",
             got=f"eval.held_out={held_out}",

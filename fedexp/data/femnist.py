@@ -38,9 +38,9 @@ class Femnist(Dataset):
         super().__post_init__()
         require(
             self.num_classes in (DIGITS, ALL),
-            "num_classes: 62 for all characters, 10 for the digits alone",
+            "num_classes must be 62 (all characters) or 10 (only digits)",
         )
-        require(self.shape == (1, 28, 28), "shape: LEAF's images are [1, 28, 28]")
+        require(self.shape == (1, 28, 28), "shape must be [1, 28, 28], that of LEAF's images")
 
     @property
     def name(self) -> str:
@@ -51,9 +51,10 @@ class Femnist(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            "prepare LEAF's femnist (github.com/TalwalkarLab/leaf, data/femnist: ./preprocess.sh -s niid --sf 1.0 -k 0 "
-            f"-t sample) and put its data/train/*.json and data/test/*.json under {root / 'femnist'}; or set "
-            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            "prepare LEAF's femnist (github.com/TalwalkarLab/leaf, data/femnist: "
+            "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) "
+            f"and put its data/train/*.json and data/test/*.json in {root / 'femnist'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -76,7 +77,7 @@ class Femnist(Dataset):
         parts = [part for file in files for part in self._file(file)]
         if not parts:
             raise DataError(
-                "no samples in LEAF's files",
+                "LEAF's files contain no samples",
                 where=str(folder),
                 expected="*.json with users, num_samples and user_data",
                 got=f"{len(files)} .json files",
@@ -87,9 +88,10 @@ class Femnist(Dataset):
     def _file(self, file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
         def fail(got: object) -> DataError:
             return DataError(
-                "not a file of LEAF's femnist",
+                "the file is not one of LEAF's femnist",
                 where=str(file),
-                expected="users, num_samples, user_data: of each user x (784 numbers in 0..1 each) and y (labels 0..61)",
+                expected="users, num_samples and user_data, which has x (784 numbers in 0..1 each) "
+                "and y (labels 0..61) for each user",
                 got=got,
                 do="prepare the data with LEAF again",
             )

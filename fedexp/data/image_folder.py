@@ -29,7 +29,7 @@ class ImageFolder(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.folder != "", "folder is empty: name the folder that holds train/ and test/")
+        require(self.folder != "", "folder is empty: name the folder that has train/ and test/")
         require_image_shape(self.shape)
 
     @property
@@ -41,8 +41,9 @@ class ImageFolder(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            f"put class folders of images under {root / self.folder}/train and /test; or set dataset.folder; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            f"put class folders of images in {root / self.folder}/train and /test; "
+            "or set dataset.folder; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -62,7 +63,7 @@ class ImageFolder(Dataset):
         if others != classes:
             strange, absent = sorted(set(others) - set(classes)), sorted(set(classes) - set(others))
             raise DataError(
-                "train and test do not hold the same classes",
+                "train and test do not contain the same classes",
                 where=str(test_folder),
                 expected=_some(classes),
                 got="; ".join(

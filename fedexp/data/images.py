@@ -86,11 +86,11 @@ def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
         with Image.open(file) as image:
             if image.mode == "F" or image.mode.startswith("I"):
                 raise DataError(
-                    "an image has more than 8 bits a channel",
+                    "an image has more than 8 bits per channel",
                     where=str(file),
                     expected="8-bit grey, palette, RGB or RGBA",
                     got=f"mode {image.mode}",
-                    do="convert it, or write a Dataset of your own that reads it",
+                    do="convert it, or write your own Dataset that reads it",
                 )
             pixels = image.convert("L" if channels == 1 else "RGB")
             if pixels.size != (width, height):
@@ -116,7 +116,9 @@ def require_image_shape(shape: tuple[int, ...]) -> None:
         ValueError: The shape is not that of grey or RGB images.
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise ValueError("shape: give [channels, height, width] with 1 (grey) or 3 (RGB) channels")
+        raise ValueError(
+            "shape must be [channels, height, width] with 1 (grey) or 3 (RGB) channels"
+        )
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -85,7 +85,11 @@ class Partitioner(ABC):
         """
         if clients < 1:
             raise impossible(
-                "a partition needs a client", "clients", "1 or more", clients, "set clients=10"
+                "a partition needs at least one client",
+                "clients",
+                "at least 1",
+                clients,
+                "set clients=10",
             )
 
     @abstractmethod
@@ -156,11 +160,11 @@ def validate(partition: Partition, n: int) -> Partition:
 
     def fail(what: str, got: object) -> DataError:
         return DataError(
-            f"not a partition: {what}",
+            f"the result is not a partition: {what}",
             where=str(partition.info.get("scheme", "partition")),
-            expected=f"each of {n} samples with exactly one client",
+            expected=f"each of {n} samples assigned to exactly one client",
             got=got,
-            do="correct the scheme's sample(), or give the partition of this very pool",
+            do="correct the scheme's sample(), or give a partition of this pool",
         )
 
     offsets, indices = partition.offsets, partition.indices
@@ -184,7 +188,8 @@ def validate(partition: Partition, n: int) -> Partition:
     distinct, listed = int(seen.sum()), len(indices) + len(held)
     if distinct != listed - int(partition.info.get("repeated_samples", 0)):
         raise fail(
-            f"{listed - distinct} samples are held twice", f"{listed} indices, {distinct} distinct"
+            f"{listed - distinct} samples are assigned twice",
+            f"{listed} indices, {distinct} distinct",
         )
 
     missing = n - distinct - int(partition.info.get("dropped_samples", 0))
@@ -214,14 +219,15 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
         raise DataError(
             f"{len(small)} of {len(sizes)} clients have fewer than min_size={min_size} samples",
             where=_where(partition),
-            expected=f"{min_size} or more each",
+            expected=f"at least {min_size} each",
             got=shown,
-            do="choose partition.on_small=repair|drop|allow, lower partition.min_size, or use fewer clients",
+            do="choose partition.on_small=repair|drop|allow, lower partition.min_size, "
+            "or use fewer clients",
         )
 
     if isinstance(partition, CutPartition):
         raise DataError(
-            "a partition that already holds a validation share cannot be changed",
+            "a partition that already contains a validation share cannot be changed",
             where="partition.on_small",
             expected="error or allow",
             got=on_small,
@@ -261,9 +267,10 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
     sizes = partition.sizes.copy()
     if int(sizes.sum()) < min_size * len(sizes):
         raise DataError(
-            f"{int(sizes.sum())} samples are too few for min_size={min_size} at {len(sizes)} clients",
+            f"{int(sizes.sum())} samples are too few for {len(sizes)} clients "
+            f"with min_size={min_size}",
             where=_where(partition),
-            expected=f"{min_size * len(sizes)} samples or more",
+            expected=f"at least {min_size * len(sizes)} samples",
             do="lower partition.min_size or use fewer clients",
         )
 
@@ -318,11 +325,11 @@ def load_partition(path: Path) -> Partition:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise DataError(
-            "the partition file is not there",
+            "the partition file does not exist",
             where="partition.path",
             expected="partition.safetensors of an earlier run",
             got=str(path),
-            do="give the file's path; relative ones start at the working directory",
+            do="give the file's path; relative paths start at the working directory",
         ) from error
     except (SafetensorError, OSError) as error:
         raise _not_a_partition(path, str(error)) from error
@@ -349,7 +356,7 @@ def load_partition(path: Path) -> Partition:
 
 def _not_a_partition(path: Path, got: str) -> DataError:
     return DataError(
-        "not a partition file",
+        "the file is not a partition file",
         where=str(path),
         expected=f"safetensors in the format {FORMAT}",
         got=got,

@@ -59,7 +59,7 @@ class TinyImageNet(Dataset):
         classes = sorted(entry.name for entry in train_folder.iterdir() if entry.is_dir())
         if len(classes) != self.num_classes:
             raise DataError(
-                "Tiny ImageNet's training folder is not complete",
+                "Tiny ImageNet's training folder is incomplete",
                 where=str(train_folder),
                 expected=f"{self.num_classes} folders named by WordNet ids",
                 got=len(classes),
@@ -75,7 +75,7 @@ class TinyImageNet(Dataset):
             columns = line.split()  # file, WordNet id, bounding box
             if len(columns) < 2 or columns[1] not in label:
                 raise DataError(
-                    "an annotation names no known class",
+                    "an annotation does not name a known class",
                     where=f"{annotations}, line {number}",
                     expected="file name, WordNet id of a folder in train/, bounding box",
                     got=line,
@@ -100,5 +100,5 @@ def _fetch(root: Path) -> None:
             "Tiny ImageNet could not be downloaded",
             where=_URL,
             got=str(error).strip() or type(error).__name__,
-            do=f"fetch tiny-imagenet-200.zip elsewhere and unpack it under {root}",
+            do=f"download tiny-imagenet-200.zip in another way and unpack it in {root}",
         ) from error

@@ -101,8 +101,9 @@ class TorchvisionSet(Dataset):
                     f"data set '{self.name}' could not be downloaded",
                     where=f"data_root={root}",
                     got=str(error).strip() or type(error).__name__,
-                    do="check the network and that the folder can be written; or fetch the files elsewhere and put "
-                    f"them there as {', '.join(_FILES[self.source][:2])} ...",
+                    do="check the network and that the folder can be written; "
+                    "or download the files in another way and put them there as "
+                    f"{', '.join(_FILES[self.source][:2])} ...",
                 ) from error
             raise DataError(
                 f"the files of data set '{self.name}' are damaged or not the publisher's",

@@ -88,7 +88,8 @@ class Breakdown:
                 raise ConfigError(
                     f"'{names[c]}' cannot be measured: no {split} sample is of class {c}",
                     where="headline.metric, stop.metric",
-                    expected=f"a class of {', '.join(str(k) for k, count in enumerate(counts) if count)}",
+                    expected="one of the classes "
+                    f"{', '.join(str(k) for k, count in enumerate(counts) if count)}",
                 )
 
     def __call__(self, outcome: Outcome) -> Metrics:

@@ -88,8 +88,9 @@ class ConvNet(nn.Module):
             side = tuple((s + 2 * pad - kernel + 1) // window for s in side)
             require(
                 min(side) >= 1,
-                f"images of {input_shape[1]}x{input_shape[2]} are too small: nothing is left after convolution "
-                f"{index + 1} of {len(channels)} (kernel {kernel}, padding {padding}, pool {window})",
+                f"images of {input_shape[1]}x{input_shape[2]} are too small: nothing is left after "
+                f"convolution {index + 1} of {len(channels)} "
+                f"(kernel {kernel}, padding {padding}, pool {window})",
             )
 
         self.pools = pools

@@ -95,7 +95,8 @@ class ResNet(nn.Module):
         )
         require(
             min(*input_shape, width, groups, num_classes) >= 1,
-            f"width, groups and the image's sides must be at least 1, got {width=}, {groups=}, {input_shape=}",
+            "width, groups and the image's sides must be at least 1, "
+            f"got {width=}, {groups=}, {input_shape=}",
         )
         require(
             norm == "batch" or width % groups == 0,
@@ -107,8 +108,8 @@ class ResNet(nn.Module):
             last = [-(-side // 2**halvings) for side in input_shape[1:]]
             require(
                 all(1 <= final_pool <= side < 2 * final_pool for side in last),
-                f"final_pool must fit the last map of {last[0]}x{last[1]} exactly once, got {final_pool} "
-                f"for images of {input_shape[1]}x{input_shape[2]}",
+                f"final_pool must fit the last map of {last[0]}x{last[1]} exactly once, "
+                f"got {final_pool} for images of {input_shape[1]}x{input_shape[2]}",
             )
 
         def make_norm(channels: int) -> nn.Module:

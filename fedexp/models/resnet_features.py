@@ -67,7 +67,8 @@ class ResNetExtractor(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3 and input_shape[0] in (1, 3),
-            f"a feature extractor takes images (1 or 3 channels, height, width), got samples of {input_shape}",
+            "a feature extractor takes images (1 or 3 channels, height, width), "
+            f"got samples of {input_shape}",
         )
         require(resize is None or resize >= 1, f"resize must be at least 1 or null, got {resize}")
         require(
@@ -81,7 +82,8 @@ class ResNetExtractor(nn.Module):
                 where="model.pretrained",
                 expected=f"a local file of torchvision's ResNet-{depth} weights",
                 got="null",
-                do=f"set model.pretrained=/path/to/resnet{depth}.pth, or model.random_features=true for a trial",
+                do=f"set model.pretrained=/path/to/resnet{depth}.pth, "
+                "or model.random_features=true for a trial",
             )
 
         self.resize = resize
@@ -102,17 +104,18 @@ class ResNetExtractor(nn.Module):
     def _load(self, file: Path, sha256: str | None) -> None:
         if not file.is_file():
             raise ConfigError(
-                "the file of pre-trained weights is not there",
+                "the file of pre-trained weights does not exist",
                 where="model.pretrained",
-                expected="a file as torchvision publishes it (a state dictionary), or the same as safetensors",
+                expected="a file as torchvision publishes it (a state dictionary), "
+                "or the same as safetensors",
                 got=str(file),
-                do="put it there, or correct model.pretrained; nothing is downloaded",
+                do="put the file there, or correct model.pretrained; nothing is downloaded",
             )
 
         found = file_sha256(file) if sha256 is not None else None
         if found != sha256:
             raise ConfigError(
-                "the pre-trained weights are not those the config names",
+                "the pre-trained weights are not the ones that the config names",
                 where="model.sha256",
                 expected=sha256,
                 got=f"{found} in {file}",
@@ -123,10 +126,11 @@ class ResNetExtractor(nn.Module):
         missing, unexpected = self._differences(weights)
         if missing or unexpected:
             raise ConfigError(
-                "the pre-trained weights are not this network's",
+                "the pre-trained weights do not belong to this network",
                 where="model.pretrained",
-                expected=f"torchvision's names and shapes; missing: {', '.join(missing[:4]) or 'none'}",
-                got=f"{file}; strange: {', '.join(unexpected[:4]) or 'none'}",
+                expected="torchvision's names and shapes; "
+                f"missing: {', '.join(missing[:4]) or 'none'}",
+                got=f"{file}; unexpected: {', '.join(unexpected[:4]) or 'none'}",
                 do="give the weights of the depth that the model has (ResNet-18 or ResNet-34)",
             )
 
@@ -282,14 +286,14 @@ def _read(file: Path) -> Tree:
             where="model.pretrained",
             expected="a state dictionary written by torch.save, or safetensors",
             got=f"{file}: {told or type(error).__name__}",
-            do="take the publisher's file again",
+            do="get the publisher's file again",
         ) from error
 
     if not isinstance(found, dict) or not all(
         isinstance(value, Tensor) for value in found.values()
     ):
         raise ConfigError(
-            "the file of pre-trained weights holds no state dictionary",
+            "the file of pre-trained weights does not contain a state dictionary",
             where="model.pretrained",
             expected="tensors by name",
             got=f"{type(found).__name__} in {file}",

@@ -95,7 +95,8 @@ class UNet(nn.Module):
         step = 2 ** len(up)
         require(
             input_shape[1] % step == 0 and input_shape[2] % step == 0,
-            f"height and width must be multiples of {step} for {len(up)} poolings, got {input_shape[1]}x{input_shape[2]}: "
+            f"height and width must be multiples of {step} for {len(up)} poolings, "
+            f"got {input_shape[1]}x{input_shape[2]}: "
             "set dataset.shape, or fewer blocks in down and up",
         )
 

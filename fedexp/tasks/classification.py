@@ -42,7 +42,7 @@ class Classification(Task):
         stacked = torch.stack(list(outputs))
         if weights is not None and weights.dim() == 2:
             if rule != "logits":
-                raise ValueError(f"weights of classes are for logits, got rule '{rule}'")
+                raise ValueError(f"weights per class need the rule 'logits', got '{rule}'")
             shares, totals = weights.to(stacked), weights.to(stacked).sum(0)
             return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
 

@@ -63,7 +63,7 @@ def results() -> list[dict]:
     (["trainer._target_=pathlib.Path"], ["is not a Trainer"]),
     (["proxy.source=train"], ["proxy.size"]),
     (["task=cvae"], ["set model=cvae"]),
-    (["partition=natural"], ["does not say whose", "femnist"]),
+    (["partition=natural"], ["does not name the owners", "femnist"]),
     (["model=resnet18_features"], ["model.pretrained=", "model.random_features=true"]),
     (["checkpoint.every=soon"], ["checkpoint.every"]),
     (["state.memory_gb=-1"], ["state.memory_gb"]),
@@ -90,8 +90,8 @@ def results() -> list[dict]:
     (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], ["hydra.launcher.n_jobs", "-1"]),
     (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=x"], ["hydra.launcher.n_jobs=x", "Integer"]),
     (["model=resnet18_bn_cifar", "model.width=4", "local.batch_size=1"], ["BatchNorm", "local.batch_size"]),
-    (["-m", "seed=0,1", "partition=shards", "partition.shards=144"], ["job 0 (seed=0", "1440 shards", "143 or less"]),
-    (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "1440 samples or more"]),
+    (["-m", "seed=0,1", "partition=shards", "partition.shards=144"], ["job 0 (seed=0", "1440 shards", "at most 143"]),
+    (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "at least 1440 samples"]),
     (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "2 draws of the"]),
     (["--cfg", "job", "seed_data=${sede}"], ["did you mean 'seed'?"]),
 ])  # fmt: skip
@@ -511,7 +511,7 @@ def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> No
     told = capsys.readouterr().err
     assert (
         told.startswith("drawing the split again and again, for at most 0.5 s")
-        and "all left a client under" in told
+        and "left a client with fewer than" in told
     )
 
 

@@ -105,7 +105,7 @@ def test_a_root_that_cannot_be_written_means_one_warning(root: Path) -> None:
         warnings.simplefilter("always")
         arrays = bugs().load(root, download=False)
     assert len(arrays.train_y) == 2
-    assert len(caught) == 1 and "cannot be kept" in str(caught[0].message)
+    assert len(caught) == 1 and "cannot be stored" in str(caught[0].message)
 
 
 SCRIPT = """

@@ -323,8 +323,8 @@ class Floating(Declared):
     [
         ({"train_x": torch.zeros(6, 1, 2, 3, dtype=torch.uint8)}, "wrong shape"),
         ({"train_x": torch.zeros(6, 1, 2, 2, dtype=torch.int32)}, "wrong dtype"),
-        ({"train_y": torch.arange(5) % 3}, "differ in number"),
-        ({"train_y": (torch.arange(6) % 3).int()}, "wrong form"),
+        ({"train_y": torch.arange(5) % 3}, "numbers of samples and labels differ"),
+        ({"train_y": (torch.arange(6) % 3).int()}, "wrong shape or dtype"),
         ({"test_y": torch.tensor([0, 1, 3])}, "out of range"),
         ({"test_y": torch.tensor([0, -1, 2])}, "out of range"),
         (

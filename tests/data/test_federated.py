@@ -254,7 +254,7 @@ def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> N
 
 
 def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
-    with pytest.raises(DataError, match="no common unit"):
+    with pytest.raises(DataError, match="cannot be normalised in the same way"):
         make(proxy=Proxy("train", 9, dataset=EightBits()))
 
 

@@ -99,10 +99,10 @@ def test_photos_and_masks_that_do_not_go_together_are_named(tmp_path: Path) -> N
     Image.fromarray(np.zeros((8, 11), np.uint8)).save(file)
     refused("a mask has another size than its photo", "77_f_02_mask.gif")
     file.unlink()
-    refused("not in pairs", "1 photos without a mask (77_f_02.jpg)")
+    refused("do not form pairs", "1 photos without a mask (77_f_02.jpg)")
     file.write_bytes(content)
     (folder / "train/c0de_01.jpg").rename(folder / "c0de_01.jpg")
-    refused("not in pairs", "1 masks without a photo (c0de_01_mask.gif)")
+    refused("do not form pairs", "1 masks without a photo (c0de_01_mask.gif)")
     file.write_bytes(b"GIF")
     (folder / "c0de_01.jpg").rename(folder / "train/c0de_01.jpg")
     refused("cannot be decoded", "77_f_02_mask.gif")
@@ -136,11 +136,11 @@ def test_masks_of_another_form_are_refused() -> None:
     for change, said in (
         (
             {"train_y": arrays.train_y[:, :, :-1]},
-            r"masks have the wrong form(.|\n)*\(n, 8, 12\)(.|\n)*\(9, 8, 11\)",
+            r"masks have the wrong shape or dtype(.|\n)*\(n, 8, 12\)(.|\n)*\(9, 8, 11\)",
         ),
-        ({"test_y": arrays.test_y.long()}, "masks have the wrong form"),
-        ({"train_y": torch.zeros(9, dtype=torch.int64)}, "masks have the wrong form"),
-        ({"train_y": arrays.train_y[1:]}, "samples and masks differ in number"),
+        ({"test_y": arrays.test_y.long()}, "masks have the wrong shape or dtype"),
+        ({"train_y": torch.zeros(9, dtype=torch.int64)}, "masks have the wrong shape or dtype"),
+        ({"train_y": arrays.train_y[1:]}, "numbers of samples and masks differ"),
         ({"train_y": arrays.train_y * 255}, "a mask is out of range"),
     ):
         with pytest.raises(DataError, match=said):
@@ -161,7 +161,7 @@ def test_masks_of_another_form_are_refused() -> None:
         ([*RUN, "partition=pathological"], "no classes by which"),
         ([*RUN, "partition=label_groups"], "no classes by which"),
         ([*RUN, "partition=dirichlet_per_client"], "no classes by which"),
-        ([*RUN, "partition=natural"], "does not say whose"),
+        ([*RUN, "partition=natural"], "does not name the owners"),
         ([*RUN, "dataset.augment={flip: 0.5}"], "not their masks"),
     ],
 )

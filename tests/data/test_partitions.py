@@ -404,7 +404,7 @@ def test_schemes_without_a_minimum_refuse_empty_clients() -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ([[0, 1], [1, 2, 3]], "held twice"),
+        ([[0, 1], [1, 2, 3]], "assigned twice"),
         ([[0, 1], [3]], "missing"),
         ([[0, 1], [2, 3, 4]], "outside the pool"),
         ([[0, -1], [2, 3]], "outside the pool"),
@@ -419,7 +419,7 @@ def test_what_is_handed_out_again_is_counted() -> None:
     lists = [np.array([0, 1]), np.array([1, 2, 1])]
     validate(Partition.from_lists(lists, repeated_samples=2, dropped_samples=1), 4)
     for repeated, dropped in ((1, 1), (3, 1), (2, 0)):
-        with pytest.raises(DataError, match=r"held twice|missing"):
+        with pytest.raises(DataError, match=r"assigned twice|missing"):
             validate(
                 Partition.from_lists(lists, repeated_samples=repeated, dropped_samples=dropped), 4
             )
@@ -432,7 +432,7 @@ def test_a_users_scheme_is_validated() -> None:
         ) -> Partition:
             return Partition.from_lists([np.arange(len(labels))] * clients)
 
-    with pytest.raises(DataError, match="held twice"):
+    with pytest.raises(DataError, match="assigned twice"):
         Twice().split(np.zeros(10, np.int64), 2, 2, rng())
 
 
@@ -445,7 +445,7 @@ def test_a_users_scheme_is_validated() -> None:
         (LabelGroups(groups=((0, 1),)), 2, "one group of classes per client"),
         (LabelGroups(), 2, "one group of classes per client"),
         (LabelGroups(groups=((0, 10),)), 1, "class 10 does not exist"),
-        (Iid(), 0, "needs a client"),
+        (Iid(), 0, "at least one client"),
     ],
 )
 def test_impossible_settings_are_refused_before_data(

@@ -100,7 +100,7 @@ def refused(*overrides: str) -> str:
 def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> None:
     said = refused()
     assert "model.pretrained=/path/to/resnet18.pth" in said and "model.random_features=true" in said
-    assert "is not there" in refused(f"model.pretrained={tmp_path}/none.pth")
+    assert "does not exist" in refused(f"model.pretrained={tmp_path}/none.pth")
     assert "not both" in refused(
         f"model.pretrained={tmp_path}/none.pth", "model.random_features=true"
     )
@@ -113,8 +113,10 @@ def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> N
     deep = tmp_path / "deep.pth"
     torch.save(torchvision_state(34)[1], deep)
     said = refused(f"model.pretrained={deep}")
-    assert "not this network's" in said and "stages.0.2.conv1.weight" in said
-    assert "not those the config names" in refused(f"model.pretrained={deep}", "model.sha256=0123")
+    assert "do not belong to this network" in said and "stages.0.2.conv1.weight" in said
+    assert "not the ones that the config names" in refused(
+        f"model.pretrained={deep}", "model.sha256=0123"
+    )
 
 
 def test_a_file_counts_by_its_content(tmp_path: Path) -> None:

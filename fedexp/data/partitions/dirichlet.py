@@ -72,9 +72,10 @@ class Dirichlet(BoundedPartitioner):
         possible = len(labels) >= self.min_size * clients
         if not possible and self.on_small in ("error", "repair"):
             raise DataError(
-                f"{len(labels)} samples cannot give {clients} clients min_size={self.min_size} each",
+                f"{len(labels)} samples cannot give {clients} clients "
+                f"min_size={self.min_size} each",
                 where="partition dirichlet",
-                expected=f"{clients * self.min_size} samples or more",
+                expected=f"at least {clients * self.min_size} samples",
                 got=len(labels),
                 do="lower partition.min_size or use fewer clients",
             )
@@ -90,12 +91,15 @@ class Dirichlet(BoundedPartitioner):
 
         if self.on_small == "error":
             raise DataError(
-                f"{attempt} draws of the gated Dirichlet split all left a client under min_size={self.min_size}",
-                where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, {len(labels)} samples",
-                expected=f"a smallest client with {self.min_size} samples or more",
-                got=f"smallest client between {worst} and {best} samples over the draws",
-                do="choose partition.on_small=repair|drop|allow, lower partition.min_size, raise partition.alpha, use fewer "
-                "clients, partition.gated=false, or raise partition.max_draws and partition.max_seconds",
+                f"all {attempt} attempts of the gated Dirichlet split left a client with "
+                f"fewer than min_size={self.min_size} samples",
+                where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, "
+                f"{len(labels)} samples",
+                expected=f"a smallest client with at least {self.min_size} samples",
+                got=f"smallest client between {worst} and {best} samples over the attempts",
+                do="choose partition.on_small=repair|drop|allow, lower partition.min_size, "
+                "raise partition.alpha, use fewer clients, partition.gated=false, "
+                "or raise partition.max_draws and partition.max_seconds",
             )
 
         # The policy works on the first attempt, because the attempt at which the clock stops
@@ -148,10 +152,12 @@ class Dirichlet(BoundedPartitioner):
             if total > 0:  # also false for NaN
                 return proportions / total if is_open is not None else proportions
         raise DataError(
-            f"{MAX_REDRAWS} draws of class {k}'s proportions were all zero on the clients that are not full",
+            f"{MAX_REDRAWS} draws of class {k}'s proportions were all zero "
+            "on the clients that are not full",
             where=f"partition dirichlet: alpha={self.alpha}, {len(concentration)} clients",
             expected="an alpha at which floating-point Dirichlet draws are not all zero",
-            do="raise partition.alpha (0.01 works), or use partition=label_groups for classes without overlap",
+            do="raise partition.alpha (0.01 works), "
+            "or use partition=label_groups for classes without overlap",
         )
 
 

@@ -45,9 +45,10 @@ class DirichletBlocks(BoundedPartitioner):
     ) -> Partition:
         if clients > len(labels):
             raise DataError(
-                "every client gets half its equal share or more, and the pool has less than a sample each",
+                "every client gets at least half its equal share, but there are more clients than "
+                "samples",
                 where="clients",
-                expected=f"{len(labels)} or fewer",
+                expected=f"at most {len(labels)}",
                 got=clients,
                 do="lower clients",
             )

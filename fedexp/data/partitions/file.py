@@ -43,7 +43,7 @@ class File(Partitioner):
         super().check(clients, num_classes)
         if not Path(self.path).expanduser().is_file():
             raise impossible(
-                "the partition file is not there" if self.path else "no partition file is given",
+                "the partition file does not exist" if self.path else "no partition file is given",
                 "path",
                 "partition.safetensors of an earlier run",
                 self.path or "nothing",
@@ -57,12 +57,12 @@ class File(Partitioner):
         info = partition.info
         if self.sha256 is not None and partition.sha256 != self.sha256:
             raise self._unfit(
-                "holds another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
+                "contains another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
             )
 
         if info.get("pool", len(labels)) != len(labels):
             raise self._unfit(
-                "was drawn for another pool of training samples",
+                "was sampled for another pool of training samples",
                 f"{len(labels)} samples",
                 f"{info['pool']} samples",
                 "use the data set, proxy and limits of the run that wrote it",
@@ -80,7 +80,7 @@ class File(Partitioner):
         cut = float(info.get("val_fraction", 0.0))
         if isinstance(partition, CutPartition) and self.val_fraction not in (0.0, cut):
             raise self._unfit(
-                "already holds a validation share of another size",
+                "already contains a validation share of another size",
                 f"partition.val_fraction={self.val_fraction}",
                 f"val_fraction={cut}",
                 f"set partition.val_fraction={cut}",

@@ -37,7 +37,7 @@ class LabelGroups(Partitioner):
             )
             require(
                 min(group, default=0) >= 0,
-                f"groups[{client}] holds a negative class: {list(group)}",
+                f"groups[{client}] contains a negative class: {list(group)}",
             )
 
     @property
@@ -82,8 +82,8 @@ class LabelGroups(Partitioner):
             raise DataError(
                 "classes without a client: their samples would be lost",
                 where="partition.groups",
-                expected="each class that occurs in some group",
-                got=f"class {', '.join(map(str, orphans[:20]))} in none",
+                expected="each class that occurs in at least one group",
+                got=f"class {', '.join(map(str, orphans[:20]))} in no group",
                 do="add them to a group",
             )
 

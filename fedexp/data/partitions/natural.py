@@ -40,9 +40,7 @@ class Natural(Partitioner):
         require(
             per == "all" or per >= 1, f"owners_per_client must be 'all' or at least 1, got {per}"
         )
-        require(
-            per == "all" or not self.split_owners, "split_owners goes with owners_per_client=all"
-        )
+        require(per == "all" or not self.split_owners, "split_owners needs owners_per_client=all")
 
     @property
     def name(self) -> str:
@@ -63,7 +61,8 @@ class Natural(Partitioner):
                 where="clients",
                 expected=f"at most {owners} owners (writers, domains) in all",
                 got=f"{asked} for {clients} clients",
-                do="lower clients or partition.owners_per_client; or divide owners with partition.split_owners=true",
+                do="lower clients or partition.owners_per_client; "
+                "or divide owners with partition.split_owners=true",
             )
 
         order = rng.permutation(owners) if asked < owners else np.arange(owners)

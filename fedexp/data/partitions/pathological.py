@@ -49,9 +49,10 @@ class Pathological(BoundedPartitioner):
         refuse_more_classes(self.classes_per_client, num_classes)
         if self.classes_per_client * clients < num_classes:
             raise impossible(
-                f"{clients} clients with {self.classes_per_client} classes each cannot hold {num_classes} classes",
+                f"{clients} clients with {self.classes_per_client} classes each "
+                f"cannot hold {num_classes} classes",
                 "classes_per_client",
-                f"{-(-num_classes // clients)} or more",
+                f"at least {-(-num_classes // clients)}",
                 self.classes_per_client,
                 "raise partition.classes_per_client or clients",
             )
@@ -71,11 +72,13 @@ class Pathological(BoundedPartitioner):
                 return partition
 
         raise DataError(
-            f"{attempt} draws all left a class without a client",
-            where=f"partition pathological: {clients} clients, {self.classes_per_client} classes each",
-            expected=f"each of {num_classes} classes with a holder",
-            got=f"class {', '.join(map(str, orphans[:8]))} without one in the last draw",
-            do=f"use {num_classes} clients or more, raise partition.classes_per_client, or give partition=label_groups",
+            f"all {attempt} attempts left a class without a client",
+            where=f"partition pathological: {clients} clients, "
+            f"{self.classes_per_client} classes each",
+            expected=f"a client for each of {num_classes} classes",
+            got=f"class {', '.join(map(str, orphans[:8]))} without one in the last attempt",
+            do=f"use at least {num_classes} clients, raise partition.classes_per_client, "
+            "or set partition=label_groups",
         )
 
     def _holders(self, num_classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
@@ -96,7 +99,7 @@ def refuse_more_classes(classes_per_client: int, num_classes: int) -> None:
     """Raise `ConfigError` if a client is to hold more classes than there are."""
     if classes_per_client > num_classes:
         raise impossible(
-            "a client cannot hold more classes than there are",
+            "a client cannot hold more classes than the data set has",
             "classes_per_client",
             f"1 to {num_classes}",
             classes_per_client,

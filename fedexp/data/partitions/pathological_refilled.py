@@ -44,9 +44,9 @@ class PathologicalRefilled(RefilledPartitioner):
         n = self.classes_per_client
         if n > classes:
             raise DataError(
-                f"the pool has samples of {classes} classes, and every client needs {n}",
+                f"the pool has samples of {classes} classes, but every client needs {n}",
                 where="partition.classes_per_client",
-                expected=f"{classes} or less",
+                expected=f"at most {classes}",
                 got=n,
                 do="lower partition.classes_per_client, or raise limit.train",
             )

@@ -53,9 +53,9 @@ class RefilledPartitioner(Partitioner):
     ) -> Partition:
         if clients > len(labels):
             raise DataError(
-                "clients of equal size need a sample each",
+                "clients of equal size need at least one sample each",
                 where="clients",
-                expected=f"{len(labels)} or fewer",
+                expected=f"at most {len(labels)}",
                 got=clients,
                 do="lower clients",
             )

@@ -41,9 +41,9 @@ class Shards(Partitioner):
             raise DataError(
                 f"{n} samples cannot be cut into {total} shards",
                 where="partition.shards",
-                expected=f"{max(1, n // clients)} or less"
+                expected=f"at most {max(1, n // clients)}"
                 if clients <= n
-                else f"{n} clients or less",
+                else f"at most {n} clients",
                 got=f"{self.shards} shards for each of {clients} clients",
                 do="lower partition.shards or clients",
             )
