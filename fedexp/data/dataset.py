@@ -107,6 +107,7 @@ class Dataset(ABC):
             require(
                 self.num_classes == 1, "num_classes must be 1: images with masks are of one class"
             )
+
             require(
                 self.augment is None,
                 "augment would move the images but not their masks: set it to null",

@@ -157,8 +157,8 @@ class Division:
         held_out: Number of training samples that become the validation samples instead,
             class-balanced as far as possible.
         proxy: The server's data.
-        limit_train: Largest number of training samples: the first of each class,
-            class-balanced as far as possible.
+        limit_train: Largest number of training samples. The first of each class are
+            kept, class-balanced as far as possible.
         limit_test: Largest number of test samples, chosen in the same way.
         limit_proxy: Largest number of samples for the server.
     """

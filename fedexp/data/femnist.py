@@ -106,6 +106,7 @@ class Femnist(Dataset):
                     np.asarray(data["x"], np.float64).reshape(-1, 784),
                     np.asarray(data["y"], np.int64),
                 )
+
                 if not len(x) == len(y) == count:
                     raise fail(
                         f"user {user}: {len(x)} images, {len(y)} labels, num_samples {count}"

@@ -92,6 +92,7 @@ def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
                     got=f"mode {image.mode}",
                     do="convert it, or write your own Dataset that reads it",
                 )
+
             pixels = image.convert("L" if channels == 1 else "RGB")
             if pixels.size != (width, height):
                 pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)

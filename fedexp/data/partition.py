@@ -333,6 +333,7 @@ def load_partition(path: Path) -> Partition:
         ) from error
     except (SafetensorError, OSError) as error:
         raise _not_a_partition(path, str(error)) from error
+
     if metadata.get("format") != FORMAT or not {"indices", "offsets"} <= set(arrays):
         raise _not_a_partition(path, f"format {metadata.get('format')}, arrays {', '.join(arrays)}")
 

@@ -37,6 +37,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
 
     cell_height = 0.42 if clients <= 12 else 0.26 if clients <= 30 else max(0.085, 8.5 / clients)
     cell_width = 0.62 if classes <= 12 else 0.4 if classes <= 26 else max(0.09, 10.5 / classes)
+
     map_width, map_height = (
         min(max(cell_width * classes, 3.2), 14.0),
         min(max(cell_height * clients, 1.6), 16.0),
@@ -47,11 +48,13 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
 
     figure = Figure(figsize=(width, height), dpi=120)
     FigureCanvasAgg(figure)
+
     image_axes = figure.add_axes(
         (left / width, bottom / height, map_width / width, map_height / height)
     )
 
     _draw_map(image_axes, shown, rows, counts, cell=(map_width / classes, map_height / clients))
+
     bar_axes = figure.add_axes(
         ((left + map_width + gap) / width, bottom / height, bar / width, map_height / height),
         sharey=image_axes,
@@ -145,6 +148,7 @@ def _draw_map(
     axes.set_ylabel("client", color=_INK, fontsize=9)
 
     axes.tick_params(length=0, labelsize=8, labelcolor=_INK)
+
     for spine in axes.spines.values():
         spine.set_color("#c5ccd3")
 

@@ -84,11 +84,14 @@ class ShapesMasks(Dataset):
             kind.astype(np.int64),
             [u**2 + v**2 <= 1, np.maximum(abs(u), abs(v)) <= 1, (v >= -1) & (2 * abs(u) <= 1 - v)],
         )
+
         back, front = drawn[:, 7 : 7 + channels], drawn[:, 7 + channels :]
         near = abs(front - back).mean(1, keepdims=True) < _CONTRAST
+
         front = np.where(near, (back + 0.5) % 1, front)
         slope = 0.3 * ((x - 0.5) * np.cos(shade) + (y - 0.5) * np.sin(shade))
         images = np.where(inside[:, None], front, back + slope[:, None])
+
         grain = numpy_generator("shapes_masks", self.seed, split, "noise")
         images += self.noise * grain.standard_normal((n, *self.shape), np.float32)
         levels = np.rint(255 * images).clip(0, 255).astype(np.uint8)

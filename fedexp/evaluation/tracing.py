@@ -25,11 +25,10 @@ class Traced:
 
     Args:
         rows: One row per iteration. It has the number of the iteration in the round as
-            ``iteration``, values on the test set as ``<series>/<metric>``, and, if
-            there is a validation share, values on it as ``<series>/val/<metric>``. A
-            series of one model per client has lists, and ``<series>/train/<metric>`` on
-            the clients' own training data. The values that the method reports itself
-            are included.
+            ``iteration`` and the values that the method reports itself. Values on the
+            test set are ``<series>/<metric>``. If there is a validation share, values
+            on it are ``<series>/val/<metric>``. A series of one model per client has
+            lists, and ``<series>/train/<metric>`` on the clients' own training data.
         weights: Stored tensors, named ``<iteration>/<series>/<index>/<parameter>``.
         seconds: Time that evaluating took.
     """
@@ -102,6 +101,7 @@ class Tracer(Trace):
             shares = {"": self._data.test} | (
                 {} if self._data.val is None else {"val/": self._data.val}
             )
+
             found = {
                 share: _short(self._evaluator(outcome, samples, ""))
                 for share, samples in shares.items()
@@ -113,6 +113,7 @@ class Tracer(Trace):
             }
 
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
+
         pairs = zip(outcome.models, clients, strict=True)
         own = [
             _short(self._evaluator(Outcome((model,), "global"), self._own(c), ""))

@@ -103,6 +103,7 @@ class ConvNet(nn.Module):
         self.dropouts = nn.ModuleList(drops if conv_dropout else ())
 
         widths = (depths[-1] * math.prod(side), *hidden)
+
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
         self.output = head(widths[-1], num_classes, bias, cosine_scale)
 

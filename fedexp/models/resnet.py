@@ -102,6 +102,7 @@ class ResNet(nn.Module):
             norm == "batch" or width % groups == 0,
             f"groups must divide width, got {groups=}, {width=}",
         )
+
         if final_pool is not None:
             halvings = 5 if stem == "imagenet" else 3
             # Each halving rounds up
@@ -123,6 +124,7 @@ class ResNet(nn.Module):
         self.pool: nn.Module = (
             nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
         )
+
         stages = []
         inputs = width
         for stage, count in enumerate(_BLOCKS[depth]):
@@ -132,9 +134,11 @@ class ResNet(nn.Module):
                 blocks.append(BasicBlock(inputs, width << stage, stride, make_norm))
                 inputs = width << stage
             stages.append(nn.Sequential(*blocks))
+
         self.stages = nn.ModuleList(stages)
         self.final_pool = final_pool
         self.output = head(inputs, num_classes, True, cosine_scale)
+
         if init == "kaiming":
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):

@@ -79,10 +79,12 @@ class UNet(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+
         require(
             len(input_shape) == 3,
             f"a U-Net takes images (channels, height, width), got samples of {input_shape}",
         )
+
         require(
             len(down) == len(up) + 1,
             f"up needs one block fewer than down, got {len(down)} down and {len(up)} up",

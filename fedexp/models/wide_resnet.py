@@ -67,6 +67,7 @@ class WideResNet(nn.Module):
             len(input_shape) == 3,
             f"a WideResNet takes images (channels, height, width), got samples of {input_shape}",
         )
+
         require(
             min(*input_shape, widen, num_classes) >= 1,
             f"widen and the image's sides must be at least 1, got {widen=}, {input_shape=}",
@@ -77,6 +78,7 @@ class WideResNet(nn.Module):
         )
 
         self.conv = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
+
         groups = []
         inputs = 16
         for group in range(3):

@@ -148,6 +148,7 @@ class Dirichlet(BoundedPartitioner):
             # All clients are full only if the remaining classes are empty
             if is_open is not None and is_open.any():
                 proportions = proportions * is_open
+
             total = proportions.sum()
             if total > 0:  # also false for NaN
                 return proportions / total if is_open is not None else proportions
