@@ -118,9 +118,8 @@ def test_a_run_is_found_again_and_leaves_its_records(
         "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
         "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
     }  # fmt: skip
-    assert (
-        "sources.json" not in names and not Path("outputs/sources").exists()
-    )  # of the user's own code alone
+    # Only the sources of the user's own code
+    assert "sources.json" not in names and not Path("outputs/sources").exists()
     (result,) = results()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
@@ -222,9 +221,8 @@ def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
         and "lr 1e+30" in captured.err
         and "Traceback" not in captured.err
     )
-    assert (
-        "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
-    )  # said once, in our words
+    # The message is given once, in our wording
+    assert "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
     failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
     assert "Traceback" in (failed / "error.txt").read_text()

@@ -19,10 +19,8 @@ ONCE = {
     "temperature": 1,
     "batch_size": 128,
 }
-LAST = {
-    "validate_every": None,
-    "patience": None,
-}  # one shot has no validation data: the last student after all steps
+# One shot has no validation data: the last student after all steps
+LAST = {"validate_every": None, "patience": None}
 
 COLUMNS: dict[str, dict[str, Any]] = {
     # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the cosine at 0 in the end

@@ -183,9 +183,8 @@ def test_dropout_draws_from_the_job() -> None:
     )
     assert first == again
     assert first["loss"] != pytest.approx(other["loss"], rel=1e-6)
-    assert first["loss"] != pytest.approx(
-        first["loss_last_epoch"], rel=1e-6
-    )  # of both steps, and of the second alone
+    # Values of both steps, and of only the second
+    assert first["loss"] != pytest.approx(first["loss_last_epoch"], rel=1e-6)
 
 
 def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:

@@ -56,9 +56,8 @@ def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source:
         return hashlib.md5((folder / name).read_bytes()).hexdigest()
 
     dataset = torchvision_set(source)
-    with pytest.raises(
-        DataError, match="damaged or not the publisher's"
-    ):  # the checksum is looked at
+    # The checksum is compared
+    with pytest.raises(DataError, match="damaged or not the publisher's"):
         dataset.load(tmp_path, download=False)
     monkeypatch.setattr(kind, "train_list", [[name, md5(name)] for name, _ in kind.train_list])
     monkeypatch.setattr(kind, "test_list", [[name, md5(name)] for name, _ in kind.test_list])
@@ -123,9 +122,8 @@ def test_images_of_any_size_and_mode_become_the_declared_shape(tmp_path: Path) -
     save_image(tmp_path / "bugs/train/ant/alpha.png", np.full((3, 3, 4), 200, np.uint8))
     arrays = bugs().load(tmp_path, download=False)
     assert arrays.train_x.shape == (8, 3, 6, 4)
-    assert (arrays.train_x[4] == 77).all() and (
-        arrays.train_x[3] == 200
-    ).all()  # 0, 1, 2, alpha, grey
+    # 0, 1, 2, alpha, grey
+    assert (arrays.train_x[4] == 77).all() and (arrays.train_x[3] == 200).all()
     grey = bugs(shape=(1, 8, 8)).load(tmp_path, download=False)
     assert grey.train_x.shape == (8, 1, 8, 8) and (grey.train_x[4] == 77).all()
 
@@ -264,9 +262,8 @@ def test_synthetic_data_are_a_function_of_their_config(monkeypatch: pytest.Monke
         first.train_x[:100], first.test_x
     )
     same = train(separation=0.0, samples=60_000).train_x.double().reshape(-1, 10, 8).mean(dim=0)
-    assert (
-        same - 128
-    ).abs().max() < 2  # without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+    # Without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+    assert (same - 128).abs().max() < 2
 
 
 @pytest.mark.parametrize(
@@ -377,9 +374,8 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
     node = {"_target_": f"{Mine.__module__}.Mine", "points": 8, "augment": None}
     dataset = build(Dataset, node, "dataset")  # type: ignore[type-abstract]
     assert dataset.load(tmp_path, download=False).train_x.shape == (8, 3)
-    assert (
-        list(tmp_path.iterdir()) == []
-    )  # a user's read() may change its mind: not cached unless it says so
+    # A user's read() may return something else later, so it is cached only if it declares so
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="points"):
         build(Dataset, {"_target_": f"{Mine.__module__}.Mine"}, "dataset")  # type: ignore[type-abstract]
     with pytest.raises(ConfigError, match="augment works on images"):

@@ -110,9 +110,8 @@ def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, cou
         assert set(numbers(pool)) == expected
     per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
     assert per_class.max() - per_class.min() <= 1
-    assert [
-        n % 4 for n in numbers(data.proxy)
-    ] == data.proxy.y.tolist()  # 10,000 is a multiple of 4
+    # 10,000 is a multiple of 4
+    assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()
     assert data.fingerprint == make().fingerprint
 
 
@@ -421,9 +420,8 @@ def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
     assert torch.equal(data.proxy.x, again.proxy.x) and set(data.proxy.y.tolist()) == {-1}
     assert len(data.train) == 40 and len(data.test) == 10 and data.test_data_in_training is None
     values = data.proxy.x.double()
-    assert (
-        values.min() == 0 and values.max() == 255
-    )  # uniform: mean 127.5, variance (256^2 - 1) / 12
+    # Uniform: mean 127.5, variance (256^2 - 1) / 12
+    assert values.min() == 0 and values.max() == 255
     assert abs(values.mean() - 127.5) < 2 and abs(values.var() / 5461.25 - 1) < 0.05
     other = make(Pictures(), proxy=Proxy("noise", 500), seed_data=1).proxy
     assert other is not None and not torch.equal(other.x, data.proxy.x)
@@ -441,16 +439,11 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
         and data.proxy.x.shape == (40, 1, 8, 8)
         and data.proxy.x.dtype == torch.uint8
     )
-    assert torch.equal(
-        data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte()
-    )  # one value stays one value
+    # An image of one value keeps this value
+    assert torch.equal(data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte())
     step = torch.tensor([[0, 255]], dtype=torch.uint8).expand(1, 1, 2, 2)
-    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [
-        0,
-        64,
-        191,
-        255,
-    ]  # linear between the pixels' centres
+    # Linear between the pixels' centres
+    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]
     for proxy in (
         Proxy("train", 1.0, dataset=small),
         Proxy("train", 9, dataset=Pictures(shape=(3, 4, 4)), resize=True),

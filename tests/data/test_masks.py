@@ -123,9 +123,8 @@ def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_
     plain = ShapesMasks(shape=(3, 32, 32), samples=100, noise=0.0).load(Path(), download=False)
     share = plain.train_y.double().mean((1, 2))
     assert share.min() > 0.02 and share.max() < 0.6
-    for image, mask in zip(
-        plain.train_x, plain.train_y, strict=True
-    ):  # one colour on the mask, and nowhere else
+    # One colour on the mask, and nowhere else
+    for image, mask in zip(plain.train_x, plain.train_y, strict=True):
         (colour,) = {tuple(pixel) for pixel in image[:, mask == 1].T.tolist()}
         background = image[:, mask == 0].double().mean(1)
         assert float((background - torch.tensor(colour)).abs().mean()) > 0.15 * 255

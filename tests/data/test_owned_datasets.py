@@ -196,9 +196,8 @@ def test_the_jpeg_copy_of_cifar10_is_not_faithful(tmp_path: Path) -> None:
     experiment = Experiment.of(config)
     assert not experiment.dataset.faithful and Femnist.faithful
     data = load_data(config)
-    assert data.test.y.tolist() == list(
-        range(10)
-    )  # CIFAR-10's own order of classes is the alphabet's
+    # CIFAR-10's order of classes is alphabetical
+    assert data.test.y.tolist() == list(range(10))
     assert (data.test.x.float().mean((1, 2, 3)) - 20 * data.test.y).abs().max() <= 2
 
 

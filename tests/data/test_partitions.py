@@ -163,9 +163,8 @@ def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
 )
 def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
     sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes
-    spread = (
-        2 if isinstance(scheme, Shards) else 1
-    )  # a shard more or less, each by at most one sample
+    # A shard more or less, each by at most one sample
+    spread = 2 if isinstance(scheme, Shards) else 1
     assert sizes.max() - sizes.min() <= spread
 
 
@@ -222,10 +221,8 @@ def test_refilled_clients_are_of_one_size_and_a_class_starts_again_when_all_its_
 ) -> None:
     labels = uneven_labels(3007)
     partition = scheme.split(labels, 10, 30, rng())
-    assert partition.sizes.tolist() == [
-        107,
-        *[100] * 29,
-    ]  # floor(n / N); the first has the remainder as well
+    # floor(n / N), and the first client also has the remainder
+    assert partition.sizes.tolist() == [107, *[100] * 29]
     times = np.bincount(partition.indices, minlength=len(labels))
     for k in range(10):  # in turns: no image a second time before all had their first
         assert np.ptp(times[labels == k]) <= 1

@@ -126,9 +126,8 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     for c in range(3):
         known = logits[mask[:, c], :, c]
         torch.testing.assert_close(together[:, c], known.mean(0) if len(known) else torch.zeros(5))
-    share = torch.rand(
-        4, 3, generator=torch.Generator().manual_seed(1)
-    )  # any weights of a class, not only 0 and 1
+    # Any weights of a class, not only 0 and 1
+    share = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
     weighted = world.experiment.task.combine(list(logits), "logits", share)
     torch.testing.assert_close(weighted, torch.einsum("ic,inc->nc", share / share.sum(0), logits))
     with pytest.raises(ValueError, match="for logits"):

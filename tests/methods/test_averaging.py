@@ -61,9 +61,8 @@ def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
     return (p - np.eye(3)[y]).T @ x / len(y)
 
 
-Local = Callable[
-    [int, np.ndarray, np.ndarray], np.ndarray
-]  # (client, gradient, w - w^t) -> what is subtracted, per lr
+# (client, gradient, w - w^t) -> the subtracted value divided by lr
+Local = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 def updates(world: World, round: int, w: np.ndarray, local: Local) -> tuple[list[int], np.ndarray]:
@@ -111,9 +110,8 @@ def dynamic(world: World) -> np.ndarray:
 def median(world: World) -> np.ndarray:
     w = np.zeros((3, 4))
     for round in range(3):
-        w = (
-            w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]
-        )  # the middle one of three
+        # The middle one of three
+        w = w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]
     return w
 
 
@@ -381,9 +379,8 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 
     world = softmax_world("server_optimizer=fedexp", "server_optimizer.eps=0.0", rounds=1)
     state = world.aggregator.init(world.env)
-    moves = [
-        torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)
-    ]  # orthogonal: eta_g is m / 2
+    # Orthogonal: eta_g is m / 2
+    moves = [torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)]
     results = results_of(state["weights"], moves)
     (once, a), (twice, b) = (x.update(state, results, world.env) for x in (Mean(), Doubled()))
     assert a["server/eta_g"] == pytest.approx(2.0) and b["server/eta_g"] == pytest.approx(2.0)

@@ -139,11 +139,8 @@ def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() ->
     world = small_world("dense", *TINY, "aggregator.b=5", "aggregator.B=4")
     after, rows = states(world)
     assert [row["bank"] for row in rows[1:]] == [5, 10, 15]
-    assert [row["distillation/steps"] for row in rows[1:]] == [
-        1,
-        3,
-        4,
-    ]  # of five images the fifth alone is no batch
+    # The fifth of five images does not form a batch
+    assert [row["distillation/steps"] for row in rows[1:]] == [1, 3, 4]
     for before, now in itertools.pairwise(after[1:]):
         old, new = before["own"]["bank"], now["own"]["bank"]
         assert len(new) == len(old) + 1
@@ -524,9 +521,8 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
     together = replace(aggregator, teachers="stacked")
     with pytest.raises(ConfigError, match="cannot be stacked: they differ in architecture"):
         together.init(mixed)
-    together.init(
-        replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),)))
-    )  # but the server's
+    # All but the server's
+    together.init(replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),))))
     choosy = ModelSpec.of({"_target_": "tests.methods.test_dense.Choosy"}, (1, 4, 4), 3)
     with pytest.raises(ConfigError, match="cannot be stacked: "):
         together.init(replace(env, specs=Specs(choosy)))

@@ -210,9 +210,8 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
     assert_same(params_of(states[Same]), params_of(states[type(None)]), 1e-12)
     with pytest.raises(AssertionError):
         assert_same(params_of(states[Shifted]), params_of(states[Same]), 1e-6)
-    world = world_of(
-        "feddf", augment=True, epochs=2, optimizer=Sgd()
-    )  # student and teachers see the same
+    # Student and teachers see the same
+    world = world_of("feddf", augment=True, epochs=2, optimizer=Sgd())
     world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
     start = world.env.initial_weights()
     assert_same(params_of(round_of(world, [start] * 2)[0]), [start.params], 1e-12)
@@ -338,9 +337,8 @@ def test_interrupted_after_any_step_it_is_the_straight_run(
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe", "fedlaw"])
 def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(method: str) -> None:
-    world = world_of(
-        method, model=NORMED, epochs=2, batch_size=8
-    )  # 9 samples: a batch of one, which is left out
+    # 9 samples: a batch of one, which is left out
+    world = world_of(method, model=NORMED, epochs=2, batch_size=8)
     start = world.env.initial_weights()
     state, _ = round_of(world, models_near(start, 2))
     assert int(state["weights"].buffers["norm.num_batches_tracked"]) == 2

@@ -23,14 +23,10 @@ from fedexp.storage.kept_models import KeptModels
 from fedexp.storage.tensors import TensorStore
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed
 
-NORMALISED = {
-    "_target_": "tests.engines.plugins.Normalised"
-}  # BatchNorm: floating buffers and a counter
-NEWEST_LAST = (
-    "aggregator.L=0.0",
-    "local.lr=0.4",
-    "local.batch_size=4",
-)  # steps so large that older models are better
+# BatchNorm: floating buffers and a counter
+NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}
+# Steps are so large that older models are better
+NEWEST_LAST = ("aggregator.L=0.0", "local.lr=0.4", "local.batch_size=4")
 
 
 def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) -> float:
@@ -102,9 +98,8 @@ class Instance:
 def test_the_selection_is_brute_force_over_true_vectors(
     groups: list[list[int]], fixed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14
-    )  # blocks of two numbers a row
+    # Blocks of two numbers per row
+    monkeypatch.setattr("fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14)
     moved = 0
     for seed in range(12):
         instance = Instance(seed, (3, 1, 2, 3), fixed, L=(0.3, 1.0, 5.0)[seed % 3])
@@ -331,11 +326,8 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
     coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
     assert "sampling=fixed bounds" in refusal("aggregator.B=1", "clients=20", *coins)
-    small = [
-        "method=fedcda",
-        "clients_per_round=2",
-        "limit.server_steps=2",
-    ]  # a smoke form has fewer groups, too
+    # A smoke variant has fewer groups too
+    small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]
     assert Experiment.of(compose(small)).extent.clients == 10
 
 

@@ -82,9 +82,8 @@ def test_one_client_follows_its_exact_minimisers() -> None:
 def test_clients_that_differ_reach_the_minimiser_of_their_mean() -> None:
     """FedAvg's fixed point is biased, FedDyn's is not; every g_i is then the client's own gradient there."""
     fedavg, feddyn = (quadratics(method, (32, 20, 26), 60, 5) for method in ("fedavg", "feddyn"))
-    feddyn.env = replace(
-        feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0)
-    )  # of the order of H: quickest
+    # Fastest for an order of H
+    feddyn.env = replace(feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0))
     parts = [normal_equations(feddyn, client) for client in range(3)]
     best = sum(C for _, C in parts) @ np.linalg.inv(sum(H for H, _ in parts))
     after = feddyn.run()

@@ -362,9 +362,8 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
     )
     longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    assert bool(
-        (squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all()
-    )  # of parallel vectors
+    # For parallel vectors
+    assert bool((squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all())
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
@@ -439,9 +438,8 @@ def test_special_cohorts() -> None:
     assert float(U.norm()) == pytest.approx(1.0) and metrics["server/factor"] == pytest.approx(2.0)
     move = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4)))
     torch.testing.assert_close(aggregated([move] * 3)[0], move, rtol=1e-12, atol=0)
-    assert (
-        float(aggregated([move, -move])[0].norm()) < 1e-14
-    )  # rounding, and not of the updates' length
+    # Rounding, not relative to the updates' length
+    assert float(aggregated([move, -move])[0].norm()) < 1e-14
     assert not aggregated([torch.zeros_like(move)] * 2)[0].any()
     alone = [[scale * move] for scale in (0.1, 1 / 3, 0.7, 1.1)]
     assert all(torch.equal(aggregated(u)[0], aggregated(u, "aggregator=mean")[0]) for u in alone)

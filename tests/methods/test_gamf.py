@@ -91,9 +91,8 @@ def test_a_matrix_that_underflows_is_normalised_with_logarithms() -> None:
 def test_rows_and_columns_sum_to_one(iterations: int) -> None:
     S = doubly_stochastic(rows(4, 10, 10), 0.5, iterations)
     one = torch.ones(4, 10, dtype=torch.float64)
-    exact, near = (
-        (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))
-    )  # the last half-step's are exact
+    # The last half-step's are exact
+    exact, near = (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))
     torch.testing.assert_close(exact, one, rtol=0, atol=1e-14)
     torch.testing.assert_close(near, one, rtol=0, atol=1e-6)
 
@@ -285,9 +284,8 @@ def test_two_sweeps_written_out() -> None:
     assert sweeps == 2
     for name, u in hard.items():
         for i in range(3):
-            moved = (
-                u[i].T @ torch.arange(float(u.shape[1])).double()
-            )  # common unit b holds old unit u[:, b]
+            # Common unit b holds old unit u[:, b]
+            moved = u[i].T @ torch.arange(float(u.shape[1])).double()
             first = u[0].argmax(1)  # named after the first model's
             assert maps[i][name].tolist() == moved[first].tolist()
 

@@ -118,9 +118,8 @@ def test_an_epoch_with_a_bank_reads_as_often_however_many_steps_make_images_and_
     few = epoch(method, 2, *keys, f"aggregator.{key}=2", "aggregator.B=12")
     many = epoch(method, 6, *keys, f"aggregator.{key}=6", "aggregator.B=4")
     assert few[0] == many[0] > 0
-    if not any(
-        "views" in key for key in keys
-    ):  # noise and offsets of views are drawn where the images are
+    # Noise and offsets of views are drawn where the images are
+    if not any("views" in key for key in keys):
         assert few == many
 
 

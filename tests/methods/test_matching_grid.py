@@ -218,9 +218,8 @@ def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
         assert np.array_equal(found, expected[[0, 2]] if continued else expected[[0, 0]])
     plain = matching(MLPS["one"], "pfnm", visits="raw")
     env = replace(plain.env, rounds=1, legacy=after(5))
-    a, b = (
-        plain.aggregator._orders(env, 4, [0], False) for _ in range(2)
-    )  # asking takes nothing from the stream
+    # Asking takes nothing from the stream
+    a, b = (plain.aggregator._orders(env, 4, [0], False) for _ in range(2))
     assert np.array_equal(a, b) and np.array_equal(
         a[0, 0, 0], np.random.RandomState(5).permutation(4)
     )

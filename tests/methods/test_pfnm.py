@@ -295,9 +295,8 @@ def test_the_papers_penalty_is_the_divergence() -> None:
             assert float(found[j, k]) == pytest.approx(float(expected), rel=1e-11)
             assert found[j, k] >= 0
     w, at_mean = torch.randn(1, 5, generator=rng).double(), []
-    pool = _UnitPool(
-        [w] * 6, torch.ones(6, 5).double(), w[0], options
-    )  # the prior's mean is w, and so is every posterior's
+    # The prior's mean is w, and so is every posterior's
+    pool = _UnitPool([w] * 6, torch.ones(6, 5).double(), w[0], options)
     state = pool.recomputed({0: torch.zeros(1).long()})
     for s in range(1, 6):
         form = penalty("paper", state.posterior, pool.q[s], pool.space)
@@ -671,9 +670,8 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(
     for env in (other_seed, drawn.env.at(1)):
         assert not np.array_equal(drawn.aggregator._orders(env, 6, [0], False)[0], orders)
     node = {"_target_": "fedexp.methods.nafi.NAFI", "orders": str(file)}
-    assert pin({"aggregator": node}) == {
-        "aggregator.orders": file_sha256(file)
-    }  # what is in it is part of the run's name
+    # Its content is part of the run's identity
+    assert pin({"aggregator": node}) == {"aggregator.orders": file_sha256(file)}
     np.save(file, orders[:, :, ::-1])
     other = fused(given, models, counts).params
     assert any(

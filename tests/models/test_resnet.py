@@ -107,9 +107,8 @@ def test_every_convolution_is_followed_by_its_norm_so_its_scale_cancels():
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 module.weight.mul_(7)
-        torch.testing.assert_close(
-            model(x), before, rtol=1e-3, atol=1e-4
-        )  # eps 1e-5 does not scale along
+        # Eps 1e-5 does not scale along
+        torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
 
 
 def test_group_norm_treats_samples_alone_and_groups_together():

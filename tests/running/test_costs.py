@@ -231,9 +231,8 @@ def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPat
         for free, near in ((2 * needed, False), (2 * needed - 2, True)):
             monkeypatch.setattr(peak_memory_module, "free_memory", lambda device, free=free: free)
             assert near_limit(jobs, world.data, engine, 8) is near
-    assert not near_limit(
-        [], world.data, Serial(), 8
-    )  # nothing is trained: the models are stored ones
+    # Nothing is trained: the models are stored ones
+    assert not near_limit([], world.data, Serial(), 8)
 
 
 def test_free_memory_is_what_the_machine_and_the_control_group_leave(
@@ -350,9 +349,8 @@ def test_a_profile_is_a_trace_with_the_phases_and_a_table(
         row["seconds"]["train"] for row in read_jsonl(Path(result["folder"]) / "timing.jsonl")
     )
     (train,) = [row["seconds"] for row in report["phases"] if row["name"] == "train"]
-    assert (
-        train <= (measured + result["seconds"]["setup"]) * 1.05
-    )  # settling the engine is counted there
+    # Settling the engine is counted there
+    assert train <= (measured + result["seconds"]["setup"]) * 1.05
 
 
 def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(

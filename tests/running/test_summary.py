@@ -33,9 +33,8 @@ def test_the_last_ten_can_be_pooled_over_runs() -> None:
     found = [summary(values) for values in runs]
     assert [run["last_10"][ACC] for run in found] == [runs[0][2:], runs[1]]
     assert found[0]["mean_last_10"][ACC] == pytest.approx(0.45)
-    assert found[0]["std_last_10"][ACC] == pytest.approx(
-        0.1 * math.sqrt((10**2 - 1) / 12)
-    )  # of equidistant values
+    # For equidistant values
+    assert found[0]["std_last_10"][ACC] == pytest.approx(0.1 * math.sqrt((10**2 - 1) / 12))
     assert found[0]["best"][ACC] == 0.9 and found[0]["metrics"][ACC] == pytest.approx(0.9)
     pooled = [value for run in found for value in run["last_10"][ACC]]
     mean = sum(pooled) / 20

@@ -315,9 +315,8 @@ def test_altered_labels_do_not_get_the_true_datas_result(
         start(*mnist)
     labels.unlink()
     loads.clear()
-    assert (
-        start(*mnist)[0]["metrics"] == first["metrics"] and not loads
-    )  # nothing to compare with, and nothing fetched
+    # Nothing to compare with, and nothing fetched
+    assert start(*mnist)[0]["metrics"] == first["metrics"] and not loads
 
 
 def test_a_flipped_bit_of_decoded_arrays_is_decoded_again(tmp_path: Path) -> None:

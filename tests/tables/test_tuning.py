@@ -66,9 +66,8 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     )
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
-    assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {
-        *first
-    }  # the method's own rules are this column's
+    # The method's own rules are this column's
+    assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {*first}
     assert "local.lr=9" not in first and not any("held_out" in override for override in first)
     own = table.columns["local_tuned"]
     assert own.label == "Local acc, tuned (local.lr=0.2)" and own.role == "ours" and not own.why
@@ -103,9 +102,8 @@ def test_the_script_writes_the_best_point(
 
     monkeypatch.setattr(command.fedexp, "run", run)
     mine.write_text("# by hand\n" + mine.read_text())
-    assert (
-        command.main(["mine", "rounds=2"]) == 2 and not asked
-    )  # a trial does not become the paper's
+    # A trial does not overwrite the paper's results
+    assert command.main(["mine", "rounds=2"]) == 2 and not asked
     assert command.main(["mine", "lcal"]) == 2
     trial = tmp_path / "trial.yaml"
     assert (
