@@ -92,7 +92,7 @@ def results() -> list[dict]:
     (["model=resnet18_bn_cifar", "model.width=4", "local.batch_size=1"], ["BatchNorm", "local.batch_size"]),
     (["-m", "seed=0,1", "partition=shards", "partition.shards=144"], ["job 0 (seed=0", "1440 shards", "at most 143"]),
     (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "at least 1440 samples"]),
-    (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "2 draws of the"]),
+    (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "attempts: 2"]),
     (["--cfg", "job", "seed_data=${sede}"], ["did you mean 'seed'?"]),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(

@@ -177,7 +177,7 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
     assert (arrays.train_x[0].float().mean() - 90).abs() < 2  # n01 sorts first
     assert (arrays.test_x[0].float().mean() - 80).abs() < 2  # in the annotations' order
     (folder / "val" / "val_annotations.txt").write_text("val_2.JPEG\tn09\t0\t0\t1\t1\n")
-    with pytest.raises(DataError, match="no known class") as caught:
+    with pytest.raises(DataError, match="does not name a known class") as caught:
         dataset.load(tmp_path, download=False)
     assert "line 1" in str(caught.value)
 

@@ -335,7 +335,9 @@ def test_what_is_held_out_before_the_split_is_nobodys_and_balanced() -> None:
 
 
 def test_validation_samples_are_taken_once() -> None:
-    with pytest.raises(ConfigError, match="held out before the split, and from the clients' own"):
+    with pytest.raises(
+        ConfigError, match="held out before the split, and also from the clients' own"
+    ):
         make(held_out=50, val_fraction=0.1)
 
 

@@ -93,11 +93,11 @@ def test_a_file_that_is_not_leafs_is_named(
     write_leaf(tmp_path)
     file = sorted((tmp_path / "femnist/train").glob("*.json"))[0]
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
-    with pytest.raises(DataError, match="not a file of LEAF's femnist") as caught:
+    with pytest.raises(DataError, match="not one of LEAF's femnist") as caught:
         Femnist().load(tmp_path, download=False)
     assert file.name in str(caught.value) and said in str(caught.value)
     file.write_text("{")
-    with pytest.raises(DataError, match="not a file of LEAF's femnist"):
+    with pytest.raises(DataError, match="not one of LEAF's femnist"):
         Femnist().load(tmp_path, download=False)
 
 
@@ -143,7 +143,7 @@ def test_domainnets_lists_are_checked(tmp_path: Path) -> None:
     lists = tmp_path / "domainnet/sketch_train.txt"
     for line in ("sketch/airplane/a.jpg 0", "sketch/airplane/a.jpg", "a.jpg 1"):
         lists.write_text(line)
-        with pytest.raises(DataError, match="no image with its class") as caught:
+        with pytest.raises(DataError, match="does not name an image with its class") as caught:
             DomainNet(**TWO).load(tmp_path, download=False)  # type: ignore[arg-type]
         assert "sketch_train.txt, line 1" in str(caught.value)
 

@@ -305,7 +305,7 @@ def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
         Dirichlet(alpha=0.01, max_draws=7).split(labels, 10, 50, rng())
     text = str(caught.value)
     for part in (
-        "7 draws",
+        "attempts: 7",
         "min_size=10",
         "on_small=repair|drop|allow",
         "alpha",
@@ -316,7 +316,7 @@ def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
 
 def test_the_clock_bounds_draws_too() -> None:
     scheme = Dirichlet(alpha=0.01, max_seconds=1e-9)
-    with pytest.raises(DataError, match="1 draws"):
+    with pytest.raises(DataError, match="attempts: 1"):
         scheme.split(np.repeat(np.arange(10), 100), 10, 50, rng())
 
 
@@ -436,9 +436,9 @@ def test_a_users_scheme_is_validated() -> None:
 @pytest.mark.parametrize(
     ("scheme", "clients", "message"),
     [
-        (Pathological(classes_per_client=11), 10, "more classes than there are"),
+        (Pathological(classes_per_client=11), 10, "more classes than the data set has"),
         (Pathological(classes_per_client=2), 4, "cannot hold 10 classes"),
-        (PathologicalRefilled(classes_per_client=11), 10, "more classes than there are"),
+        (PathologicalRefilled(classes_per_client=11), 10, "more classes than the data set has"),
         (LabelGroups(groups=((0, 1),)), 2, "one group of classes per client"),
         (LabelGroups(), 2, "one group of classes per client"),
         (LabelGroups(groups=((0, 10),)), 1, "class 10 does not exist"),

@@ -109,7 +109,7 @@ def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> N
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     assert "cannot be read" in refused(f"model.pretrained={tmp_path}/broken.safetensors")
     torch.save([1, 2], tmp_path / "list.pth")
-    assert "no state dictionary" in refused(f"model.pretrained={tmp_path}/list.pth")
+    assert "not contain a state dictionary" in refused(f"model.pretrained={tmp_path}/list.pth")
     deep = tmp_path / "deep.pth"
     torch.save(torchvision_state(34)[1], deep)
     said = refused(f"model.pretrained={deep}")

@@ -91,8 +91,8 @@ class Dirichlet(BoundedPartitioner):
 
         if self.on_small == "error":
             raise DataError(
-                f"all {attempt} attempts of the gated Dirichlet split left a client with "
-                f"fewer than min_size={self.min_size} samples",
+                "the gated Dirichlet split left a client with fewer than "
+                f"min_size={self.min_size} samples (attempts: {attempt})",
                 where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, "
                 f"{len(labels)} samples",
                 expected=f"a smallest client with at least {self.min_size} samples",

@@ -72,7 +72,7 @@ class Pathological(BoundedPartitioner):
                 return partition
 
         raise DataError(
-            f"all {attempt} attempts left a class without a client",
+            f"every split left a class without a client (attempts: {attempt})",
             where=f"partition pathological: {clients} clients, "
             f"{self.classes_per_client} classes each",
             expected=f"a client for each of {num_classes} classes",
