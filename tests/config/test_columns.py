@@ -78,7 +78,7 @@ def differing(*overrides: list[str]) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("method", COLUMNS)
-def test_a_profile_is_its_column(method: str) -> None:
+def test_profile_equals_the_column_of_the_paper(method: str) -> None:
     config = compose([f"method={method}"])
     found, expected = leaves(config["aggregator"]), leaves(COLUMNS[method])
     assert {name: found[name] for name in expected} == expected

@@ -48,7 +48,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def test_the_registry_is_seen() -> None:
+def test_config_groups_with_classes_are_found() -> None:
     names = {f"{path.parent.name}/{path.stem}" for path in canonical()}
     assert {
         "aggregator/ma_echo",
@@ -67,7 +67,7 @@ def test_the_registry_is_seen() -> None:
 
 
 @pytest.mark.parametrize("path", canonical(), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_yaml_and_class_agree(path: Path) -> None:
+def test_yaml_defaults_equal_class_defaults(path: Path) -> None:
     node = yaml.safe_load(path.read_text())
     kind = locate(node.pop("_target_"), object, path.stem)
     defaults = defaults_of(kind)

@@ -151,7 +151,7 @@ def test_frozen_parameters_do_not_move() -> None:
         assert torch.equal(after[name], job.start.params[name]) == (name in job.frozen)
 
 
-def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
+def test_kernel_does_not_change_its_job_and_is_deterministic() -> None:
     job = make_job(SMALL, epochs=3)
     before = {k: v.clone() for k, v in {**job.start.params, **job.start.buffers}.items()}
     net = Net(SMALL, CPU, torch.float64)

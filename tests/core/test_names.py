@@ -30,14 +30,14 @@ def names() -> tuple[set[str], set[str]]:
     return files - GENERIC, classes - {"Mean"}  # a word of the field
 
 
-def test_there_are_names_to_look_for() -> None:
+def test_method_names_list_is_not_empty() -> None:
     files, classes = names()
     assert {"fedavg", "scaffold", "ma_echo", "null_space"} <= files
     assert {"FedExP", "Scaffold", "FedNova", "FedAdam"} <= classes
 
 
 @pytest.mark.parametrize("folder", ["core", "engines", "running", "commands"])
-def test_no_method_is_named(folder: str) -> None:
+def test_method_agnostic_packages_name_no_method(folder: str) -> None:
     """File names in any spelling of capitals, classes in their own."""
     files, classes = (re.compile(rf"\b({'|'.join(group)})\b") for group in names())
     for path in sorted((ROOT / folder).rglob("*.py")):

@@ -173,7 +173,7 @@ def test_every_norm_of_a_resnet18_is_seen() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_to_observe_is_to_call(training: bool) -> None:
+def test_observe_returns_the_output_of_a_plain_call(training: bool) -> None:
     weights, x, net = weights_of(NORMED["cnn"], 0), images(), net_of(NORMED["cnn"], training)
     called, observed = ({k: v.clone() for k, v in weights.buffers.items()} for _ in range(2))
     output = net(weights.params, called, x)
@@ -182,7 +182,7 @@ def test_to_observe_is_to_call(training: bool) -> None:
     assert all(torch.equal(called[name], observed[name]) for name in called)
 
 
-def test_nothing_stays_behind_not_even_after_an_error() -> None:
+def test_observe_removes_its_hooks_also_after_an_error() -> None:
     weights, net = weights_of(NORMED["cnn"], 0), net_of(NORMED["cnn"], False)
     for x in (images(), images(shape=(3, 8, 8))):
         try:
@@ -289,7 +289,7 @@ class Small(Trainer):
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_a_trainer_that_looks_trains_stacked_as_alone(norm: str) -> None:
+def test_trainer_that_observes_trains_equally_when_stacked(norm: str) -> None:
     model = {
         "_target_": "fedexp.models.cnn.ConvNet",
         "channels": [3],

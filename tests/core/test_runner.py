@@ -39,7 +39,7 @@ def test_bernoulli_sampling_has_its_rate_and_is_never_empty() -> None:
     assert np.mean(sizes) == pytest.approx(expected, abs=0.1)
 
 
-def test_empty_clients_are_not_asked() -> None:
+def test_sampling_never_returns_empty_clients() -> None:
     world = make_world("method=fedavg", data=make_data((10, 0, 7)))
     assert world.env.sample() == [0, 2]
 
@@ -60,7 +60,7 @@ class Poison(Engine):
                 yield result
 
 
-def test_nan_is_located() -> None:
+def test_runner_with_nan_update_names_client_and_parameter() -> None:
     world = make_world("method=fedavg")
     with pytest.raises(ClientError) as caught:
         world.run(engine=Poison())
@@ -142,7 +142,7 @@ class Transposing(Serial):
             )
 
 
-def test_results_lie_in_memory_as_they_come_back_from_a_file(
+def test_client_results_have_the_memory_layout_of_loaded_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else products with recalled results differ in their last bits, and a resumed run with them."""

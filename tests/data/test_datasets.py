@@ -32,7 +32,7 @@ def torchvision_set(source: str) -> TorchvisionSet:
 
 
 @pytest.mark.parametrize("source", ["MNIST", "FashionMNIST"])
-def test_idx_files(tmp_path: Path, source: str) -> None:
+def test_torchvision_set_reads_idx_files(tmp_path: Path, source: str) -> None:
     files = write_mnist(tmp_path, source)
     arrays = torchvision_set(source).load(tmp_path, download=False)
     assert np.array_equal(arrays.train_x[:, 0].numpy(), files["train-images-idx3"])
@@ -40,7 +40,9 @@ def test_idx_files(tmp_path: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["CIFAR10", "CIFAR100"])
-def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_torchvision_set_reads_cifar_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     kind = getattr(torchvision_datasets(), source)
     key, classes = ("labels", 10) if source == "CIFAR10" else ("fine_labels", 100)
     folder = tmp_path / kind.base_folder
@@ -69,7 +71,9 @@ def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source:
     assert arrays.test_y.tolist() == list(range(classes))
 
 
-def test_svhn_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_set_reads_svhn_matlab_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scipy.io import savemat
 
     kind = torchvision_datasets().SVHN
@@ -107,7 +111,7 @@ def bugs(**changes: Any) -> ImageFolder:
     return ImageFolder(**({"folder": "bugs", "num_classes": 2, "shape": (3, 6, 4)} | changes))
 
 
-def test_image_folders(tmp_path: Path) -> None:
+def test_image_folder_reads_class_folders(tmp_path: Path) -> None:
     written = write_folder(tmp_path)
     arrays = bugs().load(tmp_path, download=False)
     assert np.array_equal(arrays.train_x[4].numpy(), written["train/bee/1"].transpose(2, 0, 1))
@@ -183,7 +187,7 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"])
-def test_absent_files_are_told_with_the_ways_to_get_them(tmp_path: Path, source: str) -> None:
+def test_dataset_without_files_raises_with_ways_to_get_them(tmp_path: Path, source: str) -> None:
     dataset = torchvision_set(source)
     with pytest.raises(DataError) as caught:
         dataset.check(tmp_path, download=False)
@@ -205,7 +209,7 @@ def test_absent_image_folders_cannot_be_downloaded(tmp_path: Path) -> None:
     assert "bugs" in str(caught.value) and "download" not in str(caught.value)
 
 
-def test_a_damaged_idx_file(tmp_path: Path) -> None:
+def test_torchvision_set_with_damaged_idx_file_raises(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:1000])
@@ -214,7 +218,7 @@ def test_a_damaged_idx_file(tmp_path: Path) -> None:
     assert "train-images-idx3-ubyte" in str(caught.value)
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_equal_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -279,7 +283,7 @@ def test_synthetic_settings_are_checked(change: dict[str, Any]) -> None:
 @pytest.mark.skipif(
     not (SHARED / "mnist").is_dir(), reason="the original MNIST files are not beside the checkout"
 )
-def test_the_real_mnist(tmp_path: Path) -> None:
+def test_mnist_from_real_files_has_known_statistics(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for packed in (SHARED / "mnist").glob("*.gz"):
@@ -335,7 +339,9 @@ class Floating(Declared):
         ({"train_x": np.zeros((6, 1, 2, 2))}, "torch tensors"),
     ],
 )
-def test_content_that_is_not_what_was_declared(change: dict[str, Any], message: str) -> None:
+def test_verify_with_undeclared_content_raises_data_error(
+    change: dict[str, Any], message: str
+) -> None:
     dataset = Declared(num_classes=3, shape=(1, 2, 2))
     verify(dataset, good())
     with pytest.raises(DataError, match=message) as caught:
@@ -392,6 +398,6 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
         {"mean": (0.0,), "std": (0.0,)},
     ],
 )
-def test_declarations_are_checked(changes: dict[str, Any]) -> None:
+def test_dataset_with_impossible_declaration_raises(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"num_classes|shape|mean|std"):
         Digits(**changes)

@@ -66,7 +66,7 @@ def numbers(samples: Any) -> list[int]:
     return [] if samples is None else samples.x[:, 0].int().tolist()
 
 
-def test_the_legacy_generator_goes_on_where_the_split_left_it() -> None:
+def test_after_split_continues_the_generator_of_the_partition() -> None:
     """As in the published code: seed, draw the split, then whatever comes next; validation and proxy take nothing from it."""
     labels = np.arange(400) % 4
     rng = np.random.RandomState(7)
@@ -121,11 +121,11 @@ def test_an_unlabelled_proxy_knows_no_labels() -> None:
     assert (data.test.y >= 0).all() and (data.train.y >= 0).all()
 
 
-def test_a_test_proxy_leaves_the_partition_alone() -> None:
+def test_proxy_of_the_test_split_does_not_change_the_partition() -> None:
     assert make(proxy=Proxy("test", 10)).partition.sha256 == make().partition.sha256
 
 
-def test_the_proxy_is_drawn_from_its_own_stream() -> None:
+def test_proxy_sample_does_not_depend_on_the_scheme() -> None:
     """A proxy of the training pool is the same under every scheme, and the scheme's generator starts untouched."""
     iid = make(proxy=Proxy("train", 40))
     dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
@@ -137,7 +137,7 @@ def test_the_proxy_is_drawn_from_its_own_stream() -> None:
     assert iid.partition.sha256 == Iid().split(iid.labels, 4, 5, np.random.RandomState(0)).sha256
 
 
-def test_a_proxy_must_leave_something() -> None:
+def test_proxy_of_a_whole_split_is_refused() -> None:
     with pytest.raises(ConfigError, match="all of the test split"):
         make(proxy=Proxy("test", 100))
 
@@ -174,7 +174,7 @@ class EightBits(Others):
 @pytest.mark.parametrize(
     ("source", "size", "count"), [("train", 40, 40), ("train", 1.0, 60), ("test", 0.5, 10)]
 )
-def test_a_proxy_of_another_data_set_takes_nothing_away(
+def test_proxy_of_another_data_set_leaves_the_clients_samples(
     source: Any, size: float, count: int
 ) -> None:
     main = Numbered(mean=(100.0,), std=(50.0,))
@@ -193,7 +193,7 @@ def test_a_proxy_of_another_data_set_takes_nothing_away(
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
 
 
-def test_a_proxy_is_bounded_wherever_it_comes_from() -> None:
+def test_limit_proxy_bounds_proxies_of_every_source() -> None:
     """And what is not taken stays where it was."""
     for source, size, other in (("train", 1.0, Others()), ("test", 40, None), ("train", 0.5, None)):
         data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
@@ -206,13 +206,13 @@ def test_a_proxy_is_bounded_wherever_it_comes_from() -> None:
     assert [len(samples or ()) for samples in noise] == [9, 9, 7]
 
 
-def test_of_another_data_set_all_can_be_taken_but_not_more() -> None:
+def test_proxy_of_another_data_set_may_take_all_samples() -> None:
     assert len(make(proxy=Proxy("test", 20, dataset=Others())).proxy or ()) == 20
     with pytest.raises(ConfigError, match="more than all of the test split"):
         make(proxy=Proxy("test", 21, dataset=Others()))
 
 
-def test_test_data_that_reach_training_are_named() -> None:
+def test_result_names_test_data_used_in_training() -> None:
     assert make().test_data_in_training is None
     assert make(proxy=Proxy("train", 40)).test_data_in_training is None
     assert make(proxy=Proxy("test", 40)).test_data_in_training == "proxy.source=test: 40 samples"
@@ -320,7 +320,7 @@ def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
     assert data.partition.info["val_samples"] == len(held)
 
 
-def test_what_is_held_out_before_the_split_is_nobodys_and_balanced() -> None:
+def test_held_out_samples_are_balanced_and_belong_to_no_client() -> None:
     data, again = (
         make(held_out=50),
         make(partitioner=Dirichlet(alpha=0.5), held_out=50, proxy=Proxy("test", 10)),

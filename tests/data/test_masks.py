@@ -130,7 +130,7 @@ def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_
         assert float((background - torch.tensor(colour)).abs().mean()) > 0.15 * 255
 
 
-def test_masks_of_another_form_are_refused() -> None:
+def test_verify_with_wrong_masks_raises_data_error() -> None:
     arrays = SMALL.load(Path(), download=False)
     for change, said in (
         (
@@ -164,14 +164,14 @@ def test_masks_of_another_form_are_refused() -> None:
         ([*RUN, "dataset.augment={flip: 0.5}"], "not their masks"),
     ],
 )
-def test_what_does_not_go_with_masks_is_refused_before_anything_is_loaded(
+def test_settings_that_masks_exclude_are_refused_before_loading(
     overrides: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Experiment.of(compose(overrides))
 
 
-def test_clients_sizes_are_one_dirichlet_draw() -> None:
+def test_dirichlet_of_masks_samples_the_clients_sizes() -> None:
     """NAFI's K = 1: the recipe of spec 2 on one class, written out."""
     data = Experiment.of(compose([*RUN, "clients=3", "partition.min_size=5", "seed_data=4"])).load(
         CPU

@@ -70,7 +70,7 @@ def test_femnist_reads_leafs_files(tmp_path: Path) -> None:
     assert replace(arrays, train_owner=None).fingerprint != arrays.fingerprint
 
 
-def test_femnist_digits_alone(tmp_path: Path) -> None:
+def test_femnist_with_ten_classes_keeps_only_digits(tmp_path: Path) -> None:
     write_leaf(tmp_path)
     arrays = Femnist(num_classes=10).load(tmp_path, download=False)
     assert sorted(arrays.train_y.tolist()) == [0, 1, 2, 3, 9, 9] and arrays.train_owner is not None
@@ -87,7 +87,7 @@ def test_femnist_digits_alone(tmp_path: Path) -> None:
         ("user_data", [], "TypeError"),
     ],
 )
-def test_a_file_that_is_not_leafs_is_named(
+def test_femnist_with_foreign_file_raises_with_its_path(
     tmp_path: Path, key: str, value: object, said: str
 ) -> None:
     write_leaf(tmp_path)
@@ -135,7 +135,7 @@ def test_domainnet_reads_the_publishers_lists(tmp_path: Path) -> None:
     assert torch.equal(first.train_x, arrays.train_x[[0, 3, 6, 9]])
 
 
-def test_domainnets_lists_are_checked(tmp_path: Path) -> None:
+def test_domainnet_with_faulty_list_raises_data_error(tmp_path: Path) -> None:
     write_domains(tmp_path)
     with pytest.raises(DataError, match="number of classes") as caught:
         DomainNet(**TWO | {"num_classes": 3}).load(tmp_path, download=False)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def test_domainnets_lists_are_checked(tmp_path: Path) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Dataset) else "",
 )
-def test_absent_files_say_what_goes_where(
+def test_owned_data_set_without_files_raises_with_instructions(
     tmp_path: Path, dataset: Dataset, parts: tuple[str, ...]
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -213,7 +213,7 @@ def groups(scheme: Natural, clients: int, seed: int = 0) -> list[list[int]]:
     return [owners.tolist() for owners in held]
 
 
-def test_whole_owners_are_dealt_in_even_random_groups() -> None:
+def test_natural_assigns_whole_owners_in_even_groups() -> None:
     dealt = groups(Natural(), 3)
     assert sorted(owner for group in dealt for owner in group) == list(range(8))
     assert sorted(map(len, dealt)) == [2, 3, 3]
@@ -221,7 +221,7 @@ def test_whole_owners_are_dealt_in_even_random_groups() -> None:
     assert groups(Natural(), 8, seed=5) == [[i] for i in range(8)]
 
 
-def test_some_owners_for_each_client_and_the_others_left_out() -> None:
+def test_natural_with_owners_per_client_leaves_out_the_rest() -> None:
     drawn = groups(Natural(owners_per_client=2), 3)
     assert [len(group) for group in drawn] == [2, 2, 2] and len(
         {o for group in drawn for o in group}
@@ -231,7 +231,7 @@ def test_some_owners_for_each_client_and_the_others_left_out() -> None:
     assert partition.info["dropped_samples"] == len(OWNER) - len(partition.indices) > 0
 
 
-def test_owners_are_divided_only_where_asked() -> None:
+def test_natural_divides_owners_only_with_split_owners() -> None:
     with pytest.raises(DataError, match="not enough owners") as caught:
         Natural().split(OWNER, 8, 16, np.random.RandomState(0))
     assert "split_owners=true" in str(caught.value)

@@ -102,7 +102,7 @@ def test_dirichlet_replays_the_published_call_order(
     assert [partition.of(c).tolist() for c in range(clients)] == expected
 
 
-def test_a_replay_after_rejected_draws() -> None:
+def test_dirichlet_after_rejected_attempts_equals_published_code() -> None:
     """16 clients at alpha 0.1 need several draws; the accepted one is the transcription's."""
     labels = np.repeat(np.arange(10), 200)
     partition = Dirichlet(alpha=0.1).split(labels, 10, 16, rng(4))
@@ -135,7 +135,7 @@ SCHEMES: list[Partitioner] = [
     "scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{SCHEMES.index(scheme)}"
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_disjoint_complete_and_a_function_of_the_seed(scheme: Partitioner, seed: int) -> None:
+def test_schemes_are_disjoint_complete_and_deterministic(scheme: Partitioner, seed: int) -> None:
     labels = uneven_labels()
     partition = scheme.split(labels, 10, 12, rng(seed))
     assert partition.num_clients == 12
@@ -250,7 +250,7 @@ def test_refilled_priors_follow_alpha() -> None:
     assert (skewed.max(axis=1) == 100).mean() > 0.9  # no class is ever lacking
 
 
-def test_classes_without_samples_are_nobodys() -> None:
+def test_refilled_schemes_ignore_classes_without_samples() -> None:
     labels = np.repeat([0, 2, 5], 40)
     for scheme in (DirichletRefilled(alpha=0.5), PathologicalRefilled(classes_per_client=3)):
         assert scheme.split(labels, 10, 6, rng()).sizes.tolist() == [20] * 6
@@ -258,14 +258,14 @@ def test_classes_without_samples_are_nobodys() -> None:
         PathologicalRefilled(classes_per_client=4).split(labels, 10, 6, rng())
 
 
-def test_samples_that_clients_share_are_held_out_of_none() -> None:
+def test_validation_cut_of_repeated_samples_is_refused() -> None:
     drawn = DirichletRefilled(alpha=0.3).split(uneven_labels(), 10, 10, rng())
     with pytest.raises(DataError, match=r"eval\.held_out"):
         cut_validation(drawn, 0.1, 0)
 
 
 @pytest.mark.parametrize(("clients", "alpha"), [(20, 0.1), (34, 0.3), (7, 0.1)])
-def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(
+def test_dirichlet_blocks_give_each_client_half_of_an_equal_share(
     clients: int, alpha: float
 ) -> None:
     labels = uneven_labels(6000)
@@ -277,7 +277,7 @@ def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(
     assert np.ptp(sizes) > 100  # and is not balanced, either
 
 
-def test_label_groups_are_kept() -> None:
+def test_label_groups_clients_hold_their_classes() -> None:
     labels = np.repeat(np.arange(4), 30)
     groups = ((0, 1), (1, 2), (3,), (1,))
     counts = class_counts(LabelGroups(groups=groups).split(labels, 4, 4, rng()), labels, 4)
@@ -294,12 +294,12 @@ def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
         assert partition.sizes.sum() == 400
 
 
-def test_a_hopeless_concentration_ends_in_an_error() -> None:
+def test_dirichlet_with_zero_proportions_raises_data_error() -> None:
     with pytest.raises(DataError, match="all zero"):
         Dirichlet(alpha=1e-9, on_small="allow").split(np.repeat(np.arange(10), 40), 10, 4, rng())
 
 
-def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
+def test_dirichlet_beyond_max_draws_raises_with_keys_to_change() -> None:
     labels = np.repeat(np.arange(10), 100)
     with pytest.raises(DataError) as caught:
         Dirichlet(alpha=0.01, max_draws=7).split(labels, 10, 50, rng())
@@ -314,13 +314,13 @@ def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
         assert part in text
 
 
-def test_the_clock_bounds_draws_too() -> None:
+def test_dirichlet_beyond_max_seconds_raises() -> None:
     scheme = Dirichlet(alpha=0.01, max_seconds=1e-9)
     with pytest.raises(DataError, match="attempts: 1"):
         scheme.split(np.repeat(np.arange(10), 100), 10, 50, rng())
 
 
-def test_a_busy_machine_shortens_no_search() -> None:
+def test_dirichlet_time_limit_counts_only_own_computing() -> None:
     """Time in which this process does not compute is not counted."""
     attempts = Dirichlet(max_seconds=0.2).attempts()
     next(attempts)
@@ -329,7 +329,7 @@ def test_a_busy_machine_shortens_no_search() -> None:
 
 
 @pytest.mark.parametrize("max_draws", [1, 5])
-def test_after_the_bound_the_policy_works_on_the_first_draw(max_draws: int) -> None:
+def test_dirichlet_beyond_its_bound_applies_policy_to_first_attempt(max_draws: int) -> None:
     """... so that the result does not depend on where the clock stopped."""
     labels = np.repeat(np.arange(10), 100)
     partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(
@@ -369,7 +369,7 @@ def test_policy_drop_renumbers_and_records() -> None:
     assert dropped.info == {"dropped_clients": 2, "dropped_samples": 2}
 
 
-def test_policy_drop_needs_somebody_left() -> None:
+def test_policy_drop_without_remaining_client_raises() -> None:
     with pytest.raises(DataError, match="leaves none"):
         apply_small_policy(Partition.from_lists(LISTS), 60, "drop")
 
@@ -412,7 +412,7 @@ def test_validate_refuses(lists: list[list[int]], message: str) -> None:
         validate(Partition.from_lists([np.array(part) for part in lists]), 4)
 
 
-def test_what_is_handed_out_again_is_counted() -> None:
+def test_validate_counts_repeated_samples() -> None:
     lists = [np.array([0, 1]), np.array([1, 2, 1])]
     validate(Partition.from_lists(lists, repeated_samples=2, dropped_samples=1), 4)
     for repeated, dropped in ((1, 1), (3, 1), (2, 0)):
@@ -491,7 +491,7 @@ def test_equal_sizes_need_no_repair(policy: str) -> None:
         DirichletRefilled(on_small=policy)  # type: ignore[arg-type]
 
 
-def test_the_two_clients_of_maechos_generators() -> None:
+def test_label_groups_of_ma_echo_fig4_are_two_clients() -> None:
     """MA-Echo, Fig. 4: {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, as a command line gives it."""
     overrides = [
         "partition=label_groups",

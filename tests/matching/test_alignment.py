@@ -110,13 +110,13 @@ def test_ground_costs_are_distances(distance, normalize):
         )
 
 
-def test_zero_rows_have_costs():
+def test_ground_costs_of_zero_rows_are_finite():
     zero = torch.zeros(1, 3, 4, dtype=torch.float64)
     for transform in ("none", "log1p", "max", "median", "mean"):
         assert ground_costs(zero, zero[0], Alignment(transform=transform)).isfinite().all()
 
 
-def test_unaligned_biases_stay():
+def test_alignment_without_biases_leaves_them_in_place():
     spec = MODELS["mlp"]
     structure = structure_of(spec, IMAGE)
     weights = weights_of(spec, 0)

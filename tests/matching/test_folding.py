@@ -80,7 +80,7 @@ def test_the_folded_model_computes_the_same_and_has_no_norm(name: str) -> None:
     torch.testing.assert_close(output(folded, x), output(weights, x), rtol=1e-10, atol=1e-10)
 
 
-def test_by_the_papers_formula() -> None:
+def test_folded_weights_equal_the_papers_formula() -> None:
     """W' = gamma / sqrt(var + eps) W and b' = gamma (b - mean) / sqrt(var + eps) + beta, one channel at a time."""
     weights = weights_of(FOLDABLE["cnn with biases"], 2)
     folded, w, s = fold_batch_norm(weights, IMAGE), weights.params, weights.buffers
@@ -126,7 +126,7 @@ def test_a_folded_network_is_matched_and_grown_as_any_other() -> None:
         (normed(stored=False), "keeps no statistics"),
     ],
 )
-def test_refusals(spec, match: str) -> None:
+def test_folding_of_unsuitable_networks_is_refused(spec, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         folded_spec(spec, IMAGE)
     with pytest.raises(ConfigError, match=match):

@@ -128,7 +128,7 @@ def test_large_maps_are_traced_in_parts(monkeypatch):
         assert_same([found], [expected])
 
 
-def test_sums_tie_layers():
+def test_structure_of_summed_layers_has_one_group():
     structure = structure_of(MODELS["resnet, BatchNorm"], IMAGE)
     tied = {group.name: group.layers for group in structure.groups}
     assert tied["conv.weight"] == (

@@ -68,7 +68,7 @@ def output(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_only_what_is_named_changes(name: str) -> None:
+def test_spec_with_widths_changes_only_named_layers(name: str) -> None:
     spec = MODELS[name]
     sizes = {group.name: group.size for group in structure_of(spec, IMAGE).groups}
     assert with_widths(spec, IMAGE, sizes) == with_widths(spec, IMAGE, {}) == spec
@@ -115,7 +115,7 @@ def test_a_grown_model_computes_what_it_computed(name: str) -> None:
         (spec_of("tests.matching.test_widths.Untrue"), {}, "does not make these widths"),
     ],
 )
-def test_refusals(spec, widths, match: str) -> None:
+def test_widths_that_do_not_fit_are_refused(spec, widths, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         with_widths(spec, IMAGE, widths)
 
@@ -200,7 +200,7 @@ def test_a_grown_model_is_evaluated_and_delivered_as_any_other(tmp_path: Path) -
     assert_same([stored.params, stored.buffers], [grown.params, grown.buffers])
 
 
-def test_what_is_kept_by_spec_is_evicted() -> None:
+def test_networks_cached_by_spec_are_evicted() -> None:
     world = make_world("method=fedavg")
     serial, evaluate = Serial(), Evaluator(world.env.task, 8)
     job = world.env.job(0, world.env.initial_weights(), {})

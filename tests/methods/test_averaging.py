@@ -153,7 +153,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_three_rounds_are_the_plain_loop(case: str, tmp_path: Path) -> None:
+def test_averaging_three_rounds_equal_a_plain_loop(case: str, tmp_path: Path) -> None:
     """With partial participation: on the serial engine, stacked, and every round in a process of its own."""
     overrides, plain, m = CASES[case]
     world = softmax_world(*overrides, m=m)
@@ -302,7 +302,7 @@ def test_the_median_is_numpys_and_buffers_are_averaged(count: int) -> None:
             assert value == max(each)
 
 
-def test_the_median_ignores_one_client_gone_astray() -> None:
+def test_median_ignores_one_byzantine_client() -> None:
     world = softmax_world(MEDIAN, rounds=1, m=4)
     state = world.aggregator.init(world.env)
     results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
@@ -417,6 +417,6 @@ def test_a_stream_holds_no_update_while_a_client_trains(
     assert len(results) == 8
 
 
-def test_the_pair_is_one_file() -> None:
+def test_feddyn_trainer_demands_the_server_of_its_file() -> None:
     """What the trainer demands is the class beside it."""
     assert any(demand.value is FedDynServer for demand in FedDyn().needs.demands)

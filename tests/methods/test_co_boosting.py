@@ -34,7 +34,7 @@ from tests.world import CPU
 TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3")
 
 
-def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
+def test_co_boosting_without_its_parts_equals_dense() -> None:
     """mu = epsilon = h = 0: DENSE in its profile of the same authors, all images counting in the divergence."""
     boosted = small_world(
         "co_boosting", *TINY, "aggregator.mu=0", "aggregator.epsilon=0", "aggregator.h=0"
@@ -47,7 +47,7 @@ def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
     assert rows[-1]["weights/min"] == rows[-1]["weights/max"] == pytest.approx(1 / 3)
 
 
-def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
+def test_co_boosting_epochs_equal_a_torch_loop() -> None:
     """Three epochs with every term, weights that move from the second on, and images moved before each step of the student."""
     keys = (
         "h=2",

@@ -50,7 +50,7 @@ def test_every_method_declares_its_contracts() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_composes_and_names_itself(method: str) -> None:
+def test_method_config_composes_and_has_its_name(method: str) -> None:
     config = compose([f"method={method}"])
     assert config["method"] == method
     assert Experiment.of(config).config.method == method
@@ -155,7 +155,7 @@ def test_execution_order_and_workers_do_not_change_bits(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_resumed_from_disk_is_straight(method: str, tmp_path: Path) -> None:
+def test_method_resumed_from_disk_equals_an_uninterrupted_run(method: str, tmp_path: Path) -> None:
     """Every round is stored and loaded again by a fresh object; nothing of the old process is used."""
     straight = world_of(method, "rounds=4", m=3)
     expected = straight.run()

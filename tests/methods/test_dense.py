@@ -62,7 +62,7 @@ TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.l
 GENERATOR = generator_spec((1, 4, 4), 4, 3)
 
 
-def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
+def test_dense_epochs_equal_a_torch_loop() -> None:
     """Three epochs with modules, hooks and optimizers of torch's: the same student."""
     world = small_world(
         "dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4"
@@ -260,7 +260,7 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 @pytest.mark.parametrize(
     ("method", "keys"), [("dense", TINY), ("fed_adi", ("aggregator.N_inv=2",))]
 )
-def test_before_the_first_step_it_is_not_the_generators_step_size(
+def test_dense_diverged_before_first_step_does_not_blame_step_size(
     method: str, keys: tuple[str, ...]
 ) -> None:
     """Clients of finite weights whose answers are not."""
@@ -282,7 +282,7 @@ def test_before_the_first_step_it_is_not_the_generators_step_size(
     ("dense", (*TINY, "aggregator.lr_generator=1e300"), "lr_generator, or bound gradients with aggregator.generator.clip"),
     ("fed_dafl", (*TINY[1:3], "aggregator.iterations=4", "aggregator.lr_generator=1e300"), "lr_generator or lr_student"),
 ])  # fmt: skip
-def test_what_diverges_names_the_key_of_its_step_size(
+def test_dense_with_diverging_training_names_its_step_size_key(
     method: str, keys: tuple[str, ...], remedy: str
 ) -> None:
     with pytest.raises(FedexpError, match="is not finite in") as raised:
@@ -319,7 +319,7 @@ def test_a_profile_is_its_column(method: str) -> None:
         assert found == value, key
 
 
-def test_rounds_start_where_they_are_told() -> None:
+def test_dense_rounds_start_from_the_configured_student() -> None:
     for start in ("previous", "fresh", "fedavg"):
         world = small_world(
             "dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.student_start={start}"
@@ -445,7 +445,7 @@ def test_in_bfloat16_it_learns_nearly_the_same(
     assert not same(near[-1]["student"], after[-1]["student"])
 
 
-def test_an_empty_cohort_changes_nothing() -> None:
+def test_dense_with_empty_cohort_keeps_its_state() -> None:
     world = small_world("dense", *TINY)
     begun = world.aggregator.init(world.env)
     state, metrics = world.aggregator.update(begun, [], world.env)

@@ -25,7 +25,7 @@ def competition(d: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     return 1 - ((m * (m / p).log() + m * (m / q).log()).sum(1).mean() / 2).clamp(max=1)
 
 
-def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
+def test_fed_adi_epochs_equal_a_torch_loop() -> None:
     """Pixels under a sigmoid, rolled by one offset a step, with every term; the best of four steps goes to the bank."""
     weights = ("w_f=0.3", "w_tv=0.01", "w_2=0.1", "w_c=2.0", "N_inv=4", "lr_pixels=0.5")
     world = small_world("fed_adi", *(f"aggregator.{one}" for one in weights))

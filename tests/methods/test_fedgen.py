@@ -78,7 +78,7 @@ def trained(world: World, heads: list[int], held: list[list[int]]) -> dict[str, 
 COUNTS = [[3, 0, 5], [0, 4, 2], [6, 1, 0]]
 
 
-def test_the_generator_does_not_know_the_order_of_the_clients() -> None:
+def test_fedgen_generator_does_not_depend_on_client_order() -> None:
     world = world_of("fedgen", **SMALL)
     a = trained(world, [0, 1, 2], COUNTS)
     assert_same([trained(world, [2, 0, 1], [COUNTS[2], COUNTS[0], COUNTS[1]])], [a], 1e-9)
@@ -86,7 +86,7 @@ def test_the_generator_does_not_know_the_order_of_the_clients() -> None:
         assert_same([trained(world, [0, 1, 2], [COUNTS[1], COUNTS[0], COUNTS[2]])], [a], 1e-6)
 
 
-def test_to_the_generator_copies_of_a_client_are_one() -> None:
+def test_fedgen_generator_of_copied_clients_equals_that_of_one() -> None:
     world = world_of("fedgen", **SMALL)
     assert_same([trained(world, [0] * 3, [COUNTS[0]] * 3)], [trained(world, [0], COUNTS[:1])], 1e-9)
 

@@ -225,7 +225,7 @@ def shrunk(model: Weights, copies: int, ratio: float = 1.0) -> Weights:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_permuted_copies_shrink(name: str) -> None:
+def test_fedma_of_permuted_copies_is_shrunk_by_the_prior(name: str) -> None:
     """N / (N + 1) a layer, (0.1 + N b) / (N + 1) for biases, an output layer as it was; no unit is lost or added."""
     spec, model = NETS[name], models_of(NETS[name], 1)[0]
     structure, world = structure_of(spec, IMAGE), matching(spec, gamma=0.01)
@@ -304,7 +304,7 @@ def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
     assert_same(tensors(result), tensors(model), 1e-9)
 
 
-def test_what_a_unit_is(monkeypatch) -> None:
+def test_fedma_unit_has_incoming_weights_and_bias(monkeypatch) -> None:
     """Its incoming weights over common inputs, then its bias, whose prior mean is 0.1; of tied layers the first alone; units
     of frozen layers are not matched."""
     seen = []

@@ -131,7 +131,7 @@ def plain_loop(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_three_rounds_are_the_plain_loop(case: str) -> None:
+def test_fedmrur_three_rounds_equal_a_plain_loop(case: str) -> None:
     """Softmax regression by full-batch steps, two clients of four a round, a decaying step size; the printed one ascends."""
     overrides, *how = CASES[case]
     extra = (*FULL_BATCH, "rounds=3", f"local.weight_decay={LAMBDA}")
@@ -367,7 +367,7 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
-def test_extremes_stay_finite(reduction: str) -> None:
+def test_hyperbolic_regularizer_of_extreme_inputs_is_finite(reduction: str) -> None:
     """Zero, equal, opposite and huge representations in float32, and a sigma that takes every exponent over its bound."""
     trainer = FedMRUR(sigma=1e-3, reduction=reduction)  # type: ignore[arg-type]
     a = torch.tensor([0.0, 1.0, 1e15, -1e15])[:, None].repeat(1, 3)
@@ -431,7 +431,7 @@ def test_lengths_are_weighted_as_the_updates_are() -> None:
     assert amplification({"w": torch.tensor([0.6, 0.8])}, stats) == pytest.approx(3.0)
 
 
-def test_special_cohorts() -> None:
+def test_normalized_mean_of_special_cohorts_is_exact() -> None:
     """Orthogonal unit updates: sqrt(m), and length 1. Equal ones: nothing. Opposite ones: w stays. One: to the bit."""
     eye = torch.eye(12, dtype=torch.float64)[:4].reshape(4, 3, 4)
     U, metrics = aggregated(list(eye))

@@ -113,7 +113,7 @@ def test_early_stop_ends_where_the_sums_are_right(monkeypatch) -> None:
     assert sum(made) == 1000
 
 
-def test_cold_is_the_best_permutation() -> None:
+def test_sinkhorn_at_low_temperature_is_the_best_permutation() -> None:
     V = rows(6, 5, 5)
     hard = permutation_matrices(V)
     torch.testing.assert_close(doubly_stochastic(V, 1e-3, 20_000, EARLY), hard, rtol=0, atol=1e-3)
@@ -263,7 +263,7 @@ def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
     assert calls[225] != ("hungarian",) == calls[226]  # sweep 227
 
 
-def test_cycles_of_two_have_settled() -> None:
+def test_change_of_cycles_of_two_is_zero() -> None:
     a, b, c = rows(3, 4, 5, 5)
     change = graduated_assignment._change
     assert change(a, b, a) == change(a, a, b) == 0
@@ -397,7 +397,7 @@ def test_one_model_is_returned_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_nothing_to_move_is_the_average(count: int) -> None:
+def test_gamf_without_hidden_units_equals_average(count: int) -> None:
     average_of_units_that_stay("gamf", count)
 
 

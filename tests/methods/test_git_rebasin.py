@@ -229,7 +229,7 @@ def test_visiting_orders_follow_their_names() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_nothing_to_move_is_the_average(count: int) -> None:
+def test_git_rebasin_without_hidden_units_equals_average(count: int) -> None:
     average_of_units_that_stay("git_rebasin", count)
 
 
@@ -324,6 +324,6 @@ def test_settings_without_meaning_are_refused(override: str) -> None:
         Experiment.of(compose(["method=git_rebasin", f"aggregator.matching.{override}"]))
 
 
-def test_inner_product() -> None:
+def test_weight_matching_inner_product_equals_its_definition() -> None:
     a, b = weights_of(MODELS["cnn"], 0), weights_of(MODELS["cnn"], 1)
     assert inner_product(a.params, b.params) == pytest.approx(product(a, b))

@@ -116,7 +116,7 @@ def test_with_mu_zero_nothing_is_kept() -> None:
     assert not world.run().clients
 
 
-def test_other_models_leave_the_statistics_alone() -> None:
+def test_moon_other_models_do_not_change_batch_norm_statistics() -> None:
     """One training batch a step: BatchNorm's counter says so; and the last model is kept with its statistics."""
     world = make_world("method=moon", "rounds=2", model=NORMALISED)
     plain = make_world("method=fedavg", "rounds=2", model=NORMALISED)

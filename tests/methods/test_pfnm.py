@@ -362,7 +362,7 @@ def test_penalties_pair_by_pair(kind: str) -> None:
 
 
 @pytest.mark.parametrize("widths", [(4, 6, 3), (5, 5, 5)])
-def test_gammas_limits(widths: tuple[int, ...]) -> None:
+def test_pfnm_limits_of_gamma_decide_the_width(widths: tuple[int, ...]) -> None:
     models = [torch.randn(n, 4, generator=generator(n)).double() for n in widths]
     q, mu0 = torch.ones(3, 4).double(), torch.zeros(4).double()
     for gamma, width in ((1e-200, max(widths)), (1e200, sum(widths))):
@@ -394,7 +394,7 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
     torch.testing.assert_close(pool.matched(state.units).mean, G / S, rtol=1e-12, atol=1e-12)
 
 
-def test_caps() -> None:
+def test_pfnm_caps_bound_counts_and_new_units() -> None:
     """c_k counts as 10 at most; beyond 700 units one more, but as many as a model needs."""
     capped, free = BetaBernoulli(caps=True), BetaBernoulli(caps=False)
 
@@ -446,7 +446,7 @@ def shrunk(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MLPS)
-def test_copies_shrink(name: str, method: str) -> None:
+def test_pfnm_of_copies_is_shrunk_by_the_prior(name: str, method: str) -> None:
     """w N / (N + sigma / sigma0) for weights, and biases are drawn to 0.1; with shares, N of them count as one."""
     spec, model = MLPS[name], models_of(MLPS[name], 1)[0]
     for frequency, copies in itertools.product((False, True), (1, 4)):
@@ -595,7 +595,7 @@ def test_dead_units_are_matched_with_each_other(method: str) -> None:
     assert all(bool(value.isfinite().all()) for value in result.params.values())
 
 
-def test_what_is_logged() -> None:
+def test_pfnm_logs_widths_and_matched_share() -> None:
     spec = MLPS["two"]
     world, models = matching(spec, "nafi", gamma=1e200), models_of(spec, 3)
     metrics = world.aggregator.fuse(results_of(models, COUNTS[:3]), world.env)[1]
@@ -779,14 +779,14 @@ CHAINLESS = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CHAINLESS)
-def test_other_networks_are_refused(name: str, method: str) -> None:
+def test_pfnm_with_other_networks_is_refused(name: str, method: str) -> None:
     spec, words = CHAINLESS[name]
     with pytest.raises(ConfigError, match=words):
         AGGREGATORS[method]().check(spec, IMAGE)
 
 
 @pytest.mark.parametrize("name", [*MLPS, "linear"])
-def test_mlps_are_not(name: str) -> None:
+def test_pfnm_accepts_multi_layer_perceptrons(name: str) -> None:
     spec: ModelSpec = {**MLPS, **MODELS}[name]
     PFNM().check(spec, IMAGE)
 

@@ -30,7 +30,7 @@ def count(**arguments):
         return sum(p.numel() for p in ConvNet(**arguments).parameters())
 
 
-def test_parameter_counts():
+def test_convnet_has_expected_number_of_parameters():
     assert count(**MNIST) == 1_663_370
     assert count(**MNIST, padding="valid") == 582_026
     assert (
@@ -49,7 +49,7 @@ def test_lenets_reach_their_linear_parts_with_the_papers_widths():
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
-def test_forward_is_the_formula(padding):
+def test_convnet_forward_equals_its_formula(padding):
     model = ConvNet(
         input_shape=(2, 12, 10),
         num_classes=4,
@@ -222,7 +222,7 @@ def test_images_too_small_for_the_pools():
         ({"input_shape": (64,)}, "takes images"),
     ],
 )
-def test_impossible_networks(arguments, message):
+def test_convnet_with_impossible_arguments_raises(arguments, message):
     with pytest.raises(ValueError, match=message):
         ConvNet(**(MNIST | arguments))
 

@@ -97,7 +97,7 @@ def refused(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> None:
+def test_extractor_with_unusable_file_is_refused_before_training(tmp_path: Path) -> None:
     said = refused()
     assert "model.pretrained=/path/to/resnet18.pth" in said and "model.random_features=true" in said
     assert "does not exist" in refused(f"model.pretrained={tmp_path}/none.pth")
@@ -119,7 +119,7 @@ def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> N
     )
 
 
-def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
+def test_identity_of_pretrained_file_depends_on_its_content(tmp_path: Path) -> None:
     def hash_of(name: str) -> str:
         return config_hash(
             compose(["model=resnet18_features", f"model.pretrained={tmp_path}/{name}.pth"])

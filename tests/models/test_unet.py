@@ -81,7 +81,7 @@ def test_forward_is_the_network_written_out() -> None:
         ((3, 32, 32), {"down": [[4], [0]], "up": [[4]]}, "every convolution a channel"),
     ],
 )
-def test_what_cannot_be_built_is_said(
+def test_unet_with_impossible_arguments_raises(
     shape: tuple[int, int, int], kwargs: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

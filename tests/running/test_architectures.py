@@ -66,7 +66,7 @@ def same(a: Weights, b: Weights) -> bool:
     )
 
 
-def test_who_has_which() -> None:
+def test_architectures_assign_networks_to_clients() -> None:
     assert archs(CYCLE) == [0, 1, 2, 0, 1]
     ranges = "architectures.clients={tiny_cnn:0-1,tiny_mlp:[4,2-2],tiny_bn:3}"
     assert archs(ranges) == [1, 1, 0, 2, 0]
@@ -125,7 +125,9 @@ def test_content_counts_and_not_the_place_of_a_file() -> None:
     (["architectures.clients=[tiny_mlp,broken]"], ["cannot take the data set's inputs"]),
     ([CYCLE, "method=ensemble", "aggregator.combine=masked", "architectures.clients=[tiny_mlp,five]"], ["every class"]),
 ])  # fmt: skip
-def test_mistakes_are_refused(overrides: list[str], said: list[str]) -> None:
+def test_architectures_with_faulty_config_are_refused(
+    overrides: list[str], said: list[str]
+) -> None:
     Path("short.json").write_text('["tiny_mlp"]')
     Path("conf/model/broken.yaml").write_text(
         "_target_: torch.nn.Linear\nin_features: 3\nout_features: 10\n"
@@ -246,7 +248,7 @@ def test_workers_train_them_to_the_same_bits() -> None:
     assert serial.result["per_client"] == workers.result["per_client"]
 
 
-def test_resumed_from_disk_is_straight(tmp_path: Path) -> None:
+def test_mixed_architectures_resumed_from_disk_equal_an_uninterrupted_run(tmp_path: Path) -> None:
     experiment = Experiment.of(
         compose([*QUICK, CYCLE, "method=ensemble", "aggregator.combine=masked", "rounds=3"])
     )

@@ -160,7 +160,7 @@ def test_peak_memory_is_a_high_water_mark_that_a_run_begins_anew() -> None:
     assert largest({"ram": 1, "gpu": 3}, {"ram": 2}) == {"ram": 2, "gpu": 3}
 
 
-def test_children_count() -> None:
+def test_peak_memory_includes_child_processes() -> None:
     import subprocess
     import sys
 
@@ -260,7 +260,9 @@ def test_free_memory_is_what_the_machine_and_the_control_group_leave(
     assert free_memory(CPU) > 5000 * 1024  # unknown: all there is
 
 
-def test_where_memory_is_plenty_nothing_is_probed(stored: tuple[dict[str, Any], list[str]]) -> None:
+def test_peak_memory_far_from_the_limit_is_not_probed(
+    stored: tuple[dict[str, Any], list[str]],
+) -> None:
     result, _ = stored
     assert result["memory_probe"] is None
     assert not (Path(result["folder"]) / "run.log").exists()  # nothing to say

@@ -90,7 +90,7 @@ def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
         assert words in said
 
 
-def test_a_rule_of_aggregation_is_asked_for() -> None:
+def test_server_optimizer_without_its_aggregation_rule_is_refused() -> None:
     said = refused(TRAINER, *SERVER)
     assert (
         "server optimizer FedDynServer counts every client alike" in said
@@ -152,7 +152,7 @@ def test_needs_that_agree_unite() -> None:
         )
 
 
-def test_data_that_a_plugin_needs() -> None:
+def test_plugin_without_the_data_it_needs_is_refused() -> None:
     for number, name in enumerate(
         ("trainer PlainTrainer", "aggregator Mean", "server optimizer PlainServerStep")
     ):

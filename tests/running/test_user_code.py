@@ -87,7 +87,7 @@ def test_a_trainer_that_draws_from_a_global_generator_is_refused(
         assert words in told, told
 
 
-def test_one_that_would_be_stacked_too(capsys) -> None:
+def test_stacked_trainer_that_draws_globally_is_refused(capsys) -> None:
     mine = plugin("trainer", "draws_stacked", TRAINER.format(draw="torch.rand(())"))
     with restored():
         assert (
@@ -100,7 +100,9 @@ def test_one_that_would_be_stacked_too(capsys) -> None:
 @pytest.mark.parametrize(("method", "arguments"), [
     ("init", "env"), ("update", "state, results, env"),
 ])  # fmt: skip
-def test_an_aggregator_that_does_is_named(method: str, arguments: str, capsys) -> None:
+def test_aggregator_that_draws_globally_is_refused_by_name(
+    method: str, arguments: str, capsys
+) -> None:
     mine = plugin(
         "aggregator", f"draws_in_{method}", AGGREGATOR.format(method=method, arguments=arguments)
     )

@@ -134,7 +134,9 @@ def test_a_changed_digit_of_the_metrics_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path, {"metrics_sha256": mark[1]})
 
 
-def test_a_damaged_memo_heals_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_cache_with_damaged_entry_is_repaired(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, _ = start()
     shutil.rmtree(root / "runs")
     entries = sorted((root / "memo").glob("*/*.safetensors"))
@@ -334,7 +336,7 @@ def full(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPERM, errno.EMFILE])
-def test_what_the_machine_refuses_is_said_in_words(
+def test_run_with_system_error_reports_it_without_traceback(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:
     def refused(*_: Any) -> None:
@@ -352,7 +354,9 @@ def test_what_the_machine_refuses_is_said_in_words(
     )
 
 
-def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_with_system_error_report_it_without_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert guarded(full) == 1  # type: ignore[arg-type]
     assert "No space left" in capsys.readouterr().err
 
@@ -406,7 +410,7 @@ def _age(file: Path, recent: Path) -> None:
             os.utime(path, (time.time() - 7200,) * 2)
 
 
-def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
+def test_launch_removes_files_of_a_killed_process(root: Path) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     dead, alive = (f"{socket.gethostname()}.{pid}" for pid in (process.pid, os.getppid()))

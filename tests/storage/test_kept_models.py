@@ -161,7 +161,7 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(
 
 
 @pytest.mark.parametrize("held", [0, 1, 3, 20])
-def test_memory_and_disk_hold_what_they_should(tmp_path: Path, held: int) -> None:
+def test_stored_models_are_in_memory_up_to_the_limit(tmp_path: Path, held: int) -> None:
     saver = Checkpoint(tmp_path, CPU, held * SIZE / 1e9)
     for snapshot, expected, saves in play(saver, 20, every=3):
         assert_kept(snapshot.state, expected)
@@ -239,7 +239,7 @@ def test_written_and_hashed_once_by_content(
     assert len(hashed) == 3 and len(written) == 2
 
 
-def test_equal_by_spec_and_content(tmp_path: Path) -> None:
+def test_stored_models_are_equal_by_spec_and_content(tmp_path: Path) -> None:
     memory, disk = ModelStore(), Checkpoint(tmp_path, CPU, 0).models
     for one, two in itertools.product((memory, disk), repeat=2):
         first, other = one.keep(model_of(1, 1)), model_of(1, 1)
@@ -248,7 +248,7 @@ def test_equal_by_spec_and_content(tmp_path: Path) -> None:
         assert first != two.keep(replace(other, spec=replace(SPEC, kwargs=())))
 
 
-def test_what_is_kept_is_no_view_of_something_larger() -> None:
+def test_stored_model_is_not_a_view_of_a_larger_tensor() -> None:
     stack = torch.arange(12.0).reshape(3, 4)
     own = torch.ones(2)
     kept = ModelStore().keep(Weights(SPEC, {"a": stack[1], "b": own}, {})).load()

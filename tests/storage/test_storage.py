@@ -62,7 +62,7 @@ def assert_equal(a, b) -> None:
         assert a == b
 
 
-def test_state_through_json_and_disk(tmp_path: Path) -> None:
+def test_state_encoded_and_loaded_is_equal(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     models = KeptModels(store, CPU, lambda: 0)
     text = json.dumps(encode(example(), store.put, models.name_of))
@@ -93,7 +93,7 @@ def test_trees_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+def test_encode_of_unsupported_values_raises(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="set"):
         encode({"x": {1, 2}}, TensorStore(tmp_path).put, str)
 
@@ -146,7 +146,7 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     ["reuse=false"], ["memo.enabled=false"], ["logger=tensorboard"], ["state.memory_gb=0.1"], ["dataset.download=true"],
     ["deterministic=true"],
 ])  # fmt: skip
-def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
+def test_config_hash_ignores_place_and_speed(overrides: list[str]) -> None:
     assert identity.config_hash(compose(overrides)) == identity.config_hash(compose([]))
 
 
@@ -170,7 +170,7 @@ def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
     "method=fedprox", "trainer=fedprox", "dtype=float64", "eval.every=2", "headline.rule=mean_last_10", "debug=smoke",
     "precision=bf16", "debug=profile", "eval.per_class=true", "eval.per_client=true", "limit.proxy=3",
 ])  # fmt: skip
-def test_what_decides_the_result_is(override: str) -> None:
+def test_config_hash_changes_with_keys_that_decide_the_result(override: str) -> None:
     assert identity.config_hash(compose([override])) != identity.config_hash(compose([]))
 
 
@@ -248,7 +248,7 @@ def test_what_trains_a_client_knows_no_aggregator() -> None:
     assert hashes["fedavg"] == hashes["local"] != hashes["fedprox"]
 
 
-def test_set_aside_loses_nothing(tmp_path: Path) -> None:
+def test_run_folder_set_aside_keeps_its_files(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run" / "code")
     folder.acquire("fail", print)
     assert folder.set_aside() is None
@@ -323,7 +323,7 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
         assert folder.path in [run.path for run in find_runs(tmp_path.resolve())]
 
 
-def test_what_replaces_a_file_is_on_disk_first(
+def test_replacing_flushes_the_new_file_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the metrics before the checkpoint that counts on them."""
