@@ -1,4 +1,7 @@
-"""Presets of one-shot distillation, DENSE's aside: numbers of papers and codes, matched to FedSyn's where these have none."""
+"""Presets of one-shot distillation other than DENSE's.
+
+Their numbers are those of papers and codes, matched to FedSyn's if these state none.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
 
 
 def leaves(node: Any, above: str = "") -> dict[str, Any]:
-    """Values by their dotted names."""
+    """Return the values of a config by their dotted names."""
     if not isinstance(node, dict) or not node:
         return {above: node}
     return {
@@ -66,7 +69,10 @@ def leaves(node: Any, above: str = "") -> dict[str, Any]:
 
 
 def differing(*overrides: list[str]) -> dict[str, tuple[Any, Any]]:
-    """What two compositions set differently, by dotted name; what was asked for aside."""
+    """Return the values that differ between two compositions, by dotted name.
+
+    The overrides themselves are left out.
+    """
     one, other = (
         leaves({**compose(keys), "overrides": None, "choices": None}) for keys in overrides
     )
@@ -93,7 +99,10 @@ def test_the_full_inversion_differs_in_its_steps_alone() -> None:
 
 
 def test_unequal_networks_train_by_the_printed_step_size_or_by_the_scripts() -> None:
-    """The authors' script trains all clients at the rate of client 0; five networks, one student."""
+    """The authors' script trains all clients at the rate of client 0.
+
+    There are five networks and one student.
+    """
     printed = compose(["experiment=fedsyn/table3", "method=dense"])
     assert printed["local"]["optimizer"] == "sgd" and printed["local"]["momentum"] == 0.9
     assert (printed["local"]["epochs"], printed["local"]["batch_size"], printed["clients"]) == (

@@ -1,4 +1,4 @@
-"""Files count by their content: a plug-in says which of its keys name them, and composing hashes what is in them."""
+"""Files count by content: a plug-in names their keys, and composing hashes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Teacher(PlainTrainer):
 
 @dataclass(frozen=True)
 class TwoTeachers(PlainTrainer):
-    """Two files, and no key for their hashes."""
+    """A user's plug-in with two files and no key for their hashes."""
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
         "one": file_sha256,

@@ -1,4 +1,4 @@
-"""Config nodes become objects, or an error that names the key, the rule and the nearest name."""
+"""Config nodes become objects, or errors with key, rule and nearest name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets: tiny files in the real formats, written here; absent and damaged files; content checks."""
+"""Data sets: tiny files in real formats, absent and damaged files, content checks."""
 
 import gzip
 import hashlib
@@ -363,7 +363,7 @@ def test_floating_point_samples_are_declared_and_finite() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Dataset):
-    """A user's data set: a field of its own, floating-point samples."""
+    """A user's data set with an additional field and floating-point samples."""
 
     pixels: ClassVar[bool] = False
 

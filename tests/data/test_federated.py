@@ -1,4 +1,4 @@
-"""From arrays to clients: limits, proxy, partition, validation, each disjoint from the others."""
+"""From arrays to clients: limits, proxy, partition and validation are disjoint."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,10 @@ from fedexp.data.partitions.iid import Iid
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered(Dataset):
-    """Every sample is its own number, so that it can be recognised wherever it went. Test numbers start at 10,000."""
+    """A data set whose samples are numbers, so that each can be recognised.
+
+    Test numbers start at 10,000.
+    """
 
     pixels: ClassVar[bool] = False
 
@@ -67,7 +70,10 @@ def numbers(samples: Any) -> list[int]:
 
 
 def test_after_split_continues_the_generator_of_the_partition() -> None:
-    """As in the published code: seed, draw the split, then whatever comes next; validation and proxy take nothing from it."""
+    """The published code seeds, samples the split and draws from the same generator.
+
+    Validation and proxy draw nothing from it.
+    """
     labels = np.arange(400) % 4
     rng = np.random.RandomState(7)
     partition = Dirichlet(alpha=0.5).split(labels, 4, 5, rng)
@@ -126,7 +132,7 @@ def test_proxy_of_the_test_split_does_not_change_the_partition() -> None:
 
 
 def test_proxy_sample_does_not_depend_on_the_scheme() -> None:
-    """A proxy of the training pool is the same under every scheme, and the scheme's generator starts untouched."""
+    """The proxy is equal under every scheme, whose generator is untouched before."""
     iid = make(proxy=Proxy("train", 40))
     dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
     assert (
@@ -152,7 +158,7 @@ def test_proxy_values_are_checked(source: Any, size: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Others(Numbered):
-    """Another data set of the same form: numbers from 20,000 (train) and 30,000 (test), 5 classes."""
+    """Another data set of 5 classes: numbers from 20,000 (train) and 30,000 (test)."""
 
     num_classes: int = 5
     mean: tuple[float, ...] = (7.0,)
@@ -194,7 +200,7 @@ def test_proxy_of_another_data_set_leaves_the_clients_samples(
 
 
 def test_limit_proxy_bounds_proxies_of_every_source() -> None:
-    """And what is not taken stays where it was."""
+    """Samples that the proxy does not take stay in their split."""
     for source, size, other in (("train", 1.0, Others()), ("test", 40, None), ("train", 0.5, None)):
         data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
         assert data.proxy is not None and len(data.proxy) == 7
@@ -240,7 +246,7 @@ def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
     ("cifar10_jpeg", "cifar100", False), ("cifar100", "cifar10_jpeg", False),
 ])  # fmt: skip
 def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> None:
-    """The lossy copy holds CIFAR-10's own images, test images, too."""
+    """The lossy copy contains CIFAR-10's own images, test images included."""
     named = ("cifar10", "cifar100", "cifar10_jpeg")
     sets = {n: build(Dataset, compose([f"dataset={n}"])["dataset"], n) for n in named}  # type: ignore[type-abstract]
     sets["elsewhere"] = Cifar10Jpeg(folder="elsewhere")
@@ -262,7 +268,10 @@ def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
 def test_an_image_becomes_an_input_as_a_clients_sample_does(
     mean: Any, std: Any, dtype: torch.dtype
 ) -> None:
-    """To the bit; 8-bit images count as value / 255, floating-point samples as themselves."""
+    """Inputs are bit-identical.
+
+    An 8-bit image is its values / 255, a floating-point sample its values.
+    """
     data = make(Digits(mean=mean, std=std, augment=Augment()), dtype=dtype)
     domain = data.train.domain
     assert (domain.mean, domain.std, domain.pixel_range, domain.augment) == (

@@ -1,4 +1,4 @@
-"""Data sets of images with masks: the published files, the generated set, and what is refused before training."""
+"""Data sets with masks: published files, the generated set, refused settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ RUN = ["task=segmentation", *SHAPES, *NET]
 
 
 def write_carvana(root: Path) -> dict[str, np.ndarray]:
-    """Photos of 8 x 12 pixels and their masks, as GIFs with a palette: 255 is the car's."""
+    """Write photos of 8 x 12 pixels and their masks as GIFs with a palette.
+
+    The value of the car is 255.
+    """
     from PIL import Image
 
     written = {}
@@ -172,7 +175,7 @@ def test_settings_that_masks_exclude_are_refused_before_loading(
 
 
 def test_dirichlet_of_masks_samples_the_clients_sizes() -> None:
-    """NAFI's K = 1: the recipe of spec 2 on one class, written out."""
+    """The recipe on one class, written out, is NAFI's K = 1."""
     data = Experiment.of(compose([*RUN, "clients=3", "partition.min_size=5", "seed_data=4"])).load(
         CPU
     )

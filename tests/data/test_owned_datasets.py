@@ -1,4 +1,7 @@
-"""Data sets whose samples have owners (writers, domains), and the split that keeps them: small files of the real formats."""
+"""Data sets whose samples have owners (writers, domains), and the natural split.
+
+The tests use small files of the real formats.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ WRITERS = {"f0002_01": [3, 61, 0], "f0001_41": [9, 9, 10, 35], "f0003_00": [40],
 
 
 def write_leaf(root: Path) -> dict[str, np.ndarray]:
-    """Two training files and one test file as LEAF writes them; the (n, 784) bytes of each writer and split."""
+    """Write two training files and one test file in LEAF's format.
+
+    Returns:
+        The (n, 784) bytes of each writer and split.
+    """
     written = {}
     for split, groups in (
         ("train", [list(WRITERS)[:2], list(WRITERS)[2:]]),
@@ -102,7 +109,7 @@ def test_femnist_with_foreign_file_raises_with_its_path(
 
 
 def write_domains(root: Path) -> None:
-    """Two domains of two classes, as DomainNet ships them: class folders and split lists."""
+    """Write class folders and split lists of two domains of two classes."""
     home = root / "domainnet"
     for d, domain in enumerate(("clipart", "sketch")):
         for split, count in (("train", 3), ("test", 1)):
@@ -205,7 +212,7 @@ OWNER = np.repeat(np.arange(8), [5, 1, 4, 9, 2, 7, 3, 6])
 
 
 def groups(scheme: Natural, clients: int, seed: int = 0) -> list[list[int]]:
-    """The owners that each client holds; every client has all of its owners' samples."""
+    """Return the owners of each client, which has all of their samples."""
     partition = scheme.split(OWNER, 8, clients, np.random.RandomState(seed))
     held = [np.unique(OWNER[partition.of(c)]) for c in range(clients)]
     for client, owners in enumerate(held):

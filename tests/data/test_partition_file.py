@@ -1,4 +1,4 @@
-"""A partition travels as a file: bit for bit, checked, without pickle."""
+"""A partition file is bit-identical after loading, is checked and has no pickle."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every scheme: published partitions replay, and the rules that hold for all of them."""
+"""Partition schemes: published partitions, and the rules that hold for all schemes."""
 
 import time
 
@@ -44,7 +44,7 @@ def uneven_labels(n: int = 3000, num_classes: int = 10, seed: int = 3) -> np.nda
 
 
 def test_golden_counts_of_the_gated_dirichlet_split() -> None:
-    """The statistics that DENSE's README prints (spec/distillation.md 2.2)."""
+    """The expected statistics are those that DENSE's README prints."""
     golden = [
         [156, 709, 301, 2629, 20, 651, 915, 113, 180, 2133],
         [1771, 2695, 1251, 1407, 665, 314, 1419, 3469, 0, 0],
@@ -67,7 +67,7 @@ def test_golden_sizes_at_other_concentrations(alpha: float, sizes: list[int]) ->
 def transcribed(
     labels: np.ndarray, num_classes: int, clients: int, alpha: float, seed: int, gated: bool
 ) -> list[list[int]]:
-    """spec/fusion.md 2, as plainly as it reads there, on lists."""
+    """Compute the specification of the split literally, on lists."""
     random = np.random.RandomState(seed)
     limit = len(labels) / clients
     while True:
@@ -103,7 +103,10 @@ def test_dirichlet_replays_the_published_call_order(
 
 
 def test_dirichlet_after_rejected_attempts_equals_published_code() -> None:
-    """16 clients at alpha 0.1 need several draws; the accepted one is the transcription's."""
+    """At alpha 0.1, 16 clients need several attempts.
+
+    The last is the transcription's.
+    """
     labels = np.repeat(np.arange(10), 200)
     partition = Dirichlet(alpha=0.1).split(labels, 10, 16, rng(4))
     assert partition.info["draws"] > 1
@@ -147,7 +150,10 @@ def test_schemes_are_disjoint_complete_and_deterministic(scheme: Partitioner, se
 
 
 def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
-    """Total variation of class shares, the mean over clients and 20 seeds; nobody has fewer than ten samples."""
+    """The distance is the total variation of class shares.
+
+    It is the mean over clients and 20 seeds. Every client has at least ten samples.
+    """
     labels, distances = uneven_labels(), []
     pool = np.bincount(labels) / len(labels)
     for alpha in (0.1, 0.5, 5.0):
@@ -169,7 +175,10 @@ def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
 
 
 def test_per_client_priors_follow_alpha() -> None:
-    """Large alpha: every client the pool's mix. Tiny alpha: hardly more than one class while classes last."""
+    """With a large alpha, every client has the class shares of the pool.
+
+    With a tiny alpha, a client has hardly more than one class while classes last.
+    """
     labels = np.repeat(np.arange(10), 1000)
     even = class_counts(DirichletPerClient(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
     assert abs(even - 100).max() < 60  # 6 standard deviations of a binomial(1000, 0.1)
@@ -178,7 +187,7 @@ def test_per_client_priors_follow_alpha() -> None:
 
 
 def test_per_client_hand_out_is_vectorised() -> None:
-    """Whole passes: 50,000 clients are no 50,000 steps."""
+    """The scheme takes whole passes, so 50,000 clients do not need 50,000 steps."""
     labels = np.random.RandomState(0).randint(0, 10, 500_000)
     partition = DirichletPerClient(alpha=0.3).split(labels, 10, 50_000, rng())
     assert set(partition.sizes) == {10}
@@ -285,7 +294,10 @@ def test_label_groups_clients_hold_their_classes() -> None:
 
 
 def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
-    """At alpha 0.001 a draw is zero on all clients that are not full, sooner or later: the published code divides 0/0."""
+    """At alpha 0.001, proportions become zero on all clients that are not full.
+
+    The published code divides 0/0 there.
+    """
     labels = np.repeat(np.arange(10), 40)
     for seed in range(20):
         partition = Dirichlet(alpha=0.001, min_size=1, on_small="allow", max_draws=20).split(
@@ -330,7 +342,7 @@ def test_dirichlet_time_limit_counts_only_own_computing() -> None:
 
 @pytest.mark.parametrize("max_draws", [1, 5])
 def test_dirichlet_beyond_its_bound_applies_policy_to_first_attempt(max_draws: int) -> None:
-    """... so that the result does not depend on where the clock stopped."""
+    """So the result does not depend on when the time limit was reached."""
     labels = np.repeat(np.arange(10), 100)
     partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(
         labels, 10, 50, rng()
@@ -492,7 +504,7 @@ def test_equal_sizes_need_no_repair(policy: str) -> None:
 
 
 def test_label_groups_of_ma_echo_fig4_are_two_clients() -> None:
-    """MA-Echo, Fig. 4: {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, as a command line gives it."""
+    """The groups are {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, given on a command line."""
     overrides = [
         "partition=label_groups",
         "partition.groups=[[0,1,3,4,7],[2,5,6,8,9]]",

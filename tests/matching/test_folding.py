@@ -1,4 +1,4 @@
-"""BatchNorm taken into the layer before it: the same function, fewer layers."""
+"""BatchNorm folded into the layer before it: the same function with fewer layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.world import CPU
 
 
 class Normed(nn.Module):
-    """A linear layer with BatchNorm, the norm before or behind the activation, with or without statistics of its own."""
+    """A linear layer with BatchNorm before or after the activation.
+
+    The norm has running statistics or not.
+    """
 
     def __init__(
         self, *, norm: bool = True, between: str = "", affine: bool = True, stored: bool = True
@@ -81,7 +84,10 @@ def test_the_folded_model_computes_the_same_and_has_no_norm(name: str) -> None:
 
 
 def test_folded_weights_equal_the_papers_formula() -> None:
-    """W' = gamma / sqrt(var + eps) W and b' = gamma (b - mean) / sqrt(var + eps) + beta, one channel at a time."""
+    """W' = gamma / sqrt(var + eps) W, one channel at a time.
+
+    b' = gamma (b - mean) / sqrt(var + eps) + beta.
+    """
     weights = weights_of(FOLDABLE["cnn with biases"], 2)
     folded, w, s = fold_batch_norm(weights, IMAGE), weights.params, weights.buffers
     for layer in range(2):

@@ -1,4 +1,4 @@
-"""Widths are data: a network with other widths is an ordinary model, to every part that handles models."""
+"""A network with other widths is an ordinary model to every part of fedexp."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CNN = {
 
 
 class Untrue(nn.Module):
-    """Says that its width is its argument, and has one more."""
+    """A network that claims its argument as its width and has one unit more."""
 
     def __init__(self, *, hidden: int = 4) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_defaults_are_widths_too() -> None:
     "name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm", "unet, BatchNorm"]
 )
 def test_a_grown_model_computes_what_it_computed(name: str) -> None:
-    """Feature maps that are flattened included: an added channel shifts the columns of all that follow it."""
+    """In flattened maps, an added channel shifts the columns of all later ones."""
     weights = weights_of(MODELS[name], 3)
     groups = structure_of(weights.spec, IMAGE).groups
     grown = widened(

@@ -1,4 +1,7 @@
-"""What every method declares about itself; `test_contracts` refuses a method that is not here."""
+"""Contracts that every method declares.
+
+`test_contracts` refuses a method without them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reduction:
-    """Overrides under which a method is FedAvg.
+    """The overrides under which a method is FedAvg.
 
     Args:
-        against: overrides added to FedAvg.
-        tolerance: relative; 0 is to the bit.
+        against: Overrides added to FedAvg.
+        tolerance: Relative tolerance. 0 requires bit-identical results.
     """
 
     overrides: tuple[str, ...] = ()
@@ -24,8 +27,9 @@ class Exempt:
     """A contract that a method cannot keep.
 
     Args:
-        why: in words.
-        instead: the test that holds the method to something else, ``module.function`` of this folder.
+        why: Reason.
+        instead: The test that checks another property of the method, as
+            ``module.function`` of this folder.
     """
 
     why: str
@@ -34,16 +38,21 @@ class Exempt:
 
 @dataclass(frozen=True)
 class Declared:
-    """Contracts of one method; every other test of `test_contracts` holds for all of them.
+    """The contracts of one method.
+
+    All other tests of `test_contracts` hold for all methods.
 
     Args:
-        reduction: to FedAvg.
-        order: exempt where the order of the clients matters; `test_contracts` sees that it does.
-        copies: exempt where identical clients are something else than one of them; likewise.
-        descent: exempt where training raises the loss; likewise.
-        images: it needs samples with a range of pixels.
-        small: overrides that make it small enough for tests: less work of the server's own.
-        fewest: participants that it can work with.
+        reduction: Reduction to FedAvg.
+        order: Exemption if the order of the clients matters. `test_contracts` checks
+            that it does.
+        copies: Exemption if identical clients differ from one of them. It is checked
+            too.
+        descent: Exemption if training raises the loss. It is checked too.
+        images: Whether the method needs samples with a range of pixels.
+        small: Overrides that reduce the server's work, so that the method is fast
+            enough for tests.
+        fewest: Smallest number of participants.
     """
 
     reduction: Reduction | Exempt
@@ -94,7 +103,10 @@ OWN_DRAWS = "every client draws features of its own"
 
 
 def distilled(test: str, *small: str) -> Declared:
-    """A method whose student learns from the clients' models on generated images; `test` says what it equals."""
+    """Declare a method whose student learns from clients' models on generated images.
+
+    `test` names the test that states what the method equals.
+    """
     why = "the student is taught by the clients' models, on images that are generated"
     return Declared(
         Exempt(why, test),

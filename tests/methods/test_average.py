@@ -48,7 +48,10 @@ def test_masked_is_plain_where_every_class_is_everywhere() -> None:
 
 
 def test_a_row_is_the_mean_of_those_who_know_its_class() -> None:
-    """Class 0 on clients 0 and 2, class 1 on client 1 alone (one sample is not enough), class 2 on none."""
+    """Class 0 is on clients 0 and 2, class 1 only on client 1, class 2 on none.
+
+    One sample is not enough.
+    """
     models = models_of(SPEC, 3)
     world = world_of(SPEC, "method=average", "aggregator.last_layer=masked")
     result = fused(world, models, [[2, 1, 0], [1, 7, 1], [30, 0, 0]])

@@ -1,6 +1,7 @@
-"""Averaging in parts: server halves that see what was applied, rules that collect the cohort, against plain loops.
+"""Averaging in parts: server halves that see the applied change, rules, plain loops.
 
-The plug-ins are those of `tests.reference`; the problem is softmax regression with full-batch steps, written out in numpy.
+The plug-ins are those of `tests.reference`. The problem is softmax regression with
+full-batch steps, written out in numpy.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def softmax_world(*overrides: str, rounds: int = 3, m: int = M) -> World:
 
 
 def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
-    """Of the mean cross-entropy of `client`'s data at softmax weights (classes, features)."""
+    """Return the gradient of the mean cross-entropy of `client`'s data.
+
+    It is taken at softmax weights (classes, features).
+    """
     index = world.data.partition.of(client)
     x, y = world.data.train.x[index].flatten(1).numpy(), world.data.train.y[index].numpy()
     p = np.exp(x @ w.T) / np.exp(x @ w.T).sum(1, keepdims=True)
@@ -154,7 +158,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_averaging_three_rounds_equal_a_plain_loop(case: str, tmp_path: Path) -> None:
-    """With partial participation: on the serial engine, stacked, and every round in a process of its own."""
+    """With partial participation, on the serial engine, stacked, and resumed every round."""
     overrides, plain, m = CASES[case]
     world = softmax_world(*overrides, m=m)
     expected, after = plain(world), world.run()
@@ -247,7 +251,10 @@ def test_what_a_server_half_adds_is_measured_without_its_counts() -> None:
 def test_a_server_half_that_is_not_overridden_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One subtraction a client, none for what was applied; and the trainer's own hook is not called."""
+    """There is one subtraction per client, none for the applied change.
+
+    The trainer's own hook is not called.
+    """
     world, calls = softmax_world(rounds=1), []
     original = trees.sub
     monkeypatch.setattr(trees, "sub", lambda *a, **k: calls.append(a) or original(*a, **k))
@@ -340,7 +347,10 @@ def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> Non
 
 @pytest.mark.parametrize("aggregator", [MEDIAN, NORMALIZED])
 def test_other_rules_keep_a_trainers_server_half(aggregator: str) -> None:
-    """SCAFFOLD's c stays the weighted mean of its c_i, and a server optimizer applies, whatever the direction is made of."""
+    """SCAFFOLD's c stays the weighted mean of its c_i for every rule.
+
+    A server optimizer applies the direction in any case.
+    """
     overrides = ("trainer=scaffold", "server_optimizer=fedadam", aggregator)
     world = make_world("method=fedavg", *overrides, "rounds=4", m=3)
     after = world.run()
@@ -371,7 +381,7 @@ def test_updates_that_cancel_are_not_blown_up() -> None:
 
 
 def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction() -> None:
-    """Twice the direction, twice every update: FedExP's ratio does not change with a factor."""
+    """FedExP's ratio does not change if the direction and every update are doubled."""
 
     class Doubled(Mean):
         def factor(self, merged, stats, env):
@@ -391,7 +401,7 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 def test_a_stream_holds_no_update_while_a_client_trains(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a mean's clients at most the last result is alive when the next is asked for, and no update."""
+    """At most the last result is alive when the next one is requested, and no update."""
     alive: list[weakref.ref[torch.Tensor]] = []
     results: list[weakref.ref[torch.Tensor]] = []
     original = trees.sub

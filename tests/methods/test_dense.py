@@ -1,4 +1,4 @@
-"""DENSE: an independent loop, what is kept and what is left alone, its profiles, rounds, refusals; the student learns."""
+"""DENSE: an independent loop, stored values, profiles, rounds, refusals, learning."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ def test_dense_epochs_equal_a_torch_loop() -> None:
 
 
 def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
-    """The same with one generator and its optimizer, z left alone, and the images after the last step; B does not matter."""
+    """Algorithm 1 has one generator with its optimizer, z does not change.
+
+    The images are those after the last step. B does not matter.
+    """
     world = small_world(
         "dense_paper_literal", *TINY, "aggregator.lambda_1=0", "aggregator.lambda_2=0"
     )
@@ -221,7 +224,10 @@ def test_without_batch_norm_its_term_changes_nothing() -> None:
 
 
 def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured as augmented in that step, kept un-augmented; steps so long that the last is not the best."""
+    """The loss is that of the augmented images, the stored images are not augmented.
+
+    Steps are so long that the last one is not the best.
+    """
     world = small_world("dense", *TINY, "aggregator.T_G=6", "aggregator.lr_generator=3.0")
     state = states(world)[0][1]
     made: list[synthesis.Synthesis] = []
@@ -363,7 +369,7 @@ def test_the_step_size_follows_half_a_cosine_over_the_epochs(
 def test_how_teachers_run_is_chosen_once_and_kept(
     chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a run resumed from any step, too; the last bits aside it is the same student."""
+    """A run resumed from any step keeps the choice. The student agrees up to last bits."""
     world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1")
     expected, rows = states(world)
     assert [row.get("teachers/stacked") for row in rows] == [0, None, 0, None]
@@ -397,7 +403,10 @@ def test_how_teachers_run_is_chosen_once_and_kept(
 def test_in_bfloat16_it_learns_nearly_the_same(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Teachers and generator alone, the student's passes are exact; switched off, autocast is never entered."""
+    """Only teachers and generator use bfloat16, the student's passes are exact.
+
+    If it is switched off, autocast is never entered.
+    """
     keys = ["dtype=float32", "aggregator.T=1"]
     keys += {
         "fed_adi": ["aggregator.N_inv=2"],
@@ -537,7 +546,10 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
 
 
 def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
-    """In a process of its own, which kills itself in call number `call`, from 0, of a function that `place` uses."""
+    """Run in a separate process that kills itself.
+
+    It dies in call number `call`, from 0, of a function that `place` uses.
+    """
     count, module = iter(range(100)), import_module(place)
     whole = getattr(module, name)
 
@@ -553,7 +565,7 @@ def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
 def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two client networks teach a third; processes die by kill -9 within the third and the fifth step."""
+    """Two client networks teach a third. Processes die within the third and the fifth step."""
     monkeypatch.setattr(running, "draw_curve", lambda rows, path, title: None)
     wide = "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [9]}"
     config = compose(
@@ -634,7 +646,10 @@ def test_a_generators_pictures_are_filed_as_the_student_sees_them(method: str) -
 
 
 def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (count, 1, 16, 16) of a horizontal bar, a vertical one, a square or a diagonal on noise, and their classes."""
+    """Return images (count, 1, 16, 16) and their classes.
+
+    The classes are a horizontal bar, a vertical one, a square or a diagonal, on noise.
+    """
     random = torch.Generator().manual_seed(seed)
     y = torch.multinomial(torch.tensor(share).float(), count, replacement=True, generator=random)
     x = torch.randint(0, 90, (count, 1, 16, 16), generator=random)
@@ -652,9 +667,10 @@ def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch
 
 
 def taught_by_shapes(seed: int, *keys: str) -> float:
-    """Accuracy of the student of three clients that hold two classes each almost alone; its loss has fallen.
+    """Return the accuracy of a student of three clients with mainly two classes each.
 
-    The ensemble is sure of its labels on the images: their cross-entropy is far below an even guess's, log 4.
+    Its loss has fallen. The ensemble is certain of its labels on the images: their
+    cross-entropy is far below an even guess's, log 4.
     """
     shares = ([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8])
     parts = [shapes(120, 10 * seed + number, share) for number, share in enumerate(shares)]
@@ -690,9 +706,10 @@ def taught_by_shapes(seed: int, *keys: str) -> float:
 
 
 def test_the_student_learns_from_images_alone() -> None:
-    """Well beyond chance, a quarter, and by the mean of seeds better than without L_BN and L_div.
+    """The accuracy is well above chance, a quarter.
 
-    With fewer images and steps the order of the two is a matter of the processor's last bits.
+    On average over seeds it is higher than without L_BN and L_div. With fewer images
+    and steps, the order of the two depends on the processor's last bits.
     """
     whole = [taught_by_shapes(seed) for seed in range(2)]
     similar = [

@@ -1,4 +1,4 @@
-"""FedCDA against true weight vectors: its selection by loops over all combinations, its rounds written out again."""
+"""FedCDA: its selection against all combinations, its rounds written out again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) 
 
 
 class Instance:
-    """Random candidates of `sizes` models a client, `fixed` more whose choice is fixed, around one far point."""
+    """Random candidates around one far point.
+
+    There are `sizes` models per client, and `fixed` more whose choice is fixed.
+    """
 
     def __init__(
         self, seed: int, sizes: Sequence[int], fixed: int, D: int = 7, L: float = 1.0
@@ -127,7 +130,7 @@ def test_the_optimum_is_below_every_other_choice_and_knows_no_centre() -> None:
 
 
 def test_equal_choices_go_to_the_newest() -> None:
-    """All entries of a client equal: whatever it chooses is the same, and it keeps the newest."""
+    """If all entries of a client are equal, it keeps the newest."""
     instance = Instance(0, (2, 2), 1)
     for owner, losses in zip(instance.owners, instance.losses, strict=True):
         owner[:], losses[:] = np.round(owner[0]), losses[0]
@@ -161,7 +164,11 @@ def vector(tree: dict[str, torch.Tensor]) -> np.ndarray:
 @pytest.mark.parametrize("unseen", ["left_out", "initial"])
 @pytest.mark.parametrize("loss_term", ["true", "false"])
 def test_rounds_are_those_written_out(unseen: str, loss_term: str) -> None:
-    """FIFO, warm-up, whose choice is fixed, the mean over all clients seen, BatchNorm's statistics: over true vectors."""
+    """The reference works on true vectors.
+
+    It has FIFO, warm-up, fixed choices, the mean over all clients seen, and BatchNorm's
+    statistics.
+    """
     world = make_world(
         "method=fedcda",
         "aggregator.strategy=optimal",

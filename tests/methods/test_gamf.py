@@ -1,4 +1,4 @@
-"""GAMF: Sinkhorn, affinities and the schedules are the formulas', and permutations that were planted come back."""
+"""GAMF: Sinkhorn, affinities and schedules by formula, planted permutations."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ def four_norm_kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("divide", [True, False])
 def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
-    """Two hidden layers and soft maps: rows with their inputs moved, columns with the next layer's units moved."""
+    """The MLP has two hidden layers, and the maps are soft.
+
+    Rows have moved inputs, columns the moved units of the next layer.
+    """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[7, 5], bias=False)
     structure, models = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(3)]
     U, first, second, last = (
@@ -169,7 +172,7 @@ def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
 
 
 def test_affinities_after_flattening_written_out() -> None:
-    """A channel's outgoing weights are its block of h * w columns for every unit of the next layer."""
+    """A channel's outgoing weights are its block of h * w columns for every next unit."""
     spec = spec_of("fedexp.models.cnn.ConvNet", channels=[4], kernel=3, hidden=[6], bias=False)
     structure, (a, b) = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(2)]
     conv, dense = (group.name for group in structure.groups)
@@ -231,7 +234,10 @@ ONE = spec_of("fedexp.models.mlp.MLP", hidden=[5])
 
 
 def test_the_joint_schedule(monkeypatch) -> None:
-    """Stages of one sweep each: tau and half-steps as published, the Hungarian method below 0.005."""
+    """Stages have one sweep each. tau and half-steps are the published ones.
+
+    The Hungarian method is used below 0.005.
+    """
     calls = recorded(monkeypatch)
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
     _, sweeps = match_jointly(
@@ -244,7 +250,10 @@ def test_the_joint_schedule(monkeypatch) -> None:
 
 
 def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
-    """After more than 50 counted sweeps; and the Hungarian method comes 75 sweeps before the end in any case."""
+    """It ends after more than 50 counted sweeps.
+
+    The Hungarian method starts 75 sweeps before the end in any case.
+    """
     calls = recorded(monkeypatch)
     monkeypatch.setattr(graduated_assignment, "_change", lambda *_: torch.tensor(1.0))
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
@@ -272,7 +281,7 @@ def test_change_of_cycles_of_two_is_zero() -> None:
 
 
 def test_two_sweeps_written_out() -> None:
-    """A sweep of Sinkhorn and one of the Hungarian method, against the votes written out."""
+    """One sweep is of Sinkhorn, one of the Hungarian method. Votes are written out."""
     spec = MODELS["mlp"]
     structure, models = structure_of(spec, IMAGE), models_of(spec, 3)
     U = start_of(structure, 3)

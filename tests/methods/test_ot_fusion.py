@@ -111,7 +111,10 @@ def test_running_fusion_halves_and_later_models_weigh_more() -> None:
 
 
 def test_nafis_two_models_written_out() -> None:
-    """One hidden layer: model 1 onto model 0, output transported, biases averaged where they stand."""
+    """With one hidden layer, model 1 is moved onto model 0.
+
+    The output is transported, biases are averaged in place.
+    """
     spec = MODELS["mlp"]
     a, b = (m.params for m in models_of(spec, 2))
     structure = structure_of(spec, IMAGE)

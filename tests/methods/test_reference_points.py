@@ -1,4 +1,4 @@
-"""Local, ensemble and centralised training, and FedProx, against what they must equal."""
+"""Local, ensemble and centralised training, and FedProx, in known special cases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def test_ensemble_of_copies_is_the_model(combine: str) -> None:
 
 
 def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
-    """Two float32 members that give a class logits 200 and 300 below the best: log((e^-200 + e^-300) / 2)."""
+    """Two float32 members give a class logits 200 and 300 below the best.
+
+    The loss is log((e^-200 + e^-300) / 2).
+    """
     members = [torch.tensor([[0.0, -gap]]) for gap in (200.0, 300.0)]
     log_p = Classification().combine(members, "probs", None)
     torch.testing.assert_close(log_p, torch.tensor([[0.0, -200.0 - math.log(2)]]))
@@ -77,7 +80,10 @@ def test_evaluation_does_not_depend_on_its_batches() -> None:
 
 
 def test_different_starts_average_the_models() -> None:
-    """The mean of local models that began apart, by samples; from the second round on all begin with it."""
+    """The result is the mean, by samples, of local models with different starts.
+
+    From the second round on all clients start from it.
+    """
     mean, alone = (
         make_world(f"method={method}", "init=different", "rounds=1")
         for method in ("fedavg", "local")

@@ -1,4 +1,4 @@
-"""Rules that withstand clients gone astray: median, trimmed mean, Krum, against plain loops."""
+"""Byzantine-robust rules: median, trimmed mean and Krum against plain loops."""
 
 from __future__ import annotations
 

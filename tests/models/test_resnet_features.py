@@ -1,4 +1,4 @@
-"""Frozen extractors: torchvision's numbers, files of weights, what stays frozen, features computed once."""
+"""Frozen extractors: torchvision's numbers, weight files, stored features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORLD = [
 
 
 def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """torchvision's network in evaluation mode, all of its numbers random, and its state."""
+    """Return torchvision's network with random numbers in evaluation mode, and its state."""
     torchvision_datasets()  # makes the import below pass beside any torch
     import torchvision
 
@@ -134,7 +134,7 @@ def test_identity_of_pretrained_file_depends_on_its_content(tmp_path: Path) -> N
 def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is trained on has none; what the extractor sees does."""
+    """Features are not normalised, the inputs of the extractor are."""
     monkeypatch.chdir(tmp_path)
     quick = [*TINY, "clients=3", "rounds=1", "limit.train=60", "limit.test=20"]
     local = fedexp.run([*quick, "method=local"])
@@ -145,7 +145,10 @@ def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
 
 
 def whole_and_split(*overrides: str):
-    """The same experiment trained as one network and, on features, as its head alone; equal initial heads."""
+    """Return an experiment trained as one network, and as only its head on features.
+
+    The initial heads are equal.
+    """
     config = compose([*WORLD, "dtype=float64", *overrides])
     split = Experiment.of(config)
     assert split.extractor is not None and split.input_shape == (16,)
@@ -258,7 +261,7 @@ def test_runs_share_features_and_keep_the_head_alone(tmp_path: Path) -> None:
 
 
 def test_statistics_of_a_frozen_extractor_never_move() -> None:
-    """Neither in a network that was in evaluation mode in between, nor by the mean's rounding."""
+    """Neither a network that was in evaluation mode before nor rounding changes them."""
     experiment = Experiment.of(compose([*WORLD, "dataset.augment={flip: 0.5}"]))
     data = experiment.load(CPU)
     env = experiment.env(data, CPU)

@@ -43,7 +43,10 @@ def test_multiplications_of_an_image():
 
 
 def test_pre_activation_block_equals_its_formula():
-    """The projection takes the activated input, the identity the raw one; evaluation mode."""
+    """The projection reads the activated input, the identity the raw one.
+
+    The network is in evaluation mode.
+    """
     model = WideResNet(input_shape=(2, 9, 8), num_classes=3, depth=16).double().eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""Clients of several architectures: who has which, what is refused, and that each trains as if all had its own."""
+"""Clients of several architectures: assignment, refused configs, equal training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _tiny_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def archs(*overrides: str, clients: int = 5) -> list[int]:
-    """The number in `TINY` of every client's network."""
+    """Return the number in `TINY` of every client's network."""
     specs = Experiment.of(compose([*QUICK, "method=local", *overrides])).specs
     return [TINY.index(specs.of(client).arch) for client in range(clients)]
 
@@ -141,7 +141,7 @@ def test_architectures_with_faulty_config_are_refused(
 
 
 class Padded(torch.nn.Module):
-    """Ten logits whose last layer has other rows."""
+    """A network of ten logits whose last layer has another number of rows."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -156,7 +156,10 @@ class Padded(torch.nn.Module):
     "method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 )
 def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
-    """Refused although the data are not even there; what distils without data takes any in one shot."""
+    """The refusal needs no data.
+
+    One-shot distillation without data accepts any architecture.
+    """
     free = method.startswith(("local", "ensemble", "dense", "fed_dafl", "fed_adi", "co_boosting"))
     error, words = (DataError, "nowhere") if free else (ConfigError, "one architecture")
     with pytest.raises(error, match=words):
@@ -176,7 +179,10 @@ def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
 
 
 def test_fedsyns_five_networks() -> None:
-    """Table 3's, by their parameters; nothing that averages takes them."""
+    """The networks have Table 3's numbers of parameters.
+
+    Averaging methods refuse them.
+    """
     config = compose(["experiment=fedsyn/table3", "method=local"])
     models = config["architectures"]["models"]
     sizes = []

@@ -1,4 +1,4 @@
-"""What a run cost: steps a second, memory before and after, and where the time goes."""
+"""The costs of a run: steps per second, memory before and after, phases."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
 
 
 class Stacking(Serial):
-    """Claims that all but a job's first step ran stacked; remembers what it was given."""
+    """An engine that claims to have stacked all but a job's first step.
+
+    It records its input.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +214,10 @@ def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
 
 @pytest.mark.parametrize(("overrides", "trees"), [(["method=fedavg"], 1), (["method=scaffold"], 2)])
 def test_an_estimate_is_the_formulas(overrides: list[str], trees: int) -> None:
-    """``d + p (c + 4 s) + a max(s b, e / 4)``; SCAFFOLD's clients keep a tree as large as their model."""
+    """The formula is ``d + p (c + 4 s) + a max(s b, e / 4)``.
+
+    SCAFFOLD's clients keep a tree as large as their model.
+    """
     world = make_world(*overrides, "local.batch_size=8")
     d, p = world.data.train.x.nbytes, trees * 8 * (4 * 8 + 8 + 8 * 3 + 3)
     a = 400 * 4 * 8  # of 4 float64 inputs

@@ -1,4 +1,4 @@
-"""A user's own code: what it draws, what it raises, what is kept of it."""
+"""User code: its random draws, its errors, and its stored sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plugin(group: str, module: str, source: str, **keys: object) -> str:
-    """Write ``MODULE.py``, whose class is ``Mine``, and its YAML; the override that chooses it."""
+    """Write ``MODULE.py`` with a class ``Mine``, and its YAML.
+
+    Returns:
+        The override that selects it.
+    """
     sys.modules.pop(module, None)
     Path(f"{module}.py").write_text(textwrap.dedent(source))
     Path("conf", group).mkdir(parents=True, exist_ok=True)
@@ -44,7 +48,7 @@ def plugin(group: str, module: str, source: str, **keys: object) -> str:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Torch's global generator as it was: no test may leave it changed."""
+    """Restore torch's global generator, which no test may leave changed."""
     with torch.random.fork_rng(devices=[]):
         yield
 

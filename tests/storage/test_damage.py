@@ -1,4 +1,4 @@
-"""Files that were altered are refused by name, or computed again; one run's do not stop the others."""
+"""Altered files are refused by name, or computed again. They do not stop other runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.t
 
 
 def flip(path: Path, at: int = -1) -> None:
-    """One bit."""
+    """Flip one bit of a file."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
@@ -57,7 +57,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(*overrides: str) -> tuple[dict[str, Any], list[str]]:
-    """The result, and all notes."""
+    """Run, and return the result and all notes."""
     said: list[str] = []
     result = execute(compose([*QUICK, *overrides]), say=said.append)
     log = Path(result["folder"]) / "run.log"  # once training began, they are printed
@@ -404,7 +404,7 @@ def test_under_a_root_that_is_read_only_a_finished_runs_result_is_returned(
 
 
 def _age(file: Path, recent: Path) -> None:
-    """Two hours old, its folder too, but for `recent`."""
+    """Make files and their folder two hours old, except `recent`."""
     if file != recent:
         for path in (file, file.parent) if file.parent.name.endswith(".deleted") else (file,):
             os.utime(path, (time.time() - 7200,) * 2)

@@ -1,4 +1,4 @@
-"""State survives disk to the bit; identity covers what it must and nothing else; journals are cut where they end."""
+"""State on disk, the identity of runs, journals and run folders."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_config_hash_ignores_place_and_speed(overrides: list[str]) -> None:
 
 
 def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
-    """Results from before it keep their address."""
+    """Results from before the key existed keep their run ID."""
     config = compose(["method=fed_adi"])
     for group, keys in (
         ("aggregator", {"tv"}),
@@ -198,7 +198,7 @@ def test_code_hash_sees_code_and_not_comments(
 
 
 def forget_sources() -> None:
-    """As in a new process."""
+    """Clear the cached sources, as in a new process."""
     identity._module.cache_clear()
     identity._fingerprint.cache_clear()
 
@@ -240,7 +240,7 @@ def test_code_hash_covers_the_methods_own_modules() -> None:
 
 
 def test_what_trains_a_client_knows_no_aggregator() -> None:
-    """Local models are shared by methods and outlive a change of the server's code."""
+    """Methods share local models, which survive a change of the server's code."""
     hashes = {
         m: identity.training_code_hash(compose([f"method={m}"]))
         for m in ("fedavg", "local", "fedprox")
@@ -271,7 +271,7 @@ def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Two configs whose hashes begin alike would share it."""
+    """Two configs whose hashes begin alike would share the folder."""
     mine, other = ({"config": "0" * 16 + end, "code": "c" * 32} for end in "ab")
     first = RunFolder(tmp_path / "run", mine)
     first.acquire("fail", print)
@@ -313,7 +313,7 @@ def test_address_names_method_and_data(tmp_path: Path) -> None:
 
 
 def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
-    """An option in a subfolder of its group; a method that is called like a path."""
+    """Examples are options in subfolders and methods named like a path."""
     config = compose([f"output_root={tmp_path}"])
     for method, dataset in (("fedavg", "sub/mine"), ("../../../x", "digits"), ("x" * 300, "..")):
         named = {**config, "method": method, "choices": {**config["choices"], "dataset": dataset}}
@@ -326,7 +326,7 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
 def test_replacing_flushes_the_new_file_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the metrics before the checkpoint that counts on them."""
+    """Metrics are flushed before the checkpoint that relies on them."""
     done: list[str] = []
     replace = Path.replace
     monkeypatch.setattr(
