@@ -179,7 +179,7 @@ class Bare:
                         lambda layer, args: self.norms.append((layer, args[0]))
                     )
 
-    def train_student(self, x: Tensor) -> Tensor:
+    def teacher_logits(self, x: Tensor) -> Tensor:
         self.norms.clear()
         return sum(
             (teacher(x) for teacher in self.teachers), torch.zeros((), device=x.device)
@@ -208,7 +208,7 @@ class Bare:
             images = generator(z)
             x = (images - self.mean) / self.std
 
-            d, s = self.train_student(x), self.student(x)
+            d, s = self.teacher_logits(x), self.student(x)
             apart = torch.zeros((), device=env.device)
             for layer, a in self.norms:
                 var, mean = torch.var_mean(a, (0, 2, 3), correction=0)
@@ -241,7 +241,7 @@ class Bare:
         """Return D(x) of all batches of pixels but the last."""
         with torch.no_grad():
             return [
-                self.train_student((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]
+                self.teacher_logits((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]
             ]
 
     def distil(self, bank: list[Tensor], known: list[Tensor]) -> None:
@@ -260,14 +260,14 @@ class Bare:
         if not self.printed:
             with torch.no_grad():
                 targets = torch.cat(
-                    [*known, self.train_student((bank[-1] / 255.0 - self.mean) / self.std)]
+                    [*known, self.teacher_logits((bank[-1] / 255.0 - self.mean) / self.std)]
                 )
 
         for at in torch.randperm(len(pixels)).split(method.B):
             x = (pixels[at.to(pixels.device)] / 255.0 - self.mean) / self.std
             x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                d = self.train_student(x) if self.printed else targets[at.to(pixels.device)]
+                d = self.teacher_logits(x) if self.printed else targets[at.to(pixels.device)]
 
             log_q, log_p = (self.student(x) / tau).log_softmax(1), (d / tau).log_softmax(1)
             loss = tau**2 * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)

@@ -500,7 +500,7 @@ SHORT = (
 )
 
 
-def _alone() -> bool:
+def _has_mount_namespace() -> bool:
     """Return whether this process has a separate mount namespace.
 
     It serves /dev/shm and small disks. If a namespace is permitted, the script starts
@@ -512,10 +512,10 @@ def _alone() -> bool:
             capture_output=True,
             check=False,
         )
-        os.environ["FEDEXP_CAMPAIGN"] = "beside others" if may.returncode else "alone"
+        os.environ["FEDEXP_CAMPAIGN"] = "shared" if may.returncode else "isolated"
         if not may.returncode:
             os.execvp("unshare", ["unshare", "-m", sys.executable, *sys.argv])
-    return os.environ["FEDEXP_CAMPAIGN"] == "alone"
+    return os.environ["FEDEXP_CAMPAIGN"] == "isolated"
 
 
 class Journal:
@@ -557,12 +557,12 @@ def main() -> None:
 
     options = parser.parse_args()
 
-    alone = _alone()
-    if alone:
+    isolated = _has_mount_namespace()
+    if isolated:
         subprocess.run(["mount", "-t", "tmpfs", "t", "/dev/shm"], check=True)
 
     journal = None if options.short else Journal(options.seed)
-    chosen = SHORT if options.short else cases(options.cases, options.only, alone)
+    chosen = SHORT if options.short else cases(options.cases, options.only, isolated)
 
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), options.seed, 5 if options.short else None)

@@ -59,13 +59,20 @@ class Tracer(Trace):
     def __init__(
         self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]
     ) -> None:
-        self._evaluator, self._data, self._every, self._kept = evaluator, data, every, weights
+        self._evaluator, self._data, self._every, self._stored_iterations = (
+            evaluator,
+            data,
+            every,
+            weights,
+        )
         self.rows: list[dict[str, Any]] = []
         self.weights: Tree = {}
         self.seconds = 0.0
 
     def wants(self, iteration: int) -> bool:
-        return (self._every > 0 and iteration % self._every == 0) or iteration in self._kept
+        return (
+            self._every > 0 and iteration % self._every == 0
+        ) or iteration in self._stored_iterations
 
     def __call__(
         self,
@@ -85,13 +92,13 @@ class Tracer(Trace):
                 }
             self.rows.append(row)
 
-        if iteration in self._kept:
+        if iteration in self._stored_iterations:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
                     # Copies, because the method may continue in place
-                    kept = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
+                    stored = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
                     self.weights |= {
-                        f"{iteration}/{series}/{number}/{name}": v for name, v in kept.items()
+                        f"{iteration}/{series}/{number}/{name}": v for name, v in stored.items()
                     }
 
         self.seconds += time.perf_counter() - began

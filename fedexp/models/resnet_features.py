@@ -280,12 +280,12 @@ def _read(file: Path) -> Tree:
         ValueError,
     ) as error:
         # The rest of torch's message is advice that should not be followed
-        told = str(error).partition("\n")[0].partition(". ")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             "the file of pre-trained weights cannot be read",
             where="model.pretrained",
             expected="a state dictionary written by torch.save, or safetensors",
-            got=f"{file}: {told or type(error).__name__}",
+            got=f"{file}: {reason or type(error).__name__}",
             do="get the publisher's file again",
         ) from error
 
