@@ -1,6 +1,7 @@
-"""Comparison of federated aggregation methods.
+"""fedexp compares federated aggregation methods.
 
-`run`, `load`, `Run` and `save_models` are the Python interface.
+Python code needs only `run`, `load`, `Run` and `save_models`. They are defined in
+`fedexp.api` and are imported at their first use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["Run", "__version__", "load", "run", "save_models"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing fedexp costs nothing. The interface is imported when it is first used.
+    # The import happens at the first use, so that `import fedexp` costs nothing
     if name in __all__:
         from fedexp import api
 

@@ -1,4 +1,4 @@
-"""The ``fedexp`` command as ``python -m fedexp``."""
+"""The module that makes ``python -m fedexp`` run the ``fedexp`` command."""
 
 from fedexp.commands.run import main
 

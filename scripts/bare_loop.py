@@ -1,9 +1,11 @@
-"""The bare loop that fedexp's speed is measured against: what a researcher would write by hand, nothing else.
+"""The bare loop that fedexp's speed is measured against.
 
-    python scripts/bare_loop.py DATA_ROOT W1|W2|W3|W4 [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
+    python scripts/bare_loop.py DATA_ROOT W1|W2|W3|W4
+        [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
 
-Images are normalised once and indexed; torch.optim.SGD; no evaluation, checkpoint or log. Prints seconds and local steps of
-every round as JSON.
+It is the loop that a researcher would write by hand, and nothing else. Images are
+normalised once and indexed. The optimizer is torch.optim.SGD. There is no evaluation,
+checkpoint or log. It prints seconds and local steps of every round as JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MU = 0.1  # of FedProx
-RHO = 0.05  # of FedSAM
+MU = 0.1  # FedProx's coefficient
+RHO = 0.05  # FedSAM's radius
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -64,7 +66,8 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*stem, *pairs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
-WORKLOADS = {  # model, clients, samples a client, clients a round, batch, lr, momentum
+# Model, clients, samples per client, clients per round, batch, lr, momentum
+WORKLOADS = {
     "W1": (lambda: mlp(784, 200, 10), 1000, 60, 20, 20, 0.05, 0.0),
     "W2": (lambda: mlp(784, 400, 200, 100, 10), 10, 6000, 10, 64, 0.05, 0.5),
     "W3": (cnn, 100, 100, 10, 10, 0.05, 0.0),
@@ -84,7 +87,10 @@ def load(root: Path) -> tuple[Tensor, Tensor]:
 
 
 def unequal(folder: Path) -> tuple[list[Tensor], list[list[int]]]:
-    """Every client's samples and every round's clients, as fedexp drew them."""
+    """Return every client's samples and every round's clients.
+
+    They are those that fedexp sampled.
+    """
     from safetensors.torch import load_file
 
     split = load_file(folder / "partition.safetensors")
@@ -99,6 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--method", choices=("fedavg", "fedprox", "scaffold", "fedsam"), default="fedavg"
     )
+
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument(
@@ -106,11 +113,14 @@ def arguments() -> argparse.Namespace:
         type=Path,
         help="folder with partition.safetensors and cohorts.json to use instead",
     )
-    parser.add_argument("--momentum", type=float, help="another one than the workload's")
-    parser.add_argument("--cohort", type=int, help="another number of clients a round")
+    parser.add_argument("--momentum", type=float, help="momentum instead of the workload's")
+    parser.add_argument(
+        "--cohort", type=int, help="number of clients per round instead of the workload's"
+    )
     parser.add_argument(
         "--hidden", type=int, nargs="+", help="an MLP with these hidden widths instead"
     )
+
     return parser.parse_args()
 
 
@@ -118,18 +128,22 @@ def main() -> None:
     options = arguments()
     build, clients, size, cohort, batch, lr, momentum = WORKLOADS[options.workload]
     if options.method == "scaffold":
-        momentum = 0.0  # the paper's; a corrected gradient in a momentum buffer diverges
+        # The paper's value. A corrected gradient in a momentum buffer diverges
+        momentum = 0.0
     momentum = momentum if options.momentum is None else options.momentum
+
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     x, y = load(options.data)
+
     if options.split:
         members, cohorts = unequal(options.split)
     else:
         members = list(torch.arange(clients * size).split(size))
         m = options.cohort or cohort
         cohorts = [rng.choice(clients, m, replace=False).tolist() for _ in range(options.rounds)]
+
     model = mlp(784, *options.hidden, 10) if options.hidden else build()
     loop = rounds(
         model, x, y, members, cohorts[: options.rounds], options.method, batch, lr, momentum
@@ -149,16 +163,20 @@ def rounds(
     lr: float,
     momentum: float,
 ) -> Iterator[tuple[float, int]]:
-    """Seconds and local steps of every round."""
+    """Train, and yield seconds and local steps of every round."""
     params = list(model.parameters())
     weights = [p.detach().clone() for p in params]
-    c = [torch.zeros_like(w) for w in weights]  # SCAFFOLD's controls: the server's and the clients'
+    # SCAFFOLD's controls of the server and of the clients
+    c = [torch.zeros_like(w) for w in weights]
+
     c_i: dict[int, list[Tensor]] = {}
+
     for cohort in cohorts:
         start = time.perf_counter()
         total = [torch.zeros_like(w) for w in weights]
         change = [torch.zeros_like(w) for w in weights]
         steps, mass = 0, 0.0
+
         for client in cohort:
             with torch.no_grad():
                 torch._foreach_copy_(params, weights)
@@ -166,12 +184,14 @@ def rounds(
             if method == "scaffold":
                 own = c_i.get(client) or [torch.zeros_like(w) for w in weights]
                 drift = [a - b for a, b in zip(c, own, strict=True)]
+
             order = members[client][torch.randperm(len(members[client]))]
             batches = order.split(batch)
             for index in batches:
                 loss = F.cross_entropy(model(x[index]), y[index])
                 optimizer.zero_grad()
                 loss.backward()
+
                 with torch.no_grad():
                     if method == "fedprox":
                         for p, w in zip(params, weights, strict=True):
@@ -182,6 +202,7 @@ def rounds(
                 if method == "fedsam":
                     ascend(model, params, x[index], y[index], optimizer)
                 optimizer.step()
+
             share = 1.0 if method == "scaffold" else float(len(order))
             steps, mass = steps + len(batches), mass + share
             with torch.no_grad():
@@ -202,7 +223,7 @@ def rounds(
 def ascend(
     model: nn.Module, params: list[Tensor], x: Tensor, y: Tensor, optimizer: torch.optim.SGD
 ) -> None:
-    """The gradient at ``w + rho g / ||g||`` in place of g at w."""
+    """Replace the gradient g at w by the gradient at ``w + rho g / ||g||``."""
     with torch.no_grad():
         norm = torch.stack([p.grad.square().sum() for p in params]).sum().sqrt() + 1e-7
         e = [p.grad * (RHO / norm) for p in params]

@@ -1,11 +1,15 @@
-"""Server time of MA-Echo, OT fusion and averaging for 5 to 50 MLPs, MA-Echo beside its formulas as they are written.
+"""Measure the server time of MA-Echo, OT fusion and averaging for 5 to 50 MLPs.
 
-    python scripts/bench_aggregators.py [5 10 20 50] [--threads 2] [--repeats 3] [--write FILE]
+    python scripts/bench_aggregators.py [5 10 20 50] [--threads 2] [--repeats 3]
+        [--write FILE]
 
-All in one process, on the same models (784-400-200-100-10 without biases) and projections: factors K_i of one rank-one update
-for every 64 of a client's 60,000 / N inputs. Plain: dense d x d projectors, a loop over clients, N^2 inner products for the
-weights' quadratic program (uniform weights otherwise). Seconds are medians; the plain form runs once. Memory is the peak
-beyond what lay in memory before (models and, for plain, dense projectors included in what lies there).
+MA-Echo is compared with its formulas written out literally. Everything runs in one
+process, on the same models (784-400-200-100-10 without biases) and projections. The
+projections are factors K_i of one rank-one update for every 64 of a client's 60,000 / N
+inputs. The plain form has dense d x d projectors, a loop over clients, and N^2 inner
+products for the weights' quadratic program (uniform weights otherwise). Seconds are
+medians. The plain form runs once. Memory is the peak beyond the memory in use before.
+The models and, for the plain form, dense projectors were in use before.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ SAMPLES, BATCH = 60_000, 64
 
 
 def method(name: str, *overrides: str) -> tuple[FusionAggregator, Env]:
-    """A method on the MLP of MA-Echo's tables, without data."""
+    """Return a method on the MLP of MA-Echo's tables, without data."""
     config = compose(
         [
             f"method={name}",
@@ -50,6 +54,7 @@ def method(name: str, *overrides: str) -> tuple[FusionAggregator, Env]:
             *overrides,
         ]
     )
+
     experiment = Experiment.of(config)
     env = experiment.env(experiment.load(CPU), CPU)
     assert isinstance(experiment.aggregator, FusionAggregator)
@@ -57,8 +62,12 @@ def method(name: str, *overrides: str) -> tuple[FusionAggregator, Env]:
 
 
 def cohort(N: int, env: Env) -> list[ClientResult]:
-    """N models near one start, with factors of the right shapes: a damped recursion over random batch means."""
+    """Return N models near one start, with factors of the right shapes.
+
+    The factors come from a damped recursion over random batch means.
+    """
     start, names = env.initial_weights(), [layer.weight for layer in env.layers[:-1]]
+
     results = []
     for client in range(N):
         generator = torch_generator("bench", client)
@@ -66,10 +75,12 @@ def cohort(N: int, env: Env) -> list[ClientResult]:
             name: value + 0.05 * value.std() * torch.randn(value.shape, generator=generator)
             for name, value in start.params.items()
         }
+
         factors = {
             name: _factor(start.params[name].shape[1], SAMPLES // N // BATCH, generator)
             for name in names
         }
+
         weights = Weights(start.spec, params, {})
         counts = torch.randint(0, 3, (10,), generator=generator)
         results.append(
@@ -100,12 +111,13 @@ def _factor(d: int, updates: int, generator: torch.Generator) -> Tensor:
 def plain(
     results: Sequence[ClientResult], Q: list[dict[str, Tensor]], how: MAEcho
 ) -> dict[str, Tensor]:
-    """The released iteration as it is written."""
+    """Compute the released iteration literally."""
     N = len(results)
     fused: dict[str, Tensor] = {}
     for name in Q[0]:
         V = [result.weights.params[name].clone() for result in results]
         W = sum(V) / N
+
         eye = torch.eye(W.shape[1])
         for _ in range(how.T):
             moves = [(W - V[i]) @ (eye - Q[i][name]) for i in range(N)]
@@ -116,12 +128,17 @@ def plain(
             W = W - how.eta * sum(a[i] * moves[i] for i in range(N))
             for i in range(N):
                 V[i] = V[i] + how.step * ((W - V[i]) @ Q[i][name])
+
         fused[name] = sum(V) / N
     return fused
 
 
 def measured(call: Callable[[], object], repeats: int = 1) -> tuple[float, float, object]:
-    """Median seconds, MB of memory at the peak beyond the beginning, and what `call` returned."""
+    """Call `call` and measure it.
+
+    Returns:
+        Median seconds, peak memory beyond the beginning in MB, and the value of `call`.
+    """
     seconds, most, value = [], 0.0, None
     for _ in range(repeats):
         del value
@@ -135,25 +152,32 @@ def measured(call: Callable[[], object], repeats: int = 1) -> tuple[float, float
 
 
 def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Largest relative difference of a layer's weights, in the norm of the layer."""
+    """Return the largest relative difference of a layer's weights.
+
+    It is measured in the norm of the layer.
+    """
     return max(float((a[name] - b[name]).norm() / b[name].norm()) for name in b)
 
 
 def compare(N: int, repeats: int) -> list[str]:
-    """Rows of the table for N models."""
+    """Return the rows of the table for N models."""
     rows = []
     echo, env = method("ma_echo")
+
     results = cohort(N, env)
+
     models = 4e-6 * sum(
         value.numel() for result in results for value in result.weights.params.values()
     )
     factors = 4e-6 * sum(
         K.numel() for result in results for K in result.probes["projections"].values()
     )
+
     for title, variant in (("MA-Echo", {}), ("MA-Echo, weights=qp", {"weights": "qp"})):
         assert isinstance(echo, MAEcho)
         how = replace(echo, **variant)  # type: ignore[arg-type]
         seconds, memory, fused = measured(lambda how=how: how.fuse(results, env)[0].params, repeats)
+
         dense = [
             {name: torch.eye(len(K)) - K @ K.T for name, K in result.probes["projections"].items()}
             for result in results
@@ -161,12 +185,15 @@ def compare(N: int, repeats: int) -> list[str]:
         plain_seconds, plain_memory, expected = measured(
             lambda how=how, Q=dense: plain(results, Q, how)
         )
+
         assert isinstance(fused, dict) and isinstance(expected, dict)
         rows.append(
-            f"| {N} | {title} | {seconds:.3f} | {plain_seconds:.2f} | {plain_seconds / seconds:.1f} | "
-            f"{furthest(fused, expected):.1e} | {memory:.0f} | {plain_memory:.0f} | {models:.0f} | {factors:.0f} |"
+            f"| {N} | {title} | {seconds:.3f} | {plain_seconds:.2f} "
+            f"| {plain_seconds / seconds:.1f} | {furthest(fused, expected):.1e} "
+            f"| {memory:.0f} | {plain_memory:.0f} | {models:.0f} | {factors:.0f} |"
         )
         del dense, expected, fused
+
     for name in ("ot_fusion", "average"):
         aggregator, env = method(name)
         seconds, memory, _ = measured(lambda a=aggregator, env=env: a.fuse(results, env), repeats)
@@ -182,26 +209,33 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
+
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
+
     lines = [
         "# Server time of aggregation",
         "",
-        f"{datetime.date.today()}, commit {commit}, {platform.processor() or platform.machine()}, {options.threads} threads, "
-        f"torch {torch.__version__}. MLPs 784-400-200-100-10, T = 60, `scripts/bench_aggregators.py`.",
+        f"{datetime.date.today()}, commit {commit}, "
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}. MLPs 784-400-200-100-10, T = 60, "
+        "`scripts/bench_aggregators.py`.",
         "",
-        "| N | method | seconds | plain form, seconds | ratio | relative difference | memory, MB | plain form, MB "
-        "| models, MB | factors, MB |",
+        "| N | method | seconds | plain form, seconds | ratio | relative difference "
+        "| memory, MB | plain form, MB | models, MB | factors, MB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
+
     for N in options.N:
         rows = compare(N, options.repeats)
         print("\n".join(rows), flush=True)
         lines += rows
+
     if options.write:
         options.write.write_text("\n".join(lines) + "\n")
 

@@ -1,16 +1,28 @@
-"""Distillation without data: DENSE's steps beside bare loops, bfloat16, teachers stacked and looped, re-weighting, memory.
+"""Compare distillation without data with bare loops.
 
-    python scripts/bench_distillation.py [steps bf16 ensemble weights checkpoint memory] [--threads 2] [--write FILE] [--help]
+    python scripts/bench_distillation.py [CASE ...] [--threads 2] [--write FILE]
+        [--help]
 
-`steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST) beside loops of modules of torch's,
-channels last: one of the same arithmetic (sums of the kernels that meet doubled pixels, each image's D(x) computed once), whose
-products are counted, and one as printed; rates of a matrix product and of the generator's largest convolution; what an
-experiment of T = 200, T_G = 30 takes, and the first loop would at the latter rate, the floor. `bf16`: the same steps with and
-without autocast. `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked and looped, and what
-``teachers=auto`` takes. `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches, in an epoch.
-`checkpoint`: saving DENSE's state after such an epoch, all but the last batch having been saved before. `memory`: the peak of
---many ResNet-18 teachers, looped, in a process of its own. Clients' models are start and noise. Sides alternate, a first turn
-does not count; times are medians, ratios medians of turns.
+The cases are:
+
+- `steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST)
+  beside loops of torch modules, channels last. One loop has the same arithmetic (sums
+  of the kernels that meet doubled pixels, each image's D(x) computed once), and its
+  products are counted. The other is as printed in the paper. Also the rates of a matrix
+  product and of the generator's largest convolution. From these follow the minutes of
+  an experiment of T = 200, T_G = 30, and its floor: the minutes of the first loop at
+  the latter rate.
+- `bf16`: the same steps with and without autocast.
+- `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked
+  and looped, and the choice of ``teachers=auto``.
+- `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches,
+  within an epoch.
+- `checkpoint`: saving DENSE's state after such an epoch. All but the last batch have
+  been saved before.
+- `memory`: the peak of --many ResNet-18 teachers, looped, in a separate process.
+
+Clients' models are the start plus noise. Sides alternate, and the first turn does not
+count. Times are medians, ratios are medians of turns.
 """
 
 from __future__ import annotations
@@ -58,15 +70,10 @@ from fedexp.running.peak_memory import peak_memory
 from fedexp.server_training.optimizers import Adam, Sgd
 from fedexp.storage.checkpoint import Checkpoint
 
-T, T_G = 200, 30  # of the experiment whose minutes are told
+T, T_G = 200, 30  # of the experiment whose minutes are printed
 SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models: CIFAR-10's
-EXACT = (
-    1.15,
-    1.05,
-    0.02,
-    8000,
-    0.02,
-)  # bounds: steps, rule, share of re-weighting, MB, share of a checkpoint
+# Bounds of the steps, the rule, the share of re-weighting, MB, and the share of a checkpoint
+EXACT = (1.15, 1.05, 0.02, 8000, 0.02)
 
 
 def drawn(*shape: int, device: torch.device) -> Tensor:
@@ -86,7 +93,11 @@ def clock(call: Callable[[], Any], device: torch.device) -> float:
 def beside(
     one: Callable[[], float], other: Callable[[], float], turns: int
 ) -> tuple[float, float, float]:
-    """Medians of both sides' seconds, and of the ratio one / other."""
+    """Measure two sides in alternation.
+
+    Returns:
+        Medians of both sides' seconds, and the median of the ratio one / other.
+    """
     pairs = [(one(), other()) for _ in range(1 + turns)][1:]
     mine, theirs = map(statistics.median, zip(*pairs, strict=True))
     return mine, theirs, statistics.median(a / b for a, b in pairs)
@@ -97,10 +108,12 @@ def milliseconds(value: float) -> str:
 
 
 class World:
-    """A method after its clients have trained: what its epochs start from.
+    """The state of a method from which its epochs start.
+
+    Its clients have trained.
 
     Attributes:
-        bank: batches of images and labels, drawn.
+        bank: Random batches of images and labels.
     """
 
     def __init__(self, name: str, options: argparse.Namespace, batches: int, *more: str) -> None:
@@ -117,14 +130,17 @@ class World:
             f"data_root={options.data}",
             *more,
         ]
+
         experiment = Experiment.of(compose([f"method={name}", "dataset=fashion_mnist", *shape]))
         data = experiment.load(options.device)
         method, env = experiment.aggregator, experiment.env(data, options.device)
         assert isinstance(method, Replay)
         (step,) = islice(run(method, env, Noise(), data, Snapshot(0, method.init(env))), 1)
+
         self.method, self.state, self.env = method, step.after.state, env.at(0, 1)
         self.teachers = [kept.load() for kept in self.state["teachers"]]
         self.labels = method.labels(self.env)
+
         random = torch_generator("bench", "bank")
         pixels = (
             torch.randint(256, (options.batch, *env.input_shape), generator=random)
@@ -137,11 +153,13 @@ class World:
 
 
 class Bare:
-    """DENSE's two loops with modules and optimizers of torch's, channels last.
+    """DENSE's two loops with torch's modules and optimizers, channels last.
 
     Args:
-        printed: the generator as a row of layers, and teachers that see an image in every pass; else the generator's own module
-            and teachers that see an image once.
+        world: State that the loops start from.
+        printed: Whether the generator is a sequence of layers, and teachers process an
+            image in every pass. Otherwise it is fedexp's generator module, and teachers
+            process an image once.
     """
 
     def __init__(self, world: World, printed: bool) -> None:
@@ -149,9 +167,11 @@ class Bare:
         self.teachers = [_module(weights).requires_grad_(False) for weights in world.teachers]
         self.student = _module(world.state["student"])
         device, domain = world.env.device, world.env.domain
+
         self.mean, self.std = (
             torch.tensor(v, device=device).view(-1, 1, 1) for v in (domain.mean, domain.std)
         )
+
         for module in self.teachers:
             for layer in module.modules():
                 if isinstance(layer, nn.BatchNorm2d):
@@ -159,38 +179,43 @@ class Bare:
                         lambda layer, args: self.norms.append((layer, args[0]))
                     )
 
-    def train_student(self, x: Tensor) -> Tensor:
+    def teacher_logits(self, x: Tensor) -> Tensor:
         self.norms.clear()
         return sum(
             (teacher(x) for teacher in self.teachers), torch.zeros((), device=x.device)
         ) / len(self.teachers)
 
     def generate(self, steps: int) -> Tensor:
-        """The images of the lowest loss."""
+        """Return the images of the lowest loss."""
         method, env, y = self.world.method, self.world.env, self.world.labels
         assert isinstance(method, Dense) and isinstance(method.generator, Adam)
         c, height, width = env.input_shape
+
         spec = generator_spec(env.input_shape, method.nz, method.ngf)
         generator = (
             _generator((c, height, width), method.nz, method.ngf) if self.printed else spec.module()
         )
         generator = generator.to(env.device, memory_format=torch.channels_last)
+
         z = drawn(method.b, method.nz, device=env.device).requires_grad_()
         optimizer = torch.optim.Adam(
             [*generator.parameters(), z], lr=method.lr_generator, betas=method.generator.betas
         )
+
         self.student.eval().requires_grad_(False)
         least, kept = torch.tensor(float("inf"), device=env.device), torch.zeros(())
         for _ in range(steps):
             images = generator(z)
             x = (images - self.mean) / self.std
-            d, s = self.train_student(x), self.student(x)
+
+            d, s = self.teacher_logits(x), self.student(x)
             apart = torch.zeros((), device=env.device)
             for layer, a in self.norms:
                 var, mean = torch.var_mean(a, (0, 2, 3), correction=0)
                 apart = (
                     apart + (mean - layer.running_mean).norm() + (var - layer.running_var).norm()
                 )
+
             divergence = F.kl_div(
                 s.log_softmax(1), d.log_softmax(1), reduction="none", log_target=True
             ).sum(1)
@@ -200,9 +225,11 @@ class Bare:
                 + method.lambda_1 * apart / len(self.teachers)
                 + method.lambda_2 * div
             )
+
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
             better = loss.detach() < least
             least, kept = (
                 torch.where(better, loss.detach(), least),
@@ -211,31 +238,37 @@ class Bare:
         return kept
 
     def known(self, bank: list[Tensor]) -> list[Tensor]:
-        """D(x) of all batches of pixels but the last."""
+        """Return D(x) of all batches of pixels but the last."""
         with torch.no_grad():
             return [
-                self.train_student((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]
+                self.teacher_logits((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]
             ]
 
     def distil(self, bank: list[Tensor], known: list[Tensor]) -> None:
-        """A step a batch of pixels; `known` is of all but the last, and not used as printed."""
+        """Take one step per batch of pixels.
+
+        `known` belongs to all batches but the last. It is not used if `printed`.
+        """
         method = self.world.method
         assert isinstance(method.student, Sgd)
         self.student.train().requires_grad_(True)
         optimizer = torch.optim.SGD(
             self.student.parameters(), lr=method.lr_student, momentum=method.student.momentum
         )
+
         pixels, tau = torch.cat(bank), method.tau
         if not self.printed:
             with torch.no_grad():
                 targets = torch.cat(
-                    [*known, self.train_student((bank[-1] / 255.0 - self.mean) / self.std)]
+                    [*known, self.teacher_logits((bank[-1] / 255.0 - self.mean) / self.std)]
                 )
+
         for at in torch.randperm(len(pixels)).split(method.B):
             x = (pixels[at.to(pixels.device)] / 255.0 - self.mean) / self.std
             x = x.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                d = self.train_student(x) if self.printed else targets[at.to(pixels.device)]
+                d = self.teacher_logits(x) if self.printed else targets[at.to(pixels.device)]
+
             log_q, log_p = (self.student(x) / tau).log_softmax(1), (d / tau).log_softmax(1)
             loss = tau**2 * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
             optimizer.zero_grad()
@@ -244,7 +277,7 @@ class Bare:
 
 
 def _generator(shape: tuple[int, int, int], nz: int, ngf: int) -> nn.Sequential:
-    """The layers that `fedexp.distillation.generator.Generator` lists, one after the other."""
+    """Return the layers of `fedexp.distillation.generator.Generator` as a sequence."""
     c, height, width = shape
     start = (2 * ngf, height // 4, width // 4)
     layers: list[nn.Module] = [
@@ -252,6 +285,7 @@ def _generator(shape: tuple[int, int, int], nz: int, ngf: int) -> nn.Sequential:
         nn.Unflatten(1, start),
         nn.BatchNorm2d(2 * ngf),
     ]
+
     for channels in (2 * ngf, ngf):
         convolution = nn.Conv2d(2 * ngf, channels, 3, padding=1, bias=False)
         layers += [
@@ -260,6 +294,7 @@ def _generator(shape: tuple[int, int, int], nz: int, ngf: int) -> nn.Sequential:
             nn.BatchNorm2d(channels),
             nn.LeakyReLU(0.2),
         ]
+
     return nn.Sequential(*layers, nn.Conv2d(ngf, c, 3, padding=1), nn.Sigmoid())
 
 
@@ -269,7 +304,7 @@ def _module(weights: Weights) -> nn.Module:
 
 
 def generator_step(world: World, steps: int, ensemble: TeacherEnsemble) -> float:
-    """Seconds of one of `steps`."""
+    """Return the seconds per step of `steps` generator steps."""
     made = partial(
         world.method.synthesise,
         world.labels,
@@ -282,7 +317,10 @@ def generator_step(world: World, steps: int, ensemble: TeacherEnsemble) -> float
 
 
 def distillation_step(world: World, ensemble: TeacherEnsemble) -> float:
-    """Seconds of one, of a pass over the bank, whose last batch is the teachers' first sight of it."""
+    """Return the seconds per step of a pass over the bank.
+
+    The teachers process the bank's last batch for the first time in this pass.
+    """
     method, env, samples = world.method, world.env, samples_of(world.bank, world.env.domain)
     known = [
         ensemble(samples_of([batch], env.domain).inputs(slice(None))) for batch in world.bank[:-1]
@@ -298,7 +336,12 @@ def distillation_step(world: World, ensemble: TeacherEnsemble) -> float:
 
 
 def rates(options: argparse.Namespace, dtype: torch.dtype) -> tuple[float, float]:
-    """FLOP / s of a matrix product, and of the generator's largest convolution on Fashion-MNIST, channels last."""
+    """Measure two rates in FLOP / s.
+
+    Returns:
+        The rates of a matrix product, and of the generator's largest convolution on
+        Fashion-MNIST, channels last.
+    """
     device, n, b = options.device, options.product, options.batch
     a = drawn(n, n, device=device).to(dtype)
     maps = (
@@ -307,10 +350,12 @@ def rates(options: argparse.Namespace, dtype: torch.dtype) -> tuple[float, float
     kernel = (
         drawn(64, 128, 3, 3, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     )
+
     product = min(clock(lambda: a @ a, device) for _ in range(1 + options.turns))
     convolution = min(
         clock(lambda: F.conv2d(maps, kernel, padding=1), device) for _ in range(1 + options.turns)
     )
+
     return 2 * n**3 / product, 2 * b * 28 * 28 * 64 * 128 * 9 / convolution
 
 
@@ -321,7 +366,7 @@ def flops(call: Callable[[], Any]) -> int:
 
 
 def minutes(generator: float, distillation: float, b: int, B: int) -> float:
-    """Of T epochs, from seconds a step."""
+    """Return the minutes of T epochs from the seconds per step."""
     passes = sum(-(-epoch * b // B) for epoch in range(1, T + 1))
     return (T * T_G * generator + passes * distillation) / 60
 
@@ -330,12 +375,15 @@ def bench_steps(options: argparse.Namespace, table: alternate.Table) -> None:
     world = World("dense", options, options.steps, f"aggregator.T_G={options.steps}")
     ensemble, steps, device = world.ensemble(), options.steps, options.device
     pixels = [batch["x"] for batch in world.bank]
+
     ours = {
         "generator": partial(generator_step, world, steps, ensemble),
         "distillation": partial(distillation_step, world, ensemble),
     }
+
     product, convolution = rates(options, torch.float32)
     both: list[tuple[float, float, float]] = []
+
     for printed in (False, True):
         bare = Bare(world, printed)
         known = bare.known(pixels)
@@ -345,11 +393,13 @@ def bench_steps(options: argparse.Namespace, table: alternate.Table) -> None:
                 clock(lambda: bare.distil(pixels, known), device) / steps
             ),
         }
+
         counts = {
             "generator": flops(lambda bare=bare: bare.generate(1)),
             "distillation": flops(lambda bare=bare, known=known: bare.distil(pixels, known))
             / steps,
         }
+
         for name, count in counts.items():
             mine, other, ratio = beside(ours[name], theirs[name], options.turns)
             what = f"DENSE, {name} step, m = {options.clients}, b = {options.batch}"
@@ -377,6 +427,7 @@ def bench_steps(options: argparse.Namespace, table: alternate.Table) -> None:
                 ]
             )
             both.append((mine, other, floor))
+
     table.row(["rate, matrix product", "", "", "", f"{product / 1e9:,.0f} GFLOP/s"])
     table.row(
         [
@@ -387,6 +438,7 @@ def bench_steps(options: argparse.Namespace, table: alternate.Table) -> None:
             f"{convolution / 1e9:,.0f} GFLOP/s, the floor's",
         ]
     )
+
     b, B = world.method.b, world.method.B
     mine, other, floor = (minutes(g, d, b, B) for g, d in zip(*both, strict=True))
     said = f"floor {floor:,.1f} min"
@@ -407,11 +459,13 @@ def bench_bf16(options: argparse.Namespace, table: alternate.Table) -> None:
         World("dense", options, options.steps, *more, f"aggregator.precision={p}")
         for p in ("float32", "bf16")
     )
+
     one, other = rounded.ensemble(bf16=True), exact.ensemble()
     x = samples_of(exact.bank[:1], exact.env.domain).inputs(slice(None))
     with torch.no_grad():
         d = other(x)
         apart = float((one(x) - d).norm() / d.norm())
+
     pairs = {
         "generator": (
             partial(generator_step, rounded, options.steps, one),
@@ -422,6 +476,7 @@ def bench_bf16(options: argparse.Namespace, table: alternate.Table) -> None:
             partial(distillation_step, exact, other),
         ),
     }
+
     both: list[tuple[float, float]] = []
     for name, (ours, theirs) in pairs.items():
         mine, base, ratio = beside(ours, theirs, options.turns)
@@ -450,7 +505,7 @@ def bench_bf16(options: argparse.Namespace, table: alternate.Table) -> None:
 
 
 def models(name: str, count: int, device: torch.device) -> list[Weights]:
-    """`count` of network `name`: one start, and noise."""
+    """Return `count` models of network `name`: one start plus noise."""
     spec = ModelSpec.of(compose([f"model={name}"])["model"], SHAPES.get(name, (3, 32, 32)), 10)
     start = Weights.init(spec, 0, torch.device("cpu"), torch.float32)
     on = lambda tree: {key: value.to(device) for key, value in tree.items()}  # noqa: E731
@@ -463,6 +518,7 @@ def models(name: str, count: int, device: torch.device) -> list[Weights]:
 def bench_ensemble(options: argparse.Namespace, table: alternate.Table) -> None:
     for name in options.models:
         teachers = models(name, options.teachers, options.device)
+
         x = drawn(options.batch, *SHAPES.get(name, (3, 32, 32)), device=options.device)
         looped, stacked = TeacherEnsemble(teachers), TeacherEnsemble(teachers, stacked=True)
         mine, other, ratio = beside(
@@ -470,6 +526,7 @@ def bench_ensemble(options: argparse.Namespace, table: alternate.Table) -> None:
         )
         chosen = stacks("auto", teachers, None, x)
         rule = (mine if chosen else other) / min(mine, other)
+
         what = f"{options.teachers} x {name}, b = {options.batch}, with input gradient: stacked"
         said = (
             f"auto: {'stacked' if chosen else 'looped'}, {rule:.2f} of the better, bound {EXACT[1]}"
@@ -482,12 +539,11 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
     logits = [
         drawn(options.clients, options.batch, 10, device=options.device) for _ in world.bank[1:]
     ]
-    own = {
-        **world.state["own"],
-        "bank": world.bank,
-        "logits": logits,
-    }  # the last epoch's images meet the teachers now
+    # The teachers process the last epoch's images in this epoch
+    own = {**world.state["own"], "bank": world.bank, "logits": logits}
+
     state: State = {**world.state, "own": own}
+
     spent, whole = list[float](), co_boosting.reweighted
 
     def watched(*args: Any) -> Tensor:
@@ -508,6 +564,7 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
         ]
     finally:
         co_boosting.reweighted = whole
+
     shares = [part / epoch for part, epoch in zip(spent[1:], epochs[1:], strict=True)]
     what = f"Co-Boosting, weights' steps on {options.bank} batches, m = {options.clients}"
     said = f"epoch of {options.steps} generator steps {statistics.median(epochs[1:]):.1f} s"
@@ -518,12 +575,14 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
 def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> None:
     world = World("dense", options, options.bank, f"aggregator.T_G={options.steps}")
     method, env, ensemble = world.method, world.env.at(0, options.bank), world.ensemble()
+
     logits = [drawn(options.batch, 10, device=options.device) for _ in world.bank[1:]]
     state: State = {
         **world.state,
         "teachers": [],
         "own": {"bank": world.bank[1:], "logits": logits},
     }
+
     pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Checkpoint(Path(folder), options.device)
@@ -538,6 +597,7 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
             saved = partial(checkpoint.save, Snapshot(options.bank + 1 + turn, after[0]), set(), {})
             pairs.append((clock(saved, options.device), epoch))
         checkpoint.close()
+
     save, epoch = map(statistics.median, zip(*pairs[1:], strict=True))
     what = (
         f"DENSE, checkpoint after epoch {options.bank}, m = {options.clients}, b = {options.batch}"
@@ -555,7 +615,11 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
 
 
 def worker(options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of a pass with its gradient; MB on a GPU."""
+    """Measure a pass with its gradient.
+
+    Returns:
+        Its seconds, and its memory in MB on a GPU.
+    """
     ensemble = TeacherEnsemble(models("resnet18_bn_cifar", options.many, options.device))
     leaf = drawn(options.batch, 3, 32, 32, device=options.device).requires_grad_()
 
@@ -574,6 +638,7 @@ def bench_memory(options: argparse.Namespace, table: alternate.Table) -> None:
     text, _, peak = child(
         [__file__, *size, f"--threads={options.threads}", f"--device={options.device}", "--worker"]
     )
+
     row = json.loads(text.splitlines()[-1])
     what = f"{options.many} x ResNet-18 looped, b = {options.batch}, with input gradient"
     share = f"{row['gpu'] or peak:,.0f} MB, bound {EXACT[3]:,}"
@@ -601,42 +666,52 @@ CASES: dict[str, Callable[[argparse.Namespace, alternate.Table], None]] = {
 def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
+
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="b")
-    parser.add_argument("--clients", type=int, default=5, help="m of steps, bf16 and weights")
     parser.add_argument(
-        "--steps", type=int, default=T_G, help="generator steps, and distillation steps, a turn"
+        "--clients", type=int, default=5, help="m of the cases steps, bf16 and weights"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=T_G, help="generator steps and distillation steps per turn"
     )
     parser.add_argument(
         "--product", type=int, default=2048, help="rows and columns of the matrix product"
     )
-    parser.add_argument("--teachers", type=int, default=10, help="m of ensemble")
+    parser.add_argument("--teachers", type=int, default=10, help="m of the case ensemble")
     parser.add_argument(
         "--models",
         nargs="+",
         default=["cnn_mnist", "cnn2", "resnet18_bn_cifar"],
-        help="of ensemble",
+        help="models of the case ensemble",
     )
     parser.add_argument(
-        "--bank", type=int, default=T // 2, help="batches of weights and checkpoint"
+        "--bank", type=int, default=T // 2, help="batches of the cases weights and checkpoint"
     )
-    parser.add_argument("--many", type=int, default=100, help="teachers of memory")
+    parser.add_argument("--many", type=int, default=100, help="teachers of the case memory")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.worker:
         print(json.dumps(worker(options)))
         return
+
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
-        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
-    facts = f"{options.threads} threads, {options.device}, medians of {options.turns} turns. `scripts/bench_distillation.py`"
+        parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
+
+    facts = (
+        f"{options.threads} threads, {options.device}, medians of {options.turns} turns. "
+        "`scripts/bench_distillation.py`"
+    )
     table = alternate.Table(
         options.write, alternate.heading(facts), ["what", "time", "beside", "ratio", ""]
     )
+
     for case in options.cases or CASES:
         CASES[case](options, table)
 

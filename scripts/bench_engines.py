@@ -1,16 +1,24 @@
-"""Is engine=auto within 10 % of the fastest engine? Seconds a round of every engine and stack, and of what auto takes.
+"""Check that engine=auto is within 10 % of the fastest engine.
 
-    python scripts/bench_engines.py [W1 W1u W1s W2 W3 small resnet] [--repeats 5] [--threads 2] [--write FILE]
+    python scripts/bench_engines.py [W1 W1u W1s W2 W3 small resnet] [--repeats 5]
+        [--threads 2] [--write FILE]
 
-One process; the candidates take turns, each repeat in another order, so that a drift of the machine hits all alike. A turn is the
-first round again and again for half a second (at least once), training and aggregation without evaluation, and counts with its
-median; a candidate counts with the median of its turns. A turn beside which other programs computed more than a tenth of a core
-is rejected and taken again, up to three times as many turns as repeats; a candidate with too few clean turns is marked ``!``.
-auto is a candidate of its own, though it is one of the others by another name. Exits with 1 if it is more than 10 % behind the
-fastest, with 2 if a candidate has too few clean turns.
+It prints the seconds per round of every engine and stack, and of the engine that auto
+chooses. Everything runs in one process. The candidates take turns, and each repeat has
+another order, so that a drift of the machine affects all alike. A turn repeats the
+first round for half a second (at least once), with training and aggregation and without
+evaluation. It counts with the median of its rounds. A candidate counts with the median
+of its turns. A turn is rejected and repeated if other programs computed more than a
+tenth of a core meanwhile. There are at most three times as many turns as repeats. A
+candidate with too few clean turns is marked ``!``. auto is a separate candidate, though
+it is one of the others by another name. The exit code is 1 if auto is more than 10 %
+behind the fastest, and 2 if a candidate has too few clean turns.
 
-Workloads: those of bench_rounds.py; W1s: W1 with SCAFFOLD; small: 50 clients of 100 samples, a CNN of 55 thousand parameters,
-batch 10; resnet: ResNet-18, 4 clients of 40 samples, batch 20. All on Fashion-MNIST.
+The workloads are those of bench_rounds.py and the following, all on Fashion-MNIST:
+
+- W1s: W1 with SCAFFOLD.
+- small: 50 clients of 100 samples, a CNN of 55 thousand parameters, batch 10.
+- resnet: ResNet-18, 4 clients of 40 samples, batch 20.
 """
 
 from __future__ import annotations
@@ -29,10 +37,10 @@ from typing import Any
 import alternate
 import bench_rounds
 
-SECONDS = 0.5  # of a turn, at least
-DISTURBED = 0.1  # cores
+SECONDS = 0.5  # least duration of a turn
+DISTURBED = 0.1  # cores that other programs may use during a turn
 MOST_BEHIND = 1.1
-LONG = 1000  # rounds that auto is given
+LONG = 1000  # number of rounds that auto expects
 SMALL = [
     "model=cnn_mcmahan",
     "model.channels=[8,16]",
@@ -63,7 +71,7 @@ STACKS = {
 
 @dataclass
 class Candidate:
-    """An engine, its threads a process, and what its turns took."""
+    """An engine, its threads per process, and the seconds of its turns."""
 
     engine: Any
     threads: int
@@ -76,7 +84,7 @@ class Candidate:
 
 
 def candidates(workload: str, threads: int) -> dict[str, Candidate]:
-    """Every engine whose choices are made, by name."""
+    """Return every engine whose choices are made, by name."""
     from fedexp.core.engine import describe
     from fedexp.engines.serial import Serial
     from fedexp.engines.vectorized import Vectorized
@@ -87,6 +95,7 @@ def candidates(workload: str, threads: int) -> dict[str, Candidate]:
     made = {
         name: Candidate(engine, threads) for name, engine in {"serial": Serial(), **stacked}.items()
     }
+
     if threads > 1:
         beside = {
             name: engine
@@ -104,7 +113,12 @@ def candidates(workload: str, threads: int) -> dict[str, Candidate]:
 
 
 def busy() -> tuple[float, float]:
-    """Seconds of processor time so far: the machine's, time stolen from it included, and our processes'; 0 without /proc."""
+    """Return the seconds of processor time so far.
+
+    Returns:
+        The machine's seconds, stolen time included, and those of our processes. Both
+        are 0 without /proc.
+    """
     if not Path("/proc/stat").exists():
         return 0.0, 0.0
     from fedexp.running.peak_memory import descendants
@@ -113,23 +127,24 @@ def busy() -> tuple[float, float]:
     user, nice, system, _, _, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split()[1:9]
     )
+
     ours = 0
     for pid in ("self", *descendants(str(os.getpid()))):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ours += int(fields[11]) + int(fields[12])
     return (user + nice + system + irq + softirq + steal) / tick, ours / tick
 
 
 def others(since: tuple[float, float], seconds: float) -> float:
-    """Cores that other programs took meanwhile."""
+    """Return the number of cores that other programs used since `since`."""
     now = busy()
     return (now[0] - since[0] - (now[1] - since[1])) / seconds
 
 
 @contextlib.contextmanager
 def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], Any]]:
-    """A function that executes an engine's first round, and the trial that auto settles on."""
+    """Yield a function that executes an engine's first round, and auto's trial."""
     import torch
 
     from fedexp.config.compose import compose
@@ -144,6 +159,7 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
         "device=cpu",
         "dataset=fashion_mnist",
     ]
+
     experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
     numerics = choose_numerics(experiment.config)
     with use_numerics(numerics):
@@ -160,7 +176,11 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
 
 
 def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float, bool]:
-    """One workload's rows, the fastest first. Returns auto's ratio to it, and whether a candidate has too few clean turns."""
+    """Write one workload's rows, the fastest first.
+
+    Returns:
+        auto's ratio to the fastest, and whether a candidate has too few clean turns.
+    """
     import torch
 
     from fedexp.core.engine import describe
@@ -177,7 +197,8 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
             candidate.engine.open(
                 replace(context.numerics, threads=candidate.threads), options.threads
             )
-            one_round(candidate.engine)  # builds networks, starts what has to start
+            one_round(candidate.engine)  # builds networks and starts processes
+
         for turn in range(3 * options.repeats):
             waiting = [
                 candidate for candidate in made.values() if len(candidate.turns) < options.repeats
@@ -196,6 +217,7 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
     took_by_auto = beside + bench_rounds.computing(describe(chosen.computing))
     disturbed = False
     best = min(candidate.seconds for candidate in made.values())
+
     for name, candidate in sorted(made.items(), key=lambda item: item[1].seconds):
         used = candidate.turns or candidate.rejected
         disturbed |= len(candidate.turns) < options.repeats
@@ -221,7 +243,10 @@ def main() -> int:
     from fedexp.runtime.allocator import keep_freed_memory
 
     keep_freed_memory()
-    facts = f"{options.threads} threads, {options.repeats} turns a candidate, interleaved, medians"
+
+    facts = (
+        f"{options.threads} threads, {options.repeats} turns per candidate, interleaved, medians"
+    )
     columns = [
         "workload",
         "candidate",
@@ -233,6 +258,7 @@ def main() -> int:
         "auto's engine",
     ]
     table = alternate.Table(options.write, alternate.heading(facts), columns)
+
     found = {workload: compare(workload, options, table) for workload in options.workloads}
     table.line("")
     table.line(
@@ -240,10 +266,11 @@ def main() -> int:
         + ", ".join(f"{name} {ratio:.2f}" for name, (ratio, _) in found.items())
     )
     if any(disturbed for _, disturbed in found.values()):
-        table.line("Other programs computed meanwhile: measure the rows marked ! again.")
+        table.line("Other programs were computing: measure the rows marked ! again.")
         return 2
     return int(any(ratio > MOST_BEHIND for ratio, _ in found.values()))
 
 
-if __name__ == "__main__":  # workers import this file
+# Workers import this file
+if __name__ == "__main__":
     sys.exit(main())

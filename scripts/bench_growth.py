@@ -1,11 +1,15 @@
-"""How seconds a round grow with the number of clients a round and with model size, on Fashion-MNIST: figures and a picture.
+"""Measure how seconds per round grow with clients per round and model size.
 
-    python scripts/bench_growth.py [--engines serial vectorized workers] [--repeats 3] [--write FILE.md] [--draw FILE.json]
+    python scripts/bench_growth.py [--engines serial vectorized workers] [--repeats 3]
+        [--write FILE.md] [--draw FILE.json]
 
-Every client has 60 samples and takes 3 steps of 20. Left: 10 to 1,000 clients a round of an MLP 784-200-10. Right: 10 clients
-a round of MLPs 784-h-h-10 of 10 k to 10 M parameters. Processes take turns: bare loop, first engine, second engine ..., again.
-A figure is the median over repeats of a process's median, its first round left out. Writes growth.md, .json and .png under
-scripts/results, or beside --write; --draw only draws figures measured before.
+All runs are on Fashion-MNIST. Every client has 60 samples and takes 3 steps of 20. The
+left panel has 10 to 1,000 clients per round of an MLP 784-200-10. The right panel has
+10 clients per round of MLPs 784-h-h-10 of 10 k to 10 M parameters. Processes take
+turns: bare loop, first engine, second engine ..., then again. A number is the median
+over repeats of a process's median, without its first round. The script writes
+growth.md, .json and .png in scripts/results, or beside --write. --draw only draws
+numbers measured before.
 """
 
 from __future__ import annotations
@@ -18,28 +22,29 @@ from typing import Any
 import alternate
 
 COHORTS = (10, 30, 100, 300, 1000)
-HIDDEN = {
-    10_000: 13,
-    100_000: 115,
-    1_000_000: 680,
-    10_000_000: 2790,
-}  # parameters, about: widths of both hidden layers
-FEW = 10  # clients a round while models grow
+# Approximate number of parameters, and width of both hidden layers
+HIDDEN = {10_000: 13, 100_000: 115, 1_000_000: 680, 10_000_000: 2790}
+FEW = 10  # clients per round while models grow
 BASE = ["partition=iid", "clients=1000", "local.batch_size=20"]
 BARE = "bare loop"
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 
-Point = tuple[str, int]  # panel and its x: ("clients", 300), ("parameters", 1_000_000)
+# A panel and a value on its x axis: ("clients", 300), ("parameters", 1_000_000)
+Point = tuple[str, int]
 
 
 def parameters(hidden: int) -> int:
-    """Of an MLP 784-h-h-10 with biases."""
+    """Return the number of parameters of an MLP 784-h-h-10 with biases."""
     return (784 + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * 10
 
 
 def points() -> dict[Point, tuple[list[str], list[str], int]]:
-    """Of every measured point: the bare loop's options, fedexp's overrides, rounds."""
+    """Return every measured point.
+
+    Returns:
+        The bare loop's options, fedexp's overrides and the number of rounds of each.
+    """
     found: dict[Point, tuple[list[str], list[str], int]] = {}
     for m in COHORTS:
         rounds = max(4, min(16, 1500 // m))
@@ -48,6 +53,7 @@ def points() -> dict[Point, tuple[list[str], list[str], int]]:
             ["model=mlp_784_200", f"clients_per_round={m}"],
             rounds,
         )
+
     for hidden in HIDDEN.values():
         widths = ["model=mlp", f"model.hidden=[{hidden},{hidden}]", f"clients_per_round={FEW}"]
         size = parameters(hidden)
@@ -61,9 +67,10 @@ def points() -> dict[Point, tuple[list[str], list[str], int]]:
 
 
 def measure(options: Any) -> dict[str, dict[Point, float]]:
-    """Seconds a round by line and point."""
+    """Return the seconds per round by line and point."""
     lines = [BARE, *options.engines]
     figures: dict[str, dict[Point, float]] = {line: {} for line in lines}
+
     for point, (loop, overrides, rounds) in points().items():
         seen: dict[str, list[float]] = {line: [] for line in lines}
         for _ in range(options.repeats):
@@ -74,9 +81,11 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
                 mine = alternate.fedexp(options.data, options.threads, rounds, *more)
                 if mine["steps"] != base["steps"]:
                     raise SystemExit(
-                        f"{point} {engine}: steps a round differ: {base['steps']}, {mine['steps']}"
+                        f"{point} {engine}: steps per round differ: "
+                        f"{base['steps']}, {mine['steps']}"
                     )
                 seen[engine].append(statistics.median(mine["seconds"][1:]))
+
         for line in lines:
             figures[line][point] = statistics.median(seen[line])
         print(point, {line: round(figures[line][point], 4) for line in lines}, flush=True)
@@ -84,13 +93,15 @@ def measure(options: Any) -> dict[str, dict[Point, float]]:
 
 
 def write(figures: dict[str, dict[Point, float]], heading: str, path: Path) -> None:
-    """`path` as a Markdown table, and the figures as JSON beside it."""
+    """Write `path` as a Markdown table, and the numbers as JSON beside it."""
     table = alternate.Table(
-        path, heading, ["clients a round", "parameters", *(f"{line} s/round" for line in figures)]
+        path, heading, ["clients per round", "parameters", *(f"{line} s/round" for line in figures)]
     )
+
     for kind, x in figures[BARE]:
         m, size = (x, parameters_of_w1()) if kind == "clients" else (FEW, x)
         table.row([f"{m:,}", f"{size:,}", *(f"{figures[line][kind, x]:.4f}" for line in figures)])
+
     stored = {
         line: [[*point, seconds] for point, seconds in of.items()] for line, of in figures.items()
     }
@@ -104,21 +115,26 @@ def parameters_of_w1() -> int:
 
 
 def draw(stored: dict[str, Any], path: Path) -> None:
-    """Two panels, both axes logarithmic; the bare loop dashed and black."""
+    """Draw two panels with logarithmic axes.
+
+    The bare loop is dashed and black.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     panels = {
-        "clients": ("clients a round", "MLP 784-200-10, 159,010 parameters"),
-        "parameters": ("parameters", f"MLP 784-h-h-10, {FEW} clients a round"),
+        "clients": ("clients per round", "MLP 784-200-10, 159,010 parameters"),
+        "parameters": ("parameters", f"MLP 784-h-h-10, {FEW} clients per round"),
     }
+
     figure = Figure(figsize=(11, 5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
-        "Seconds a round of FedAvg on Fashion-MNIST: 60 samples a client, 3 steps of batch 20",
+        "Seconds per round of FedAvg on Fashion-MNIST: 60 samples per client, 3 steps of batch 20",
         fontsize=14,
     )
+
     for position, (kind, (label, title)) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, 2, position)
         lines = [line for line in stored["seconds"] if line != BARE]
@@ -142,21 +158,25 @@ def draw(stored: dict[str, Any], path: Path) -> None:
             linewidth=1.6,
             linestyle="--",
         )
+
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_title(title, fontsize=12)
         axes.set_xlabel(label, fontsize=12)
         if position == 1:
-            axes.set_ylabel("seconds a round (lower is better)", fontsize=12)
+            axes.set_ylabel("seconds per round (lower is better)", fontsize=12)
+
         axes.set_xticks([x for name, x, _ in stored["seconds"][BARE] if name == kind])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
         axes.tick_params(labelsize=11)
         axes.grid(visible=True, which="major", alpha=0.35)
         axes.grid(visible=True, which="minor", axis="y", alpha=0.15)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=11, frameon=False, loc="upper left")
+
     figure.supxlabel(stored["heading"], fontsize=8.5, color="0.35")
     figure.savefig(path, dpi=120)
 
@@ -167,7 +187,7 @@ def curve(axes: Any, rows: list[list[Any]], kind: str, label: str, **style: Any)
 
 
 def short(x: float) -> str:
-    """``300``, ``1,000``, ``104 k``, ``1 M``."""
+    """Format a number as ``300``, ``1,000``, ``104 k`` or ``1 M``."""
     if x >= 1e6:
         return f"{x / 1e6:.2g} M"
     return f"{x / 1e3:.3g} k" if x >= 1e4 else f"{x:,.0f}"
@@ -181,9 +201,11 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--draw", type=Path, metavar="JSON", help="draw these figures, measure nothing"
+        "--draw", type=Path, metavar="JSON", help="draw these numbers without measuring"
     )
+
     options = parser.parse_args()
+
     figures = options.draw or options.write.with_suffix(".json")
     if options.draw is None:
         facts = f"{options.threads} threads, medians of {options.repeats} alternating processes"

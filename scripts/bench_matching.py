@@ -1,14 +1,26 @@
-"""Matching of hidden units at the sizes of NAFI's, GAMF's and FedMA's experiments, PFNM beside its formulas in plain loops.
+"""Measure the matching of hidden units at the sizes of published experiments.
 
-    python scripts/bench_matching.py [pfnm wide grid gamf fedma gpu] [--threads 2] [--write FILE] [sizes: --help]
+    python scripts/bench_matching.py [CASE ...] [--threads 2] [--write FILE] [--help]
 
-All in one process on generated units: every model has some of a common set of units, with noise of its own, so that they
-match in part; `--common` and `--noise` say how many global units come out. The loops are `tests/reference/matching_loops.py`,
-the specification written out; they take minutes for the first pass alone, so that without `--whole` both sides are timed on it.
-`grid`: 12 lambdas on the models of `pfnm`, each compared with its run alone, bit by bit; the least of three turns.
-`gamf`: five MLPs of three layers of 100, with Sinkhorn's early stop and, with `--whole`, by the authors' schedule.
-`fedma`: the first dense layer after convolutions.
-Seconds are those of one call after a small one; memory is the peak beyond what lay in memory before the call.
+The experiments are those of NAFI, GAMF and FedMA. PFNM is compared with its formulas in
+plain loops. Everything runs in one process on generated units: every model has some
+units of a common set, with separate noise, so that they match in part. `--common` and
+`--noise` decide how many global units are found. The loops are
+`tests/reference/matching_loops.py`, the specification written out. They take minutes
+for the first pass only, so that without `--whole` both sides are timed on that pass.
+The cases are:
+
+- `pfnm`: PFNM beside the loops.
+- `wide`: PFNM with wide layers.
+- `grid`: 12 lambdas on the models of `pfnm`, each compared bit by bit with its separate
+  run. The least of three turns counts.
+- `gamf`: five MLPs of three layers of 100, with Sinkhorn's early stop and, with
+  `--whole`, by the authors' schedule.
+- `fedma`: the first dense layer after convolutions.
+- `gpu`: PFNM's cost matrices on a GPU.
+
+Seconds are those of one call after a small one. Memory is the peak beyond the memory in
+use before the call.
 """
 
 from __future__ import annotations
@@ -42,29 +54,20 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.reference import matching_loops
 
 CPU = torch.device("cpu")
-LAMBDAS = (
-    0.0,
-    1e-4,
-    1e-3,
-    5e-3,
-    0.01,
-    0.05,
-    0.1,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-)  # zero and the logs' eleven
+# Zero and the eleven values of the logs
+LAMBDAS = (0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 NAFI = BetaBernoulli(sigma=0.9, sigma0=3.0, caps=False)
 SWEEPS = 5
-TURNS = 3  # of grid
+TURNS = 3  # turns of `grid`
 
 
 def units(
     models: int, width: int, dims: int, common: int, noise: float, *names: object
 ) -> list[Tensor]:
-    """(width, dims) float64 a model, on the scale of trained weights: units of a common set, and noise."""
+    """Return float64 units (width, dims) per model, on the scale of trained weights.
+
+    They are units of a common set plus noise.
+    """
     generator = torch_generator("bench", *names)
     shared = 0.25 * torch.randn(common, dims, generator=generator, dtype=torch.float64)
 
@@ -78,7 +81,7 @@ def units(
 
 
 def arguments(models: Sequence[Tensor], sigma: float) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Precisions, prior means and visiting orders."""
+    """Return precisions, prior means and visiting orders."""
     dims = models[0].shape[1]
     q, mu0 = models[0].new_full((len(models), dims), 1 / sigma), models[0].new_zeros(dims)
     mu0[-1] = 0.1
@@ -87,7 +90,11 @@ def arguments(models: Sequence[Tensor], sigma: float) -> tuple[Tensor, Tensor, n
 
 
 def measured(call: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds, MB of memory at the peak beyond the beginning, and what `call` returned."""
+    """Call `call` and measure it.
+
+    Returns:
+        Seconds, peak memory beyond the beginning in MB, and the value of `call`.
+    """
     reset_peak(CPU)
     before = peak_memory(CPU)["ram"]
     seconds, _, value = timed(call)
@@ -95,7 +102,11 @@ def measured(call: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds, seconds of computing in all threads, and what `call` returned."""
+    """Call `call` and time it.
+
+    Returns:
+        Seconds, seconds of computing in all threads, and the value of `call`.
+    """
     began, computing = time.perf_counter(), time.process_time()
     value = call()
     return time.perf_counter() - began, time.process_time() - computing, value
@@ -106,23 +117,32 @@ def size(models: Sequence[Tensor]) -> str:
 
 
 def bench_pfnm(options: argparse.Namespace) -> list[str]:
-    """Beside the loops, which are compared in what they find, too."""
+    """Compare PFNM with the loops, in time and in results."""
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
     plain = [model.numpy() for model in models], q.numpy(), mu0.numpy(), matching_loops.Constants()
+
     rows = []
     for sweeps in (SWEEPS, *([0] if not options.whole else [])):
         seconds, memory, found = measured(lambda n=sweeps: match(models, q, mu0, NAFI, orders[:n]))
-        row = f"| PFNM, {sweeps} sweeps | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} |"
+        row = (
+            f"| PFNM, {sweeps} sweeps | {size(models)} | {len(found.members):,} "
+            f"| {seconds:.2f} | {memory:,.0f} |"
+        )
         if sweeps and not options.whole:
             rows.append(f"{row} bound 5 s |")
             continue
+
         slow, _, (places, means) = measured(
             lambda n=sweeps: matching_loops.matched(*plain, orders[:n])
         )
+
         alike = all(a.tolist() == b.tolist() for a, b in zip(found.units, places, strict=True))
         apart = float(np.abs(found.mean.numpy() - means).max()) if alike else float("nan")
-        said = f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), same units: {alike}, means within {apart:.0e}"
+        said = (
+            f"loops {slow:.1f} s, ratio {slow / seconds:.0f} (bound 10), "
+            f"same units: {alike}, means within {apart:.0e}"
+        )
         rows.append(f"{row} {said} |")
     return rows
 
@@ -131,24 +151,30 @@ def bench_wide(options: argparse.Namespace) -> list[str]:
     models = units(10, options.wide, options.dims, 10 * options.wide // 2, options.noise, "wide")
     q, mu0, orders = arguments(models, NAFI.sigma)
     seconds, memory, found = measured(lambda: match(models, q, mu0, NAFI, orders))
-    row = f"| PFNM, {SWEEPS} sweeps | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} |"
+    row = (
+        f"| PFNM, {SWEEPS} sweeps | {size(models)} | {len(found.members):,} "
+        f"| {seconds:.2f} | {memory:,.0f} |"
+    )
     return [f"{row} bounds 60 s, 2,000 MB |"]
 
 
 def bench_grid(options: argparse.Namespace) -> list[str]:
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
+
     rows = []
+
     for kind in options.penalties:
         how = replace(NAFI, penalty=kind)
         each = orders[None].repeat(len(LAMBDAS), 0)
         _, memory, found = measured(
             lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each)
         )
-        least = np.full(
-            (2, 1 + len(LAMBDAS)), math.inf
-        )  # seconds and those of computing, of all and of each lambda
+
+        # Elapsed and computing seconds, of all lambdas at once and of each lambda
+        least = np.full((2, 1 + len(LAMBDAS)), math.inf)
         equal = 0
+
         for _ in range(TURNS):
             turns = [
                 timed(lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each)),
@@ -163,15 +189,20 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
             ]
             least = np.minimum(least, np.array([turn[:2] for turn in turns]).T)
             equal = sum(_same(a, b) for a, (_, _, b) in zip(found, turns[1:], strict=True))
+
         (seconds, *one), (computing, *computing_one) = least.tolist()
+
         widths = f"{min(len(f.members) for f in found):,} to {max(len(f.members) for f in found):,}"
         said = (
-            f"{seconds / mean(one):.2f} times one lambda's mean, {seconds / max(one):.2f} times the slowest's (bound 6); of "
-            f"computing time {computing / mean(computing_one):.2f} and {computing / max(computing_one):.2f} times; "
-            f"{equal} of {len(LAMBDAS)} equal to the bit"
+            f"{seconds / mean(one):.2f} times one lambda's mean, "
+            f"{seconds / max(one):.2f} times the slowest's (bound 6); "
+            f"computing time {computing / mean(computing_one):.2f} "
+            f"and {computing / max(computing_one):.2f} times; "
+            f"{equal} of {len(LAMBDAS)} bit-identical"
         )
         rows.append(
-            f"| {len(LAMBDAS)} lambdas, {kind} | {size(models)} | {widths} | {seconds:.2f} | {memory:,.0f} | {said} |"
+            f"| {len(LAMBDAS)} lambdas, {kind} | {size(models)} | {widths} "
+            f"| {seconds:.2f} | {memory:,.0f} | {said} |"
         )
     return rows
 
@@ -185,6 +216,7 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
     node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [options.hidden] * 3, "bias": False}
     spec = ModelSpec.of(node, (784,), 10)
     structure, base = structure_of(spec, (784,)), Weights.init(spec, 0, CPU, torch.float64)
+
     models = []
     for number in range(5):
         moved = structure.permute_weights(base, structure.random(number))
@@ -195,39 +227,47 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
             for name, value in moved.params.items()
         }
         models.append(Weights(spec, noisy, {}))
+
     rows = []
     for title, early_stop in (
         ("early stop 1e-9", 1e-9),
         *([("all half-steps", None)] if options.whole else []),
     ):
         start = random_start(structure.groups, len(models), Joint().noise, CPU, "bench", "gamf")
+
         call = partial(
             match_jointly, models, structure, structure.groups, Joint(), early_stop, start
         )
         seconds, memory, (_, sweeps) = measured(call)
         said = f"{sweeps} sweeps" + ("; bound 60 s" if early_stop else "")
         rows.append(
-            f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | | {seconds:.1f} | {memory:,.0f} | {said} |"
+            f"| GAMF, {title} | 5 nets, 3 x {options.hidden} | "
+            f"| {seconds:.1f} | {memory:,.0f} | {said} |"
         )
     return rows
 
 
 def bench_fedma(options: argparse.Namespace) -> list[str]:
-    """J = 512 units that read 64 positions of each of K global channels, and a bias."""
+    """Match J = 512 units of a dense layer after convolutions.
+
+    They read 64 positions of each of K global channels, and a bias.
+    """
     how = BetaBernoulli(gamma=7.0)
     models = units(10, 512, 64 * options.channels + 1, 2048, options.noise, "fedma")
     q, mu0, orders = arguments(models, how.sigma)
     seconds, memory, found = measured(lambda: match(models, q, mu0, how, orders))
     said = f"K = {options.channels}, caps; bound 30 s"
     return [
-        f"| FedMA, dense after conv | {size(models)} | {len(found.members):,} | {seconds:.1f} | {memory:,.0f} | {said} |"
+        f"| FedMA, dense after conv | {size(models)} | {len(found.members):,} "
+        f"| {seconds:.1f} | {memory:,.0f} | {said} |"
     ]
 
 
 def bench_gpu(options: argparse.Namespace) -> list[str]:
-    """The cost matrices on the device, the assignment problems on the CPU."""
+    """Compute the cost matrices on the device, the assignment problems on the CPU."""
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
+
     rows = []
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         there = [model.to(device) for model in models], q.to(device), mu0.to(device)
@@ -235,7 +275,8 @@ def bench_gpu(options: argparse.Namespace) -> list[str]:
         seconds, memory, found = measured(lambda there=there: match(*there, NAFI, orders))
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         rows.append(
-            f"| PFNM on {name} | {size(models)} | {len(found.members):,} | {seconds:.2f} | {memory:,.0f} | |"
+            f"| PFNM on {name} | {size(models)} | {len(found.members):,} "
+            f"| {seconds:.2f} | {memory:,.0f} | |"
         )
     return rows if len(rows) > 1 else [*rows, "| no GPU here | | | | | |"]
 
@@ -255,14 +296,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
+
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--nets", type=int, default=30)
     parser.add_argument(
-        "--width", type=int, default=100, help="units a model of pfnm, grid and gpu"
+        "--width", type=int, default=100, help="units per model of pfnm, grid and gpu"
     )
-    parser.add_argument("--wide", type=int, default=1000, help="units a model of wide")
+    parser.add_argument("--wide", type=int, default=1000, help="units per model of wide")
     parser.add_argument("--dims", type=int, default=795)
     parser.add_argument(
         "--common",
@@ -271,7 +313,7 @@ def main() -> None:
         help="units that models of pfnm, grid and gpu are drawn from",
     )
     parser.add_argument("--noise", type=float, default=0.1)
-    parser.add_argument("--hidden", type=int, default=100, help="units a layer of gamf")
+    parser.add_argument("--hidden", type=int, default=100, help="units per layer of gamf")
     parser.add_argument("--channels", type=int, default=400, help="K of fedma")
     parser.add_argument("--penalties", nargs="+", default=["paper", "code2020", "code2022"])
     parser.add_argument(
@@ -280,31 +322,40 @@ def main() -> None:
         help="loops with all sweeps, GAMF with all half-steps: minutes to hours",
     )
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
+
     options = parser.parse_args()
+
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
-        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
     torch.set_num_threads(options.threads)
+
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout
+
     lines = [
         "# Matching of hidden units",
         "",
-        f"{datetime.date.today()}, commit {commit.strip()}, {platform.processor() or platform.machine()}, {options.threads} "
-        f"threads, torch {torch.__version__}, float64. `scripts/bench_matching.py`.",
+        f"{datetime.date.today()}, commit {commit.strip()}, "
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}, float64. `scripts/bench_matching.py`.",
         "",
         "| what | models x units x dimensions | global units | seconds | memory, MB | |",
         "|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
+
     small = units(3, 4, 5, 6, 0.1, "warm")
     q, mu0, orders = arguments(small, 1.0)
-    match_each(small, q, mu0, NAFI, [0.0, 0.1], orders[None].repeat(2, 0))  # imports and first uses
+    # This includes imports and first uses, which are not measured
+    match_each(small, q, mu0, NAFI, [0.0, 0.1], orders[None].repeat(2, 0))
+
     for case in options.cases or CASES:
         rows = CASES[case](options)
         print("\n".join(rows), flush=True)
         lines += rows
+
     if options.write:
         options.write.write_text("\n".join(lines) + "\n")
 

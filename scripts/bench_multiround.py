@@ -1,16 +1,26 @@
-"""Work of the many-round methods beside bare loops: FedCDA's selection and its memory.
+"""Measure the work of the multi-round methods beside bare loops.
 
-    python scripts/bench_multiround.py [table gram peak rounds mix teachers] [--threads 1] [--write FILE] [sizes: --help]
+    python scripts/bench_multiround.py [CASE ...] [--threads 1] [--write FILE] [--help]
 
-`table`: the least of K^m combinations from products that are there. `gram`: the products of m K ResNet-18s and of what the
-other clients have chosen, in float64; memory is the peak beyond the candidates. `peak`: a run in which the last round
-chooses among K models of m of N clients, all on disk beyond --memory-gb, beside FedAvg; a process each, models that nobody
-trained (start and noise), memory as the system says of the process when it ends. At full size it takes 13.5 GB of disk;
---clients 20 a fifth of that. `rounds`: seconds a round of methods on bench_rounds.py's workloads, without momentum, beside a bare
-loop or another method, in alternating processes; W1s is W1 with 100 clients, whose states all exist after a few rounds: the
-first use of memory, a page at a time, is not in its medians. `mix`: FedLAW's mix of m ResNet-18s and its gradient beside two
-products with their matrix. `teachers`: FedDF's server on a static proxy, and how often a teacher has seen a sample. Seconds
-are the fastest of --repeats; of `rounds` medians.
+The cases are:
+
+- `table`: FedCDA's choice of the least of K^m combinations from given products.
+- `gram`: the products of m K ResNet-18s and of the models that the other clients have
+  chosen, in float64. Memory is the peak beyond the candidates.
+- `peak`: a run in which the last round chooses among K models of m of N clients, beside
+  FedAvg. Models beyond --memory-gb are on disk. Each run is a separate process, and its
+  memory is what the system reports when it ends. Models are not trained (start plus
+  noise). At full size it takes 13.5 GB of disk, with --clients 20 a fifth of that.
+- `rounds`: seconds per round of methods on the workloads of bench_rounds.py, without
+  momentum, beside a bare loop or another method, in alternating processes. W1s is W1
+  with 100 clients, whose states all exist after a few rounds: the first use of memory,
+  page by page, is not in its medians.
+- `mix`: FedLAW's mix of m ResNet-18s and its gradient beside two products with their
+  matrix.
+- `teachers`: FedDF's server on a static proxy, and how often a teacher processes a
+  sample.
+
+Seconds are the fastest of --repeats, and for `rounds` medians.
 """
 
 from __future__ import annotations
@@ -60,7 +70,12 @@ NET = {"_target_": "fedexp.models.resnet.ResNet"}
 
 
 def measured(call: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
-    """Seconds of the fastest, MB of memory at the peak beyond the beginning, and what `call` returned."""
+    """Call `call` and measure it.
+
+    Returns:
+        Seconds of the fastest call, peak memory beyond the beginning in MB, and the
+        value of `call`.
+    """
     best, most, value = float("inf"), 0.0, None
     for _ in range(repeats):
         reset_peak(CPU)
@@ -77,11 +92,13 @@ def bench_table(options: argparse.Namespace) -> list[str]:
     rng = numpy_generator("bench", "table")
     vectors = rng.normal(size=(m * K + 2, 200))
     problem = Selection(vectors @ vectors.T, rng.random(m * K), (K,) * m, 2 * m, 1.0, 4e3, 1.0)
+
     rows = []
     cases = (
         (1, f"{K}^{m} = {K**m:,} combinations", "bound 10 ms"),
         (3, f"{m} clients in three groups", ""),
     )
+
     for groups, what, bound in cases:
         order = np.array_split(np.arange(m), groups)
         seconds, memory, _ = measured(
@@ -116,7 +133,7 @@ def bench_gram(options: argparse.Namespace) -> list[str]:
 
 
 class InTurn(Sampling):
-    """Everyone as often as everyone else."""
+    """A sampling that takes every client equally often."""
 
     def draw(self, N: int, seed: int, round: int) -> list[int]:
         return sorted((round * int(self.m) + place) % N for place in range(int(self.m)))
@@ -124,7 +141,7 @@ class InTurn(Sampling):
 
 @dataclass(frozen=True)
 class Noise(Engine):
-    """The start and noise in place of a trained model."""
+    """An engine that returns the start plus noise instead of a trained model."""
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
@@ -138,7 +155,11 @@ class Noise(Engine):
 
 
 def worker(method: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """A run of `method` until everyone has K models and one round more: seconds of that one's aggregation, GB on disk."""
+    """Run `method` until every client has K models, and one round more.
+
+    Returns:
+        Seconds of that round's aggregation, and GB on disk.
+    """
     N, m = options.clients, options.clients_per_round
     filling = -(-N * options.models // m)
     more = (
@@ -147,12 +168,16 @@ def worker(method: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         else []
     )
     shape = [f"clients={N}", f"clients_per_round={m}", f"rounds={filling + 1}", "partition=iid"]
+
     experiment = Experiment.of(
         compose([f"method={method}", "dataset=digits", "model=resnet18_gn", *shape, *more])
     )
+
     data = experiment.load(CPU)
+
     checkpoint = Checkpoint(folder, CPU, options.memory_gb)
     env = replace(experiment.env(data, CPU), models=checkpoint.models, sampling=InTurn("fixed", m))
+
     seconds = 0.0
     start = Snapshot(0, experiment.aggregator.init(env), checkpoint.client_states)
     for step in run(experiment.aggregator, env, Noise(), data, start):
@@ -171,28 +196,40 @@ def bench_peak(options: argparse.Namespace) -> list[str]:
         f"--memory-gb={options.memory_gb}",
         f"--threads={options.threads}",
     ]
+
     for method in ("fedavg", "fedcda"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             text, _, peak = child([__file__, *size, f"--folder={folder}", f"--worker={method}"])
+
         row = json.loads(text.splitlines()[-1])
         first = first or peak
         what = f"{method}, {options.clients} clients, ResNet-18, {row['gb']:.2f} GB on disk"
         rows.append(
-            f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all | {peak - first:+,.0f}, bound +1,500 |"
+            f"| {what} | {row['seconds']:.2f} s | {peak:,.0f} in all "
+            f"| {peak - first:+,.0f}, bound +1,500 |"
         )
     return rows
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`method` beside `beside`, a method or the bare loop of that name; `most` is the bound of the ratio."""
+    """Two sides of a comparison in `rounds`.
+
+    Args:
+        workload: Workload of both sides.
+        method: The measured method.
+        beside: The other side: a method, or the bare loop of that name.
+        most: Bound of the ratio.
+        engine: Engine of the method.
+        threads: Number of threads. None: --threads.
+    """
 
     workload: str
     method: str
     beside: str
     most: float
     engine: str = "vectorized"
-    threads: int | None = None  # None: --threads
+    threads: int | None = None
 
 
 WORKLOADS = {
@@ -201,10 +238,15 @@ WORKLOADS = {
 }
 ROUNDS = {**bench_rounds.ROUNDS, "W1s": 30}
 PAIRS = [
-    *(Pair(w, method, "bare fedsam", most) for w, most in (("W1", 0.55), ("W2", 0.72)) for method in ("fedsam", "mofedsam")),
+    *(Pair("W1", method, "bare fedsam", 0.55) for method in ("fedsam", "mofedsam")),
+    *(Pair("W2", method, "bare fedsam", 0.72) for method in ("fedsam", "mofedsam")),
     *(Pair(w, "fedcm", "fedavg", 1.15) for w in ("W1", "W2")),
     *(Pair(w, "feddyn", "fedavg", most) for w, most in (("W1", 1.4), ("W1s", 1.4), ("W2", 1.15))),
-    *(Pair(w, "fedmrur", "mofedsam", 1.35, engine) for w in ("W1", "W2") for engine in ("vectorized", "serial")),
+    *(
+        Pair(w, "fedmrur", "mofedsam", 1.35, engine)
+        for w in ("W1", "W2")
+        for engine in ("vectorized", "serial")
+    ),
     Pair("W4", "fedavg", "bare fedavg", 1.05, "auto", threads=2),
 ]  # fmt: skip
 
@@ -218,6 +260,7 @@ def bench_rounds(options: argparse.Namespace) -> list[str]:
 
 
 def _paired(pair: Pair, options: argparse.Namespace) -> str:
+
     rounds, threads = options.rounds or ROUNDS[pair.workload], pair.threads or options.threads
 
     def seconds(method: str) -> float:
@@ -232,18 +275,23 @@ def _paired(pair: Pair, options: argparse.Namespace) -> str:
                 "aggregator.weights=uniform",
             ]
             said = alternate.fedexp(options.data, threads, rounds, *WORKLOADS[pair.workload], *more)
+
         steps.add(tuple(said["steps"]))
         return statistics.median(said["seconds"][1:])
 
     steps: set[tuple[int, ...]] = set()
     times = [(seconds(pair.beside), seconds(pair.method)) for _ in range(options.repeats)]
     if len(steps) > 1:
-        raise SystemExit(f"{pair.workload} {pair.method}: steps a round differ: {steps}")
+        raise SystemExit(f"{pair.workload} {pair.method}: steps per round differ: {steps}")
+
     ratio = statistics.median(mine / other for other, mine in times)
     other, mine = map(statistics.median, zip(*times, strict=True))
     what = f"{pair.workload}, {pair.method} ({pair.engine}) beside {pair.beside}"
     what += f", {pair.threads} threads" if pair.threads else ""
-    return f"| {what} | {mine:.4f} s beside {other:.4f} s a round | | ratio {ratio:.2f}, bound {pair.most} |"
+    return (
+        f"| {what} | {mine:.4f} s beside {other:.4f} s per round | "
+        f"| ratio {ratio:.2f}, bound {pair.most} |"
+    )
 
 
 def bench_mix(options: argparse.Namespace) -> list[str]:
@@ -255,11 +303,13 @@ def bench_mix(options: argparse.Namespace) -> list[str]:
         models[0].clone(),
         torch.full((m,), 1 / m),
     )
+
     law = FedLAW()
     bare, _, _ = measured(lambda: (shares @ models, models @ q), options.repeats)
     mine, memory, _ = measured(
         lambda: (law.mixed(scalars, models), law.gradients(scalars, models, q)), options.repeats
     )
+
     what = f"FedLAW, mix of {m} x {D:,} and gradient of x and z"
     return [
         f"| {what} | {mine:.4f} s beside {bare:.4f} s | {memory:,.0f} | ratio {mine / bare:.2f} |"
@@ -276,6 +326,7 @@ def bench_teachers(options: argparse.Namespace) -> list[str]:
     experiment = Experiment.of(
         compose(["method=feddf", "dataset=fashion_mnist", f"data_root={options.data}", *shape])
     )
+
     data = experiment.load(CPU)
     env, asked, logits_of = experiment.env(data, CPU), [0], feddf.logits_of
 
@@ -289,11 +340,13 @@ def bench_teachers(options: argparse.Namespace) -> list[str]:
     for step in run(experiment.aggregator, env, Noise(), data, start):
         seconds += step.seconds["aggregate"]
     feddf.logits_of = logits_of
+
     assert env.proxy is not None
     n, m = len(env.proxy), options.clients_per_round
-    said = f"a teacher sees a sample {asked[0] / n / m:g} times, bound 1"
+    said = f"a teacher processes a sample {asked[0] / n / m:g} times, bound 1"
     return [
-        f"| FedDF, {m} teachers, {n:,} proxy samples, a round's server | {seconds:.2f} s | | {said} |"
+        f"| FedDF, {m} teachers, {n:,} proxy samples, server's part of a round "
+        f"| {seconds:.2f} s | | {said} |"
     ]
 
 
@@ -312,8 +365,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default"
+        "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
+
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=100, help="N of peak")
@@ -324,42 +378,49 @@ def main() -> None:
         "--folder",
         type=Path,
         default=Path(tempfile.gettempdir()),
-        help="of peak, on the disk to measure",
+        help="folder of peak, on the disk to measure",
     )
     parser.add_argument(
         "--data",
         default=os.environ.get("FEDEXP_DATA", "data"),
-        help="holds FashionMNIST/raw, unpacked",
+        help="folder that contains FashionMNIST/raw, unpacked",
     )
-    parser.add_argument("--only", help="of rounds: this workload or method alone")
-    parser.add_argument("--rounds", type=int, help="of every process of rounds")
+    parser.add_argument("--only", help="only this workload or method of rounds")
+    parser.add_argument("--rounds", type=int, help="rounds of every process of the case rounds")
     parser.add_argument("--write", type=Path, help="Markdown file for the table")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.worker:
         print(json.dumps(worker(options.worker, options, options.folder)))
         return
+
     unknown = [case for case in options.cases if case not in CASES]
     if unknown:
-        parser.error(f"no case is called {unknown[0]}: choose of {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]}: choose from {', '.join(CASES)}")
+
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout
+
     lines = [
-        "# Methods of many rounds",
+        "# Multi-round methods",
         "",
-        f"{datetime.date.today()}, commit {commit.strip()}, {platform.processor() or platform.machine()}, {options.threads} "
-        f"threads, torch {torch.__version__}. `scripts/bench_multiround.py`.",
+        f"{datetime.date.today()}, commit {commit.strip()}, "
+        f"{platform.processor() or platform.machine()}, {options.threads} threads, "
+        f"torch {torch.__version__}. `scripts/bench_multiround.py`.",
         "",
         "| what | time | memory, MB | |",
         "|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
+
     for case in options.cases or CASES:
         rows = CASES[case](options)
         print("\n".join(rows), flush=True)
         lines += rows
+
     if options.write:
         options.write.write_text("\n".join(lines) + "\n")
 

@@ -1,11 +1,16 @@
-"""Seconds a round of fedexp's engines against the bare loop, in strictly alternating processes, on Fashion-MNIST.
+"""Compare the seconds per round of fedexp's engines with the bare loop.
 
-    python scripts/bench_rounds.py [W1 W1u W2 W3 W4] [--methods fedavg fedprox scaffold] [--engines serial auto ...]
-    python scripts/bench_rounds.py --against CHECKOUT    # the committed table, a checkout of another commit alternating with this
+    python scripts/bench_rounds.py [W1 W1u W2 W3 W4]
+        [--methods fedavg fedprox scaffold] [--engines serial auto ...]
+    python scripts/bench_rounds.py --against CHECKOUT
 
-An engine is its name with optional overrides behind commas: vectorized,engine.stack=5. Every engine's process follows a bare
-loop's; a ratio is that of such a pair. The first round of every process (and what auto does before it) is left out; both
-sides must take the same number of local steps. W1u is W1 over Dirichlet(0.1) clients, the same ones on both sides.
+The second form makes the committed table, with a checkout of another commit that
+alternates with this one. All runs are on Fashion-MNIST, in strictly alternating
+processes. An engine is its name with optional overrides after commas:
+vectorized,engine.stack=5. Every engine's process follows a process of the bare loop,
+and a ratio is that of such a pair. The first round of every process (and the work of
+auto before it) is left out. Both sides must take the same number of local steps. W1u is
+W1 over Dirichlet(0.1) clients, the same ones on both sides.
 """
 
 from __future__ import annotations
@@ -49,10 +54,8 @@ WORKLOADS = {
 METHODS = {
     "fedavg": ["method=fedavg"],
     "fedprox": ["method=fedprox", "trainer.mu=0.1"],
-    "scaffold": [
-        "method=scaffold",
-        "local.momentum=0",
-    ],  # a corrected gradient in a momentum buffer diverges
+    # A corrected gradient in a momentum buffer diverges
+    "scaffold": ["method=scaffold", "local.momentum=0"],
 }
 
 
@@ -70,7 +73,7 @@ COMMITTED = [
 
 
 def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> None:
-    """fedexp's clients and every round's participants, for the bare loop."""
+    """Write fedexp's clients and every round's participants, for the bare loop."""
     import torch
 
     from fedexp.config.compose import compose
@@ -80,6 +83,7 @@ def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> N
     experiment = Experiment.of(compose([*overrides, "dataset=fashion_mnist", f"data_root={data}"]))
     loaded = experiment.load(torch.device("cpu"))
     env = experiment.env(loaded, torch.device("cpu"))
+
     save_partition(loaded.partition, folder / "partition.safetensors")
     (folder / "cohorts.json").write_text(
         json.dumps([env.at(round).sample() for round in range(rounds)])
@@ -89,27 +93,36 @@ def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> N
 def pair(
     workload: str, method: str, engine: str, options: Any, split: Path
 ) -> tuple[float, float, dict[str, Any]]:
-    """Median seconds a round of the bare loop and of fedexp, and all that fedexp's process reported."""
+    """Measure one pair of processes.
+
+    Returns:
+        Median seconds per round of the bare loop and of fedexp, and all that fedexp's
+        process reported.
+    """
     more = ["--split", str(split)] if workload == "W1u" else []
     rounds = options.rounds or ROUNDS[workload]
     base = alternate.bare(
         options.data, workload[:2], options.threads, rounds, "--method", method, *more
     )
+
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
     other = options.against and alternate.fedexp(
         options.data, options.threads, rounds, *overrides, home=options.against
     )
     mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
+
     mine["other"] = statistics.median(other["seconds"][1:]) if other else None
     if base["steps"] != mine["steps"]:
         raise SystemExit(
-            f"{workload} {method} {engine}: steps a round differ: {base['steps']}, {mine['steps']}"
+            f"{workload} {method} {engine}: steps per round differ: "
+            f"{base['steps']}, {mine['steps']}"
         )
+
     return statistics.median(base["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
 
 
 def against(pairs: list[tuple[float, float, dict[str, Any]]]) -> list[str]:
-    """Cells of the other commit, if there is one."""
+    """Return the cells of the other commit, if there is one."""
     others = [(said["other"], mine) for _, mine, said in pairs if said["other"]]
     if not others:
         return []
@@ -120,7 +133,7 @@ def against(pairs: list[tuple[float, float, dict[str, Any]]]) -> list[str]:
 
 
 def computing(engine: dict[str, Any]) -> str:
-    """The engine that a run's numerics name, in a few characters."""
+    """Return a short name of the engine in a run's numerics."""
     settings = [f"{key}={value}" for key, value in engine.items() if key != "_target_"]
     return " ".join([engine["_target_"].rpartition(".")[2].lower(), *settings])
 
@@ -137,38 +150,46 @@ def main() -> None:
         "--against",
         type=Path,
         metavar="CHECKOUT",
-        help="the committed rows, another commit in between",
+        help="make the committed rows, alternating with a checkout of another commit",
     )
     parser.add_argument(
         "--rounds",
         type=int,
-        help="of every process; engine=auto starts workers for long runs alone",
+        help="rounds of every process; engine=auto starts workers only for long runs",
     )
+
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(
             f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}"
         )
+
     facts = f"{options.threads} threads, {options.pairs} pairs of alternating processes, medians"
     if options.against:
         facts += f"; other commit {alternate.commit(options.against)}"
-    columns = ["workload", "method", "engine", "computed by", "steps a round"]
+
+    columns = ["workload", "method", "engine", "computed by", "steps per round"]
     columns += ["bare s/round", "fedexp s/round", "ratio (median of pairs)", "min", "max"]
     columns += (
         ["other commit s/round", "this to other (median of pairs)"] if options.against else []
     )
     table = alternate.Table(options.write, alternate.heading(facts), columns)
+
     notes: dict[str, None] = {}
+
     with tempfile.TemporaryDirectory() as name:
         split = Path(name)
         if "W1u" in options.workloads:
             write_split(WORKLOADS["W1u"], options.data, options.rounds or ROUNDS["W1u"], split)
+
         rows = list(itertools.product(options.workloads, options.methods, options.engines))
         for workload, method, engine in (
             [r for r in COMMITTED if r[0] in options.workloads] if options.against else rows
         ):
             pairs = [pair(workload, method, engine, options, split) for _ in range(options.pairs)]
+
             ratios = [mine / base for base, mine, _ in pairs]
+
             used = sorted({computing(said["engine"]) for *_, said in pairs})
             notes |= {
                 f"{workload} {method} {engine}: {note}": None
@@ -176,6 +197,7 @@ def main() -> None:
                 for note in said["notes"]
                 if note.startswith("engine")
             }
+
             table.row(
                 [
                     *(workload, method, engine, "; ".join(used)),

@@ -1,11 +1,18 @@
-"""Peak memory and seconds as the number of clients grows: every line a process of its own.
+"""Measure peak memory and seconds as the number of clients grows.
 
-    python scripts/bench_scale.py [rounds partitions million] [--threads 2] [--data DIR] [--write FILE]
+    python scripts/bench_scale.py [rounds partitions million] [--threads 2]
+        [--data DIR] [--write FILE]
 
-rounds: W1 of bench_rounds.py (Fashion-MNIST) with 100, 1,000 and 60,000 clients, 20 a round.
-partitions: 1,000,000 clients over 10,000,000 labels: built, saved, sampled 10 times 1,000.
-million: 10 rounds of 1,000 clients out of 1,000,000 on the synthetic data.
-Memory is what the system says of the process when it ends (ru_maxrss). Prints Markdown tables.
+Every line is a separate process. The parts are:
+
+- rounds: W1 of bench_rounds.py (Fashion-MNIST) with 100, 1,000 and 60,000 clients, 20
+  per round.
+- partitions: 1,000,000 clients over 10,000,000 labels: built, saved, sampled 10 times
+  1,000.
+- million: 10 rounds of 1,000 clients out of 1,000,000 on the synthetic data.
+
+Memory is what the system reports of the process when it ends (ru_maxrss). The script
+prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -33,12 +40,14 @@ W1 = [
     *(o for o in WORKLOADS["W1"] if not o.startswith("clients=")),
 ]
 MILLION = [
-    "dataset=synthetic", f"dataset.samples={SAMPLES}", f"clients={N}", f"clients_per_round={COHORT}", "partition=iid",
+    "dataset=synthetic", f"dataset.samples={SAMPLES}", "partition=iid",
+    f"clients={N}", f"clients_per_round={COHORT}",
     "rounds=10", "model=mlp", "local.batch_size=10", "memo.enabled=false",
 ]  # fmt: skip
 
 
-# A process begins with the peak of the one that started it (Linux): here a small one of its own, whatever the benchmark holds.
+# On Linux, a process begins with the peak of the one that started it. This code starts each from
+# a small process, however much memory the benchmark has
 MEASURED = """import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])
 print(f"\\n{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}")
@@ -46,12 +55,17 @@ sys.exit(code != 0)"""
 
 
 def child(arguments: list[str]) -> tuple[str, float, float]:
-    """Output, seconds and peak memory (MB) of ``python *arguments``."""
+    """Run ``python *arguments``.
+
+    Returns:
+        Output, seconds and peak memory (MB).
+    """
     began = time.perf_counter()
     command = [sys.executable, "-c", MEASURED, sys.executable, *arguments]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
+
     seconds = time.perf_counter() - began
     text, _, peak = done.stdout.rstrip("\n").rpartition("\n")
     if done.returncode:
@@ -60,7 +74,12 @@ def child(arguments: list[str]) -> tuple[str, float, float]:
 
 
 def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
-    """Seconds by phase (`round`: the median one's), of the whole process, and its peak memory in MB."""
+    """Run fedexp in a separate process.
+
+    Returns:
+        Seconds by phase (`round`: the median round's), seconds of the whole process,
+        and its peak memory in MB.
+    """
     with tempfile.TemporaryDirectory() as outputs:
         _, seconds, peak = child(["-m", "fedexp", *overrides, f"output_root={outputs}"])
         (folder,) = Path(outputs).glob("runs/*/*")
@@ -75,25 +94,29 @@ def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
 
 def rounds(threads: int, data: str) -> list[str]:
     lines = [
-        "| W1, 20 clients a round | clients | s/round | peak MB | against 100 clients |",
+        "| W1, 20 clients per round | clients | s/round | peak MB | against 100 clients |",
         "|---|---|---|---|---|",
     ]
+
     for method, more in (("fedavg", []), ("scaffold", ["state.memory_gb=0.05"])):
         first = None
         for clients in (100, 1_000, 60_000):
             off = ["rounds=30", "eval.every=1000000", "checkpoint.every=off", "memo.enabled=false"]
             overrides = [*W1, *off, *more, f"method={method}", f"clients={clients}"]
+
             phases, _, peak = run([*overrides, f"threads={threads}", f"data_root={data}"])
             first = first or peak
             lines.append(
-                f"| {' '.join([method, *more])} | {clients:,} | {phases['round']:.3f} | {peak:.0f} | {peak / first:.2f} |"
+                f"| {' '.join([method, *more])} | {clients:,} | {phases['round']:.3f} "
+                f"| {peak:.0f} | {peak / first:.2f} |"
             )
     return lines
 
 
 def partitions(threads: int, data: str) -> list[str]:
     lines = [
-        f"| {N:,} clients, {SAMPLES:,} labels | build s | save s | 10 x draw {COHORT:,} s | peak MB |",
+        f"| {N:,} clients, {SAMPLES:,} labels | build s | save s | 10 x sample {COHORT:,} s "
+        "| peak MB |",
         "|---|---|---|---|---|",
     ]
     for name in ("iid", "dirichlet_per_client"):
@@ -104,7 +127,7 @@ def partitions(threads: int, data: str) -> list[str]:
 
 
 def partition_seconds(name: str) -> list[float]:
-    """Seconds of building, saving and sampling in this process."""
+    """Return the seconds of building, saving and sampling in this process."""
     import numpy as np
 
     from fedexp.config.compose import compose
@@ -119,6 +142,7 @@ def partition_seconds(name: str) -> list[float]:
     times.append(time.perf_counter())
     with tempfile.TemporaryDirectory() as folder:
         save_partition(partition, Path(folder) / "partition.safetensors")
+
     times.append(time.perf_counter())
     for round in range(10):
         Sampling("fixed", COHORT).draw(N, 0, round)
@@ -128,9 +152,11 @@ def partition_seconds(name: str) -> list[float]:
 
 def million(threads: int, data: str) -> list[str]:
     lines = [
-        f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s | peak MB |",
+        f"| 10 rounds, {COHORT:,} of {N:,} clients | set-up s | s/round | whole process s "
+        "| peak MB |",
         "|---|---|---|---|---|",
     ]
+
     for more in (
         ["method=fedavg"],
         ["method=scaffold"],
@@ -138,7 +164,8 @@ def million(threads: int, data: str) -> list[str]:
     ):
         phases, seconds, peak = run([*MILLION, *more, f"threads={threads}"])
         lines.append(
-            f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} | {seconds:.1f} | {peak:.0f} |"
+            f"| {' '.join(more)} | {phases['setup']:.1f} | {phases['round']:.2f} "
+            f"| {seconds:.1f} | {peak:.0f} |"
         )
     return lines
 
@@ -153,6 +180,7 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("FEDEXP_DATA", "data"))
     parser.add_argument("--write", type=Path, help="also write the tables to this file")
     parser.add_argument("--worker", metavar="PARTITION", help=argparse.SUPPRESS)
+
     options = parser.parse_args()
     if options.worker:
         print(json.dumps(partition_seconds(options.worker)))
@@ -160,17 +188,21 @@ def main() -> None:
     from fedexp.storage.environment import environment
 
     lines = [
-        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"{options.threads} threads, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
-        "every line a process of its own"
+        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, {options.threads} threads, "
+        f"Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} before; "
+        "every line is a separate process"
     ]
     print(lines[0], flush=True)
+
     if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+
     for part in options.parts:
         table = ["", *PARTS[part](options.threads, options.data)]
         print("\n".join(table), flush=True)
         lines += table
+
     if options.write:
         options.write.parent.mkdir(parents=True, exist_ok=True)
         options.write.write_text("\n".join(lines) + "\n")

@@ -1,11 +1,14 @@
-"""Start-up and concurrency: the real `fedexp` command on Fashion-MNIST's W1.
+"""Measure start-up and concurrency of the `fedexp` command on Fashion-MNIST's W1.
 
-    python scripts/bench_start.py [--repeats 5] [--rounds 300] [--engine serial] [--write FILE]
+    python scripts/bench_start.py [--repeats 5] [--rounds 300] [--engine serial]
+        [--write FILE]
 
-1. From process start to the end of round 1 (the moment its line is printed), against the bare loop with one round, in
-   alternating processes, files in the page cache; and `fedexp --help` to its exit.
-2. Two jobs of one sweep at the same time (joblib, n_jobs=2), each against itself alone with threads=1: median seconds a
-   round from timing.jsonl, evaluation left out.
+1. The seconds from process start to the end of round 1 (the moment its line is printed)
+   are compared with the bare loop with one round. Processes alternate, and files are in
+   the page cache. `fedexp --help` is timed to its exit.
+2. Two jobs of one sweep run at the same time (joblib, n_jobs=2). Each is compared with
+   itself running alone with threads=1. The numbers are median seconds per round from
+   timing.jsonl, without evaluation.
 """
 
 from __future__ import annotations
@@ -33,13 +36,18 @@ SEEDS = (0, 1)
 
 
 def command() -> list[str]:
-    """The installed command of this interpreter's environment, or the same as a module."""
+    """Return the installed command of this interpreter's environment, or the module."""
     script = Path(sys.executable).with_name("fedexp")
     return [str(script)] if script.exists() else [sys.executable, "-m", "fedexp"]
 
 
 def seconds_until(line: str, arguments: list[str]) -> float:
-    """Seconds from the process's start until it prints a line that begins so; its end has no say."""
+    """Return the seconds from the process's start until it prints a line.
+
+    Args:
+        line: Beginning of the line. The end of the process does not matter.
+        arguments: Command of the process.
+    """
     began = time.perf_counter()
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -55,7 +63,7 @@ def seconds_until(line: str, arguments: list[str]) -> float:
 
 
 def first_round(options: Namespace) -> tuple[float, float]:
-    """Seconds to the end of round 1: the bare loop's and fedexp's."""
+    """Return the seconds to the end of round 1 of the bare loop and of fedexp."""
     threads = str(options.threads)
     loop = [
         sys.executable,
@@ -65,6 +73,7 @@ def first_round(options: Namespace) -> tuple[float, float]:
         "--threads",
         threads,
     ]
+
     bare = seconds_until("{", [*loop, "--rounds", "1"])
     with tempfile.TemporaryDirectory() as outputs:
         more = [
@@ -86,7 +95,10 @@ def help_seconds() -> float:
 
 
 def round_seconds(options: Namespace, *more: str) -> dict[int, float]:
-    """Median seconds a round of every job of one command line, by seed; the first round is left out."""
+    """Return the median seconds per round of every job of one command line, by seed.
+
+    The first round is left out.
+    """
     from fedexp.storage.files import read_jsonl
 
     with tempfile.TemporaryDirectory() as outputs:
@@ -101,11 +113,13 @@ def round_seconds(options: Namespace, *more: str) -> dict[int, float]:
             f"output_root={outputs}",
             *alternate.chosen(options.engine),
         ]
+
         done = subprocess.run(
             [*command(), *more, *W1, *fixed], capture_output=True, text=True, check=False
         )
         if done.returncode:
             sys.exit(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
+
         found = {}
         for config in Path(outputs).glob("runs/*/*/config.yaml"):
             rows = read_jsonl(config.with_name("timing.jsonl"))[1:]
@@ -120,10 +134,12 @@ def main() -> None:
     parser = alternate.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--rounds", type=int, default=300, help="of the concurrent jobs; about ten seconds' worth"
+        "--rounds", type=int, default=300, help="rounds of the concurrent jobs, about ten seconds"
     )
     parser.add_argument("--engine", default="serial", metavar="ENGINE[,OVERRIDE...]")
+
     options = parser.parse_args()
+
     facts = f"engine {options.engine}, medians of {options.repeats} alternating repeats"
     columns = ["what", "reference s", "fedexp s", "ratio (median of pairs)", "min", "max"]
     table = alternate.Table(options.write, alternate.heading(facts), columns)
@@ -137,9 +153,10 @@ def main() -> None:
         ]
         table.row([what, *figures])
 
-    first_round(options)  # into the page cache
+    first_round(options)  # brings files into the page cache
     row(
-        f"W1, process start to the end of round 1 ({options.threads} threads; reference: bare loop)",
+        f"W1, process start to the end of round 1 ({options.threads} threads; "
+        "reference: bare loop)",
         [first_round(options) for _ in range(options.repeats)],
     )
     table.row(
@@ -152,6 +169,7 @@ def main() -> None:
             "",
         ]
     )
+
     joint: dict[int, list[tuple[float, float]]] = {seed: [] for seed in SEEDS}
     for _ in range(options.repeats):
         alone = {seed: round_seconds(options, "threads=1", f"seed={seed}")[seed] for seed in SEEDS}
@@ -164,9 +182,11 @@ def main() -> None:
         together = round_seconds(options, *both)
         for seed in SEEDS:
             joint[seed].append((alone[seed], together[seed]))
+
     for seed in SEEDS:
         row(
-            f"W1, s/round, seed={seed} beside the sweep's other job (reference: alone, threads=1)",
+            f"W1, s/round, seed={seed} beside the sweep's other job "
+            "(reference: running alone, threads=1)",
             joint[seed],
         )
 

@@ -1,14 +1,19 @@
-"""Checkpoints of a state larger than memory: peak memory, bytes and seconds of a method that keeps old models.
+"""Measure checkpoints of a state larger than memory.
 
-    python scripts/bench_state.py [--clients 100] [--models 3] [--memory-gb 1] [--threads 1] [--folder DIR] [--write FILE]
+    python scripts/bench_state.py [--clients 100] [--models 3] [--memory-gb 1]
+        [--threads 1] [--folder DIR] [--write FILE]
 
-`tests.reference.keeper.KeepLast` keeps the last models of every client, ResNet-18s that nobody trained: random weights, 4
-clients a round in turn, a checkpoint after every round.
-Seconds and bytes are those of the last rounds, when every model that comes supersedes one; full size takes 14 GB of disk,
---clients 12 an eighth of that. In the same process, after every checkpoint, the bytes of what changed (4 models and their
-mean) are written plainly: a file each over the last one's, flushed to disk. FedAvg's line is the same without kept models.
-Hashing runs beside writing: it needs an idle core. Every line a process of its own; memory is what the system says of it
-when it ends. Prints Markdown.
+It measures peak memory, bytes and seconds of a method that keeps old models.
+`tests.reference.keeper.KeepLast` keeps the last models of every client. They are
+ResNet-18s with random weights, 4 clients per round in turn, and a checkpoint is saved
+after every round. Seconds and bytes are those of the last rounds, when every new model
+supersedes one. Full size takes 14 GB of disk, --clients 12 an eighth of that.
+
+In the same process, after every checkpoint, the bytes that changed (4 models and their
+mean) are written plainly: one file each over the previous one, flushed to disk.
+FedAvg's line is the same without kept models. Hashing runs beside writing, so it needs
+an idle core. Every line is a separate process. Memory is what the system reports when
+it ends. The script prints Markdown.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ class InTurn(Sampling):
 
 @dataclass(frozen=True)
 class RandomModels(Engine):
-    """Any weights in place of trained ones."""
+    """An engine that returns random weights instead of trained ones."""
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
@@ -71,7 +76,7 @@ class RandomModels(Engine):
 
 
 def write_plainly(folder: Path, models: Sequence[Tree]) -> float:
-    """Seconds."""
+    """Write the models one after the other, flushed to disk, and return the seconds."""
     began = time.perf_counter()
     for number, tree in enumerate(models):
         with (folder / str(number)).open("wb") as file:
@@ -95,28 +100,34 @@ def worker(
             f"rounds={clients * (models + 1) // COHORT}",
         ]
     )
+
     experiment = Experiment.of(config)
     data = experiment.load(torch.device("cpu"))
     aggregator = KeepLast(models) if kind == "keeper" else experiment.aggregator
+
     checkpoint = Checkpoint(folder, torch.device("cpu"), memory_gb)
     env = replace(
         experiment.env(data, torch.device("cpu")),
         models=checkpoint.models,
         sampling=InTurn("fixed", COHORT),
     )
+
     tensors, plain = folder / "checkpoint" / "tensors", folder / "plain"
     plain.mkdir()
     rows: list[tuple[float, float, int, int]] = []
     there: set[str] = set()
+
     start = Snapshot(0, aggregator.init(env), checkpoint.client_states)
     for step in run(aggregator, env, RandomModels(), data, start):
         began = time.perf_counter()
         checkpoint.save(step.after, set(), 0)
         seconds = time.perf_counter() - began
+
         files = {path.name: path.stat().st_size for path in tensors.iterdir()}
         written = sum(size for name, size in files.items() if name not in there)
         written += (folder / "checkpoint" / "manifest.json").stat().st_size
         there = set(files)
+
         state = step.after.state
         changed = [flat(state["weights"])]
         if kind == "keeper":
@@ -124,8 +135,10 @@ def worker(
                 flat(state["kept"][str(client)][-1].load())
                 for client in env.at(step.after.step - 1).sample()
             ]
+
         rows.append((seconds, write_plainly(plain, changed), written, sum(map(num_bytes, changed))))
         del changed
+
     ours, theirs, written, needed = zip(*rows[clients * models // COHORT :], strict=True)
     return {
         "rounds": len(rows),
@@ -141,14 +154,18 @@ def worker(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--models", type=int, default=3, help="a client")
+    parser.add_argument("--models", type=int, default=3, help="number of models per client")
     parser.add_argument("--memory-gb", type=float, default=1.0, help="state.memory_gb")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="folder on the disk to measure",
     )
     parser.add_argument("--write", type=Path, help="also write the table to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+
     options = parser.parse_args()
     if options.worker:
         size = options.clients, options.models, options.memory_gb, options.threads, options.folder
@@ -157,13 +174,16 @@ def main() -> None:
     from fedexp.storage.environment import environment
 
     lines = [
-        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"{options.threads} threads, state.memory_gb={options.memory_gb:g}, load average {os.getloadavg()[0]:.1f} before",
+        f"{datetime.date.today()}, commit {environment()['commit']}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, {options.threads} threads, "
+        f"state.memory_gb={options.memory_gb:g}, "
+        f"load average {os.getloadavg()[0]:.1f} before",
         "",
-        "| state | rounds | GB on disk | MB a checkpoint | of the bytes that changed, at most | s a checkpoint | s plainly "
-        "| ratio | peak MB | above FedAvg |",
+        "| state | rounds | GB on disk | MB per checkpoint | of the bytes that changed, at most "
+        "| s per checkpoint | s plainly | ratio | peak MB | above FedAvg |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
+
     first = None
     for kind in ("fedavg", "keeper"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -174,13 +194,16 @@ def main() -> None:
             ]
             more = [f"--threads={options.threads}", f"--folder={folder}", f"--worker={kind}"]
             text, _, peak = child([__file__, *shape, *more])
+
         row = json.loads(text.splitlines()[-1])
         first = first or peak
         name = kind if kind == "fedavg" else f"{options.clients} x {options.models} models"
         lines.append(
-            f"| {name} | {row['rounds']} | {row['gb']:.2f} | {row['mb']:.1f} | {row['bytes']:.4f} | {row['ours']:.3f} "
-            f"| {row['plain']:.3f} | {row['ratio']:.2f} | {peak:.0f} | {peak - first:+.0f} |"
+            f"| {name} | {row['rounds']} | {row['gb']:.2f} | {row['mb']:.1f} "
+            f"| {row['bytes']:.4f} | {row['ours']:.3f} | {row['plain']:.3f} "
+            f"| {row['ratio']:.2f} | {peak:.0f} | {peak - first:+.0f} |"
         )
+
     print("\n".join(lines))
     if options.write:
         options.write.parent.mkdir(parents=True, exist_ok=True)

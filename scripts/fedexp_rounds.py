@@ -1,9 +1,11 @@
-"""fedexp's side of the benchmarks: one run in this process, as a user runs it, with everything off that the bare loop lacks.
+"""Run fedexp's side of the benchmarks.
 
     python scripts/fedexp_rounds.py OVERRIDE ...
 
-Evaluation, checkpoint, logging and memo are off. Prints seconds (all phases but evaluation) and local steps of every round,
-the engine that computed and what it told the user, as JSON.
+It is one run in this process, as a user runs it, without everything that the bare loop
+lacks: evaluation, checkpoint, logging and memo are off. It prints seconds (all phases
+but evaluation) and local steps of every round, the engine that computed and its
+messages to the user, as JSON.
 """
 
 from __future__ import annotations
@@ -43,5 +45,6 @@ def main(overrides: list[str]) -> dict[str, Any]:
         }
 
 
-if __name__ == "__main__":  # also in worker processes of an engine: they import this file
+# Worker processes of an engine import this file
+if __name__ == "__main__":
     print(json.dumps(main(sys.argv[1:])))

@@ -67,7 +67,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing, exit 1 if the file is stale"
+        "--check", action="store_true", help="write nothing; exit code 1 if the file is stale"
     )
     options = parser.parse_args()
     text = readme()

@@ -1,10 +1,14 @@
-"""Write the printed numbers of published tables into ``conf/table``, so that no digit is typed.
+"""Write the printed numbers of published tables into ``conf/table``.
 
-    python scripts/make_tables.py DIR        # DIR holds <file>.yaml for every `published: {file, table}` of a table
-    python scripts/make_tables.py DIR --check    # change nothing; exit code 1 if a file would change
+    python scripts/make_tables.py DIR
+    python scripts/make_tables.py DIR --check
 
-Everything in a table's file from the line that begins with MARK on is generated. A row of the published file belongs to the
-column whose `published` fits it (default: ``{method: <key>}``); its conditions are the table's `keys`. Digits stay as printed.
+So no digit is typed by hand. DIR contains <file>.yaml for every `published: {file,
+table}` of a table. With ``--check`` nothing is changed, and the exit code is 1 if a
+file would change. Everything in a table's file from the line that begins with MARK on
+is generated. A row of the published file belongs to the column whose `published` fits
+it (default: ``{method: <key>}``). Its conditions are the table's `keys`. Digits stay as
+printed.
 """
 
 from __future__ import annotations
@@ -23,15 +27,18 @@ HOME = Path(__file__).resolve().parents[1] / "conf" / "table"
 
 
 def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> str:
-    """The YAML of `reference` for a table's file.
+    """Return the YAML of `reference` for a table's file.
 
     Args:
-        table: the file's own part; rows: of the published table, all values as text.
+        table: The part of the file that was written by hand.
+        rows: Rows of the published table, with all values as text.
+        name: Name of the file in error messages.
 
     Raises:
-        FedexpError: a row belongs to no column, or to several, or lacks a key.
+        FedexpError: A row belongs to no column, or to several, or lacks a key.
     """
     lines = ["reference:"]
+
     for row in rows:
         fitting = [column["key"] for column in table["methods"] if _fits(column, row)]
         if len(fitting) != 1:
@@ -40,11 +47,13 @@ def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> s
                 where=name,
                 got=f"{row} belongs to {fitting or 'none'}",
             )
+
         absent = [key for key in table["keys"] if key not in row]
         if absent:
             raise FedexpError(
                 f"a published row has no {', '.join(absent)}", where=name, got=str(row)
             )
+
         cell = {key: row[key] for key in table["keys"]} | {
             "method": fitting[0],
             "value": row["value"],
@@ -61,23 +70,28 @@ def _fits(column: dict[str, Any], row: dict[str, str]) -> bool:
 
 
 def generate(path: Path, published: Path) -> str | None:
-    """The whole new text of a table's file; None where it names no published table."""
+    """Return the whole new text of a table's file.
+
+    The result is None if the file names no published table.
+    """
     head = path.read_text().partition(MARK)[0].rstrip("\n") + "\n"
     table = yaml.safe_load(head)
+
     source = table.get("published")
     if source is None:
         return None
     file = published / f"{source['file']}.yaml"
     if not file.is_file():
         raise FedexpError(
-            "the published numbers are not there",
+            "the file of published numbers does not exist",
             where=str(file),
-            do="give the folder that holds them",
+            do="give the folder that contains it",
         )
+
     tables = {t["id"]: t for t in yaml.load(file.read_text(), yaml.BaseLoader)["tables"]}
     if source["table"] not in tables:
         raise FedexpError(
-            f"no table '{source['table']}'", where=str(file), expected=", ".join(tables)
+            f"unknown table '{source['table']}'", where=str(file), expected=", ".join(tables)
         )
     return f"{head}{MARK}\n{reference(table, tables[source['table']]['rows'], str(path))}"
 
@@ -90,7 +104,9 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit code 1 if a file would change"
     )
+
     options = parser.parse_args()
+
     changed = 0
     for path in sorted(HOME.rglob("[!_]*.yaml")):
         try:

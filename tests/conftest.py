@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # two spinning thread pools on two cores are a hundred times slower than one
-)
+# Two spinning thread pools on two cores are a hundred times slower than one
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("FEDEXP_DATA", None)
 

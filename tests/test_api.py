@@ -72,9 +72,8 @@ def test_a_run_in_python_is_the_command_lines(capsys: pytest.CaptureFixture[str]
 def test_say_shows_notes_and_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "fedexp.running.run_engine.is_near_limit", lambda *arguments: True
-    )  # which is noted
+    # Which is noted
+    monkeypatch.setattr("fedexp.running.run_engine.is_near_limit", lambda *arguments: True)
     fedexp.run(QUICK, say=print)
     told = capsys.readouterr().out
     assert "peak memory" in told and "round 2/2" in told
@@ -154,10 +153,8 @@ def test_models_from_elsewhere_are_fused() -> None:
     nets = networks(3)
     counts = np.zeros((3, 10), dtype=int)
     counts[:, 0] = [1, 2, 5]
-    node = {
-        "_target_": "fedexp.models.mlp.MLP",
-        "hidden": [6],
-    }  # what it leaves out is at its default
+    # What it leaves out is at its default
+    node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}
     fedexp.save_models(
         "mine",
         [net.state_dict() for net in nets],

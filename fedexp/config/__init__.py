@@ -1,5 +1,5 @@
-"""Configs: their own typed keys, and their composition from YAML files and overrides.
+"""The experiment's own keys, and the composition of a config from YAML and overrides.
 
-Hydra composes configs in this package only. Plug-ins are built from config nodes by
-`fedexp.core.build`, not here.
+The YAML files are in `conf`. Objects are built from a config in
+`fedexp.running.experiment`.
 """

@@ -1,4 +1,7 @@
-"""Random flips and crops of a training batch, on the batch's device, drawn from the job's noise."""
+"""Random flips and crops of training batches.
+
+They run on the batch's device and take their random numbers from the job's noise.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,20 @@ from fedexp.core.data import Noise
 
 @dataclass(frozen=True)
 class Augment:
-    """Horizontal flip, then a random crop of the zero-padded image.
+    """A horizontal flip, then a random crop of the zero-padded image.
 
-    The batch is already normalised, so the padding is the data set's mean colour. Crop offsets are uniform on
-    {0, ..., 2 * crop_padding} in each direction; both crop and flip happen independently of each other
-    (FL-Simulator's order; crop_probability=0.5 is its setting, 1.0 the usual one).
+    The batch is already normalised, so the padding is the data set's mean colour. Crop
+    offsets are uniform on {0, ..., 2 * crop_padding} in each direction. Crop and flip
+    are independent of each other. The order is FL-Simulator's. Its setting is
+    crop_probability=0.5. The usual setting is 1.0.
 
     Args:
-        flip: probability of a horizontal flip.
-        crop_padding: pixels of zero padding on each side; 0 switches the crop off.
-        crop_probability: probability that a sample is cropped at all.
-        per: what decides alone: every ``sample``, or one decision and one offset for the whole ``batch`` (FedExP's code).
+        flip: Probability of a horizontal flip.
+        crop_padding: Pixels of zero padding on each side. 0 switches the crop off.
+        crop_probability: Probability that a sample is cropped at all.
+        per: The unit that is decided independently. ``sample`` decides for every
+            sample, ``batch`` takes one decision and one offset for the whole batch
+            (FedExP's code).
     """
 
     flip: float = 0.5
@@ -42,7 +48,10 @@ class Augment:
         require(self.crop_padding >= 0, "crop_padding is a number of pixels: give 0 or more")
 
     def __call__(self, x: Tensor, noise: Noise) -> Tensor:
-        """A new batch of the same shape (batch, C, H, W); what is switched off draws nothing."""
+        """Return a new batch of the same shape (batch, C, H, W).
+
+        A part that is switched off uses no random numbers.
+        """
         decisions = len(x) if self.per == "sample" else 1
         if self.flip > 0:
             flipped = noise("augment/flip", (decisions,)).to(x.device) < self.flip
@@ -59,13 +68,16 @@ class Augment:
             .long()
             .clamp_(max=reach)
         )
+
         if self.crop_probability < 1:
             cropped = noise("augment/crop", (decisions,)).to(x.device) < self.crop_probability
             # Offset (pad, pad) is the image itself
             offset = torch.where(cropped[:, None], offset, pad)
+
         padded = functional.pad(x, (pad, pad, pad, pad))
         rows = offset[:, 0, None] + torch.arange(height, device=x.device)
         columns = offset[:, 1, None] + torch.arange(width, device=x.device)
         sample = torch.arange(batch, device=x.device)[:, None, None, None]
         channel = torch.arange(channels, device=x.device)[None, :, None, None]
+
         return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]

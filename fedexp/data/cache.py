@@ -1,4 +1,4 @@
-"""Decoded arrays on disk, so that a second start imports no decoder and opens one file."""
+"""The cache of decoded arrays: a second start imports no decoder and opens one file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from torch import Tensor
 from fedexp.storage.files import delete_path, replacing, stale_files
 
 FOLDER = ".fedexp"
-_fingerprints: dict[Path, str] = {}  # by entry: of what this process decoded or looked up
-# Of sources that were looked at, while they stay as they are
+
+# Fingerprints of the entries that this process decoded or looked up
+_fingerprints: dict[Path, str] = {}
+# Entries of the sources that were looked at, one dictionary per context of `sources_stay`
 _entries: list[dict[tuple[str, ...], Path]] = []
 
 
 @contextlib.contextmanager
 def sources_stay() -> Iterator[None]:
-    """Meanwhile `ArrayCache.known` looks at the sources of a data set once: they may be a hundred thousand files."""
+    """Make `ArrayCache.known` look at a data set's sources only once.
+
+    This holds inside the context. The sources may be a hundred thousand files.
+    """
     _entries.append({})
+
     try:
         yield
     finally:
@@ -31,15 +37,17 @@ def sources_stay() -> Iterator[None]:
 
 
 class ArrayCache:
-    """``<root>/.fedexp/<name>-<key>.safetensors``, where the key follows the sources' names, sizes and times.
+    """A cache of one data set's decoded arrays.
 
-    A root that cannot be written means no cache and one warning; a damaged entry is decoded again. Beside the arrays lies
-    their fingerprint.
+    An entry is the file ``<root>/.fedexp/<name>-<key>.safetensors``. The key follows
+    the sources' names, sizes and modification times. The arrays' fingerprint is stored
+    with them. If the root cannot be written, nothing is cached and one warning is
+    given. A damaged entry is decoded again.
 
     Args:
-        root: data root.
-        name: of the data set.
-        recipe: what else decides the arrays' content.
+        root: Data root.
+        name: Name of the data set.
+        recipe: Everything else that decides the arrays' content.
     """
 
     def __init__(self, root: Path, name: str, recipe: tuple[str, ...]) -> None:
@@ -49,24 +57,33 @@ class ArrayCache:
         self.recipe = recipe
 
     def path(self, files: list[Path]) -> Path:
-        """The entry's file for the present state of `files`."""
+        """Return the entry's file for the present state of `files`."""
         digest = hashlib.sha256("\n".join(self.recipe).encode())
         for name, size, mtime in _listing(files, self.root):
             digest.update(f"\n{name}\0{size}\0{mtime}".encode())
         return self.folder / f"{self.name}-{digest.hexdigest()[:16]}.safetensors"
 
     def load(self, files: list[Path]) -> tuple[dict[str, Tensor], str] | None:
-        """The stored tensors and their fingerprint, which is not compared here; or None."""
+        """Return the stored tensors and their fingerprint, or None.
+
+        The fingerprint is not compared with the tensors here.
+        """
         return self._read(files, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
     def known(self, files: list[Path]) -> str | None:
-        """The fingerprint alone: what the present state of `files` held when it was read."""
+        """Return only the fingerprint of the arrays that were decoded from `files`.
+
+        Returns:
+            The fingerprint for the present state of the files, or None if there is no
+            entry.
+        """
         sources = (str(self.root), self.name, *self.recipe, *map(str, files))
         entries = _entries[-1] if _entries else {}
         if (path := entries.get(sources)) is None:
             if not all(file.exists() for file in files):
                 return None
             path = entries[sources] = self.path(files)
+
         if path not in _fingerprints and (found := self._read(files, lambda file: {})):
             _fingerprints[path] = found[1]
         return _fingerprints.get(path)
@@ -76,6 +93,7 @@ class ArrayCache:
     ) -> tuple[dict[str, Tensor], str] | None:
         if not self.folder.is_dir() or not all(file.exists() for file in files):
             return None
+
         path = self.path(files)
         if not path.exists():
             return None
@@ -85,10 +103,10 @@ class ArrayCache:
             with safe_open(path, framework="pt") as file:
                 return take(file), file.metadata()["sha256"]
         except (SafetensorError, OSError, TypeError, KeyError):
-            return None  # written over by the next `store`
+            return None  # the next `store` replaces the entry
 
     def store(self, files: list[Path], tensors: dict[str, Tensor], fingerprint: str) -> None:
-        """Write the entry whole or not at all."""
+        """Write the entry completely or not at all."""
         from safetensors.torch import save_file
 
         path = self.path(files)
@@ -105,21 +123,24 @@ class ArrayCache:
                 part.chmod(0o644)  # data roots are shared
         except OSError as error:
             warnings.warn(
-                f"the decoded arrays of '{self.name}' cannot be kept under {self.folder} ({error.strerror or error}); "
-                "they are decoded again at every start",
+                f"the decoded arrays of '{self.name}' cannot be stored in {self.folder} "
+                f"({error.strerror or error}), so they are decoded again at every start",
                 stacklevel=3,
             )
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Held by the one process that downloads and decodes; freed by the system when it dies."""
+        """Hold the lock of the one process that downloads and decodes.
+
+        The system frees the lock if the process dies.
+        """
         from filelock import FileLock
 
         lock = FileLock(self.folder / f"{self.name}.lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-        except OSError:  # not writable: nothing to protect either
+        except OSError:  # not writable, so there is nothing to protect
             yield
             return
         try:
@@ -129,7 +150,7 @@ class ArrayCache:
 
 
 def _listing(files: list[Path], root: Path) -> list[tuple[str, int, int]]:
-    """(name, size, mtime) of every file in or under `files`, sorted by name."""
+    """Return (name, size, mtime) of every file in or under `files`, sorted by name."""
     found: list[tuple[str, int, int]] = []
 
     def add(entry: Path | os.DirEntry[str], name: str) -> None:

@@ -20,15 +20,21 @@ _MASK = "_mask.gif"
 
 @dataclass(frozen=True, kw_only=True)
 class Carvana(Dataset):
-    """``carvana/train/CAR_VIEW.jpg`` and ``carvana/train_masks/CAR_VIEW_mask.gif``, as the challenge's archives unpack.
+    """The photos and masks of the challenge's training archives.
 
-    5,088 photos of 1918 x 1280, sixteen views of each of 318 cars. Both are resized to `shape` (antialiased bilinear); a pixel
-    of the resized mask is the car's where half of it or more is. Masks of the challenge's own test photos are not public, so
-    cars are withheld: the last ones in the order of their names, which are random. NAFI (Xiao & Cheng 2023) states neither
-    size nor test set; both are assumed.
+    The files are ``carvana/train/CAR_VIEW.jpg`` and
+    ``carvana/train_masks/CAR_VIEW_mask.gif``, as the challenge's archives unpack.
+
+    There are 5,088 photos of 1918 x 1280: sixteen views of each of 318 cars. Photos and
+    masks are resized to `shape` (antialiased bilinear). A pixel of the resized mask
+    belongs to the car if half of it or more does. Masks of the challenge's own test
+    photos are not public, so cars are withheld: the last ones in the order of their
+    names, which are random. NAFI (Xiao & Cheng 2023) states neither size nor test set.
+    Both are assumed.
 
     Args:
-        test_fraction: share of the cars, rounded, whose photos are the test set; one car or more.
+        test_fraction: Share of the cars, rounded, whose photos are the test set. At
+            least one car.
     """
 
     targets: ClassVar[Targets] = "masks"
@@ -55,8 +61,9 @@ class Carvana(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            f"unpack train.zip and train_masks.zip (kaggle.com/c/carvana-image-masking-challenge) under {root / 'carvana'}; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            "unpack train.zip and train_masks.zip (kaggle.com/c/carvana-image-masking-challenge) "
+            f"in {root / 'carvana'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -66,10 +73,11 @@ class Carvana(Dataset):
             raise DataError(
                 "there are too few cars to withhold some for the test set",
                 where=str(photos[0].parent),
-                expected="photos of 2 cars or more, named CAR_VIEW.jpg",
+                expected="photos of at least 2 cars, named CAR_VIEW.jpg",
                 got=f"{len(photos)} photos of {len(cars)} car",
                 do="unpack the archives again",
             )
+
         withheld = set(cars[-min(len(cars) - 1, max(1, round(self.test_fraction * len(cars)))) :])
 
         def decoded(test: bool) -> tuple[Tensor, Tensor]:
@@ -81,17 +89,23 @@ class Carvana(Dataset):
         return Arrays(*decoded(test=False), *decoded(test=True))
 
     def _pairs(self, root: Path) -> tuple[list[Path], list[Path]]:
-        """Photos in the order of their names, and the mask of each; refuses what has no partner, or one of another size."""
+        """Return the photos in the order of their names, and the mask of each.
+
+        Raises:
+            DataError: A photo or mask has no partner, or a mask has another size.
+        """
         photo_folder, mask_folder = self.expected_files(root)
         photos = sorted(photo_folder.glob("[!.]*.jpg"))
         masks = {file.name.removesuffix(_MASK): file for file in mask_folder.glob(f"[!.]*{_MASK}")}
+
         unmasked = [photo.name for photo in photos if photo.stem not in masks]
         strange = sorted(
             file.name for stem, file in masks.items() if not (photo_folder / f"{stem}.jpg").exists()
         )
+
         if unmasked or strange or not photos:
             raise DataError(
-                "photos and masks are not in pairs",
+                "photos and masks do not form pairs",
                 where=str(mask_folder if unmasked else photo_folder),
                 expected=f"for each photo NAME.jpg a mask NAME{_MASK}, and no other masks",
                 got=f"{len(unmasked)} photos without a mask ({', '.join(unmasked[:3])})"
@@ -101,6 +115,7 @@ class Carvana(Dataset):
                 else "no photo",
                 do="unpack train.zip and train_masks.zip again",
             )
+
         for photo in photos:
             mask = masks[photo.stem]
             (width, height), found = image_size(photo), image_size(mask)
@@ -112,6 +127,7 @@ class Carvana(Dataset):
                     got=f"{found[0]} x {found[1]}",
                     do="replace the file by the published one",
                 )
+
         return photos, [masks[photo.stem] for photo in photos]
 
 

@@ -11,9 +11,10 @@ from fedexp.data.image_folder import ImageFolder
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Jpeg(ImageFolder):
-    """``cifar10-jpeg/{train,test}/<class>/*.jpg``: 50,000 + 10,000 images, CIFAR-10's split and order of classes.
+    """CIFAR-10 re-encoded as ``cifar10-jpeg/{train,test}/<class>/*.jpg``.
 
-    Compression has changed the pixels, so accuracies are close to CIFAR-10's, not equal to them.
+    The 50,000 + 10,000 images have CIFAR-10's split and order of classes. Compression
+    has changed the pixels, so accuracies are close to CIFAR-10's, not equal to them.
     """
 
     faithful: ClassVar[bool] = False
@@ -29,6 +30,6 @@ class Cifar10Jpeg(ImageFolder):
 
     def ways(self, root: Path) -> str:
         return (
-            f"put the class folders (airplane ... truck) under {root / self.folder}/train and /test; or set "
-            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            f"put the class folders (airplane ... truck) in {root / self.folder}/train and /test; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )

@@ -1,4 +1,4 @@
-"""What a data set is: a source that a config builds, checks cheaply and loads into arrays."""
+"""Data sets: sources that a config builds, checks cheaply and loads into arrays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ class Arrays:
     """A whole data set in memory, on the CPU.
 
     Args:
-        train_x, test_x: (n, *shape); images are uint8, C x H x W, 0..255; anything else is floating point.
-        train_y, test_y: (n,) int64 labels, 0 .. num_classes - 1; or (n, H, W) uint8 masks of the images, 1 on the object, else 0.
-        train_owner: (n,) int64, whose the training samples are by nature (writer, domain ...), counted from 0; None where
-            the source does not say.
+        train_x: Training samples of shape (n, *shape). Images are uint8, C x H x W,
+            0..255. All other samples are floating point.
+        train_y: Labels of shape (n,), int64, 0 .. num_classes - 1. Alternatively masks
+            of the images, (n, H, W), uint8: 1 on the object, else 0.
+        test_x: Test samples, as `train_x`.
+        test_y: Test labels or masks, as `train_y`.
+        train_owner: Natural owner of each training sample (writer, domain ...), of
+            shape (n,), int64, counted from 0. None if the source does not name owners.
     """
 
     train_x: Tensor
@@ -38,13 +42,13 @@ class Arrays:
     train_owner: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name."""
+        """Return the arrays that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over names, dtypes, shapes and bytes of the arrays."""
+        """Compute the sha256 over names, dtypes, shapes and bytes of the arrays."""
         digest = hashlib.sha256()
         for name, value in self.tensors().items():
             tensor = value.contiguous()
@@ -55,14 +59,20 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
-    """A data set. Your own is a subclass with a `read` method, named by ``_target_`` in your YAML.
+    """A data set.
+
+    For your own data set, write a subclass with a `read` method and name it by
+    ``_target_`` in your YAML.
 
     Args:
-        num_classes: labels run from 0 to num_classes - 1; of masks 1, that of every image.
-        shape: of one sample; C, H, W for images.
-        mean, std: per channel, of pixels divided by 255 (uint8) or of the samples themselves (floating point).
-        augment: random transform of training batches, or None.
-        download: may the files be fetched from their publisher?
+        num_classes: Number of classes. Labels run from 0 to num_classes - 1. For masks
+            it is 1, the class of every image.
+        shape: Shape of one sample. C, H, W for images.
+        mean: Mean per channel, of pixels divided by 255 (uint8) or of the samples
+            themselves (floating point).
+        std: Standard deviation per channel, in the same unit.
+        augment: Random transform of training batches, or None.
+        download: Whether the files may be fetched from their publisher.
     """
 
     num_classes: int
@@ -72,32 +82,40 @@ class Dataset(ABC):
     augment: Augment | None = None
     download: bool = False
 
-    targets: ClassVar[Targets] = "labels"  # what `read` returns as train_y and test_y
-    pixels: ClassVar[bool] = True  # are samples 8 bits a value? (False: floating point)
-    # Does the config alone say which samples these are? Not where files are read
+    # Kind of train_y and test_y that `read` returns
+    targets: ClassVar[Targets] = "labels"
+    # Whether samples have 8 bits per value (False: floating point)
+    pixels: ClassVar[bool] = True
+    # Whether the config determines the samples on its own. Sets that read files leave it False
     pinned: ClassVar[bool] = False
-    # Are these the bits the papers used? (False: a re-encoding; no number is reproduced)
+    # Whether these are the bits that the papers used (False: a re-encoding, which reproduces
+    # no number)
     faithful: ClassVar[bool] = True
-    copy_of: ClassVar[str | None] = None  # name of the data set whose samples these are, re-encoded
-    # Does `read` say whose each training sample is? partition=natural needs it
+    # Name of the data set that this one re-encodes
+    copy_of: ClassVar[str | None] = None
+    # Whether `read` returns the owner of each training sample, which partition=natural needs
     has_owners: ClassVar[bool] = False
     can_download: ClassVar[bool] = False
-    # Not 0: decoded arrays are kept under <root>/.fedexp. Raise it when `read` changes its answer for the same files.
+    # If not 0, decoded arrays are cached in <root>/.fedexp. Raise it when `read` returns
+    # something else for the same files
     cache_version: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.targets == "labels":
-            require(self.num_classes >= 2, "num_classes: a classification needs 2 or more")
+            require(self.num_classes >= 2, "num_classes must be at least 2 for classification")
         else:
-            require(self.num_classes == 1, "num_classes: images with masks are all of 1 class")
+            require(
+                self.num_classes == 1, "num_classes must be 1: images with masks are of one class"
+            )
+
             require(
                 self.augment is None,
-                "augment would move images and not their masks: set it to null",
+                "augment would move the images but not their masks: set it to null",
             )
-            require(len(self.shape) == 3, "masks go with images: shape must be C, H, W")
+            require(len(self.shape) == 3, "masks need images: shape must be C, H, W")
         require(
             len(self.shape) > 0 and min(self.shape, default=0) > 0,
-            "shape: give the positive sizes of one sample",
+            "shape must list the positive sizes of one sample",
         )
         require(len(self.mean) == len(self.std), "mean and std need one number per channel each")
         require(
@@ -112,28 +130,40 @@ class Dataset(ABC):
 
     @property
     def name(self) -> str:
-        """Short name, as in messages and file names."""
+        """Short name for messages and file names."""
         return type(self).__name__.lower()
 
     @abstractmethod
     def read(self, root: Path, download: bool) -> Arrays:
-        """Decode the source. Called with the expected files present, or with `download` where it can fetch them."""
+        """Decode the source.
+
+        It is called if the expected files exist, or with `download` if it can fetch
+        them.
+
+        Args:
+            root: Data root.
+            download: Whether the files may be fetched.
+        """
 
     def expected_files(self, root: Path) -> list[Path]:
-        """Files or folders the source is read from; none for an embedded one. The cache follows their changes."""
+        """Return the files or folders that the source is read from.
+
+        The list is empty for an embedded source. The cache follows the files' changes.
+        """
         return []
 
     def check(self, root: Path, download: bool) -> None:
-        """Refuse absent data, cheaply: nothing is opened.
+        """Refuse absent data, cheaply: no file is opened.
 
         Raises:
-            DataError: names the missing files and the ways to get them.
+            DataError: Files are missing. The message names them and the ways to get
+                them.
         """
         missing = [path for path in self.expected_files(root) if not path.exists()]
         if not missing or (download and self.can_download):
             return
         raise DataError(
-            f"the files of data set '{self.name}' are not there",
+            f"the files of data set '{self.name}' do not exist",
             where=f"data_root={root}",
             expected=", ".join(map(str, missing[:6]))
             + (f" and {len(missing) - 6} more" if len(missing) > 6 else ""),
@@ -141,7 +171,7 @@ class Dataset(ABC):
         )
 
     def ways(self, root: Path) -> str:
-        """How a user gets the files."""
+        """Describe how a user gets the files."""
         ways = []
         if self.can_download:
             ways += [
@@ -149,37 +179,49 @@ class Dataset(ABC):
                 f"run 'fedexp-data prepare {self.name}' once",
             ]
         ways += [
-            f"put the files under {root}",
-            "set data_root=FOLDER or the variable FEDEXP_DATA to where they are",
+            f"put the files in {root}",
+            "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
         ]
         return "; or ".join(ways)
 
     def load(self, root: Path, download: bool) -> Arrays:
-        """The arrays, from the cache where it is fresh, else from the source; checked.
+        """Load and check the arrays.
+
+        They come from the cache if it is fresh, else from the source.
 
         Raises:
-            DataError: files are absent or damaged, or the content does not fit the declaration.
+            DataError: Files are absent or damaged, or the content does not fit the
+                declaration.
         """
         self.check(root, download)
         files = self.expected_files(root)
         if not (self.cache_version and files):
             return verify(self, self.read(root, download))
+
         cache = ArrayCache(root, self.name, self.recipe())
+
         stored = _stored(cache, files)
         if stored is None:
-            # Of several jobs at once one downloads and decodes, the others take its result
+            # If several jobs start at once, one downloads and decodes, the others take its result
             with cache.lock():
                 stored = _stored(cache, files)
                 if stored is None:
                     arrays = verify(self, self.read(root, download))
                     cache.store(files, arrays.tensors(), arrays.fingerprint)
+
                     return arrays
+
         return verify(self, stored)
 
     def content(self, root: Path) -> str | None:
-        """The fingerprint of what `load` returns; with a cache it is known as long as the files keep their sizes and times.
+        """Return the fingerprint of the arrays that `load` returns.
 
-        None where files are absent: nothing is fetched for a comparison.
+        With a cache, the fingerprint is known as long as the files keep their sizes and
+        modification times.
+
+        Returns:
+            The fingerprint, or None if files are absent. Nothing is fetched for a
+            comparison.
         """
         files = self.expected_files(root)
         if not all(file.exists() for file in files):
@@ -192,8 +234,8 @@ class Dataset(ABC):
         return known or self.load(root, download=False).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
-        """Everything but the files that decides what `read` returns."""
-        # Applied to batches, or irrelevant once the files are there
+        """Return everything except the files that decides the result of `read`."""
+        # These are applied to batches, or are irrelevant once the files exist
         outside = {"mean", "std", "augment", "download"}
         own = tuple(
             f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside
@@ -202,7 +244,11 @@ class Dataset(ABC):
 
 
 def _stored(cache: ArrayCache, files: list[Path]) -> Arrays | None:
-    """What the cache holds for `files`; None where that is nothing, or not what was stored."""
+    """Return the cached arrays of `files`.
+
+    Returns:
+        None if nothing is cached, or if the entry is not what was stored.
+    """
     found = cache.load(files)
     if found is None:
         return None
@@ -212,10 +258,10 @@ def _stored(cache: ArrayCache, files: list[Path]) -> Arrays | None:
 
 
 def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
-    """`arrays`, if they are what `dataset` declares.
+    """Return `arrays` if they match the declaration of `dataset`.
 
     Raises:
-        DataError: says which array breaks which rule.
+        DataError: An array breaks a rule. The message names both.
     """
     for split in ("train", "test"):
         x, y = getattr(arrays, f"{split}_x"), getattr(arrays, f"{split}_y")
@@ -226,26 +272,29 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
                 where=f"{split} split",
                 expected=expected,
                 got=got,
-                do="correct dataset.* in the config, or what the data set's read() returns",
+                do="correct dataset.* in the config, or the return value of the data set's read()",
             )
 
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
             raise fail(
                 "samples and labels must be torch tensors", "two tensors", f"{type(x)}, {type(y)}"
             )
+
         if (x.dtype != torch.uint8) if dataset.pixels else (not x.dtype.is_floating_point):
             expected = "uint8 (0..255)" if dataset.pixels else "floating point"
             raise fail(
                 "samples have the wrong dtype",
-                f"{expected}, as the class's pixels = {dataset.pixels} says",
+                f"{expected}, because the class has pixels = {dataset.pixels}",
                 x.dtype,
             )
+
         if tuple(x.shape[1:]) != dataset.shape:
             raise fail(
                 "samples have the wrong shape",
                 f"(n, {', '.join(map(str, dataset.shape))})",
                 tuple(x.shape),
             )
+
         masks = dataset.targets == "masks"
         form, dtype, top = (
             (x.shape[2:], torch.uint8, 1) if masks else ((), torch.int64, dataset.num_classes - 1)
@@ -253,23 +302,29 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
         if y.dtype != dtype or y.dim() == 0 or y.shape[1:] != form:
             expected = f"(n, {', '.join(map(str, form))}) {dtype}"
             raise fail(
-                f"{dataset.targets} have the wrong form", expected, f"{tuple(y.shape)} {y.dtype}"
+                f"{dataset.targets} have the wrong shape or dtype",
+                expected,
+                f"{tuple(y.shape)} {y.dtype}",
             )
+
         if len(x) != len(y):
             raise fail(
-                f"samples and {dataset.targets} differ in number",
+                f"the numbers of samples and {dataset.targets} differ",
                 f"{len(x)} {dataset.targets}",
                 len(y),
             )
         if len(y) == 0:
-            raise fail("the split is empty", "one sample or more", 0)
+            raise fail("the split is empty", "at least one sample", 0)
+
         low, high = int(y.min()), int(y.max())
         if low < 0 or high > top:
             raise fail(
                 f"a {dataset.targets[:-1]} is out of range", f"0 .. {top}", f"{low} .. {high}"
             )
+
         if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
-            raise fail("a sample holds NaN or infinity", "finite numbers", "not finite")
+            raise fail("a sample contains NaN or infinity", "finite numbers", "not finite")
+
     owner = arrays.train_owner
     if dataset.has_owners != (owner is not None) or (
         owner is not None
@@ -280,17 +335,22 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
         )
     ):
         raise DataError(
-            f"data set '{dataset.name}': samples' owners are not what was declared",
+            f"data set '{dataset.name}': the owners of samples do not match the declaration",
             where="train split",
             expected=f"{len(arrays.train_y)} int64 numbers from 0"
             if dataset.has_owners
             else "none",
             got="none" if owner is None else f"{tuple(owner.shape)} {owner.dtype}",
-            do="correct the class's has_owners, or what its read() returns as train_owner",
+            do="correct the class's has_owners, or the train_owner that its read() returns",
         )
     return arrays
 
 
 def labels_of(y: Tensor) -> np.ndarray:
-    """(n,) int64: labels as they are; zeros for masks, whose images are all of one class."""
+    """Return class labels for labels or masks.
+
+    Returns:
+        Array of shape (n,), int64: the labels themselves, or zeros for masks, whose
+        images are all of one class.
+    """
     return y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64)

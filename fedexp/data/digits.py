@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that ship with scikit-learn: real data without a download."""
+"""Handwritten digits that ship with scikit-learn: real data without a download."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ TRAIN_SIZE = 1437  # 360 remain for the test
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Dataset):
-    """UCI optical recognition of handwritten digits, test part (Alpaydin & Kaynak 1998): 8 x 8, 16 grey levels.
+    """The test part of UCI's optical recognition of handwritten digits.
 
-    The source has no split; ours is fixed: ``RandomState(0).permutation(1797)``, its first 1437 train, the other 360 test.
-    Grey levels 0..16 become 0..255, rounded.
+    The source is Alpaydin & Kaynak 1998: 1,797 digits of 8 x 8 pixels, 16 grey levels.
+    It has no split. Ours is fixed: of ``RandomState(0).permutation(1797)`` the first
+    1437 are for training, the other 360 for the test. Grey levels 0..16 become 0..255,
+    rounded.
     """
 
     pinned: ClassVar[bool] = True
@@ -32,14 +34,15 @@ class Digits(Dataset):
         pixels, labels = _table()
         x = torch.from_numpy(np.rint(pixels.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8))
         y = torch.from_numpy(labels.astype(np.int64))
+
         order = torch.from_numpy(np.random.RandomState(0).permutation(len(y)))
         train, test = order[:TRAIN_SIZE], order[TRAIN_SIZE:]
         return Arrays(x[train], y[train], x[test], y[test])
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
-    """(1797, 64) grey levels 0..16 and (1797,) labels."""
-    # Importing scikit-learn takes longer than the demo's first round; its file is a plain table.
+    """Return grey levels 0..16 of shape (1797, 64), and labels of shape (1797,)."""
+    # Importing scikit-learn takes longer than the demo's first round. Its file is a plain table
     spec = importlib.util.find_spec("sklearn")
     if spec is not None and spec.origin is not None:
         file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -21,14 +21,18 @@ _Entry = tuple[Path, int]
 
 @dataclass(frozen=True, kw_only=True)
 class DomainNet(Dataset):
-    """``domainnet/<domain>/<class>/*`` with the publisher's lists ``domainnet/<domain>_{train,test}.txt`` (Peng et al. 2019).
+    """DomainNet with the publisher's split lists (Peng et al. 2019).
 
-    A line of a list is a path below the folder and a label. Images are resized to `shape` and kept as bytes: 150 kB each
-    at 224 x 224. Samples' owners are their domains, in `domains`' order; the test set is all domains' test lists.
+    The images are ``domainnet/<domain>/<class>/*``, the lists
+    ``domainnet/<domain>_{train,test}.txt``. A line of a list is a path below the folder
+    and a label. Images are resized to `shape` and kept as bytes: 150 kB each at 224 x
+    224. The owner of a sample is its domain, in the order of `domains`. The test set
+    consists of all domains' test lists.
 
     Args:
-        domains: those that are read.
-        per_class: at most so many images of each class, domain and split, the lists' first; None: all.
+        domains: The domains that are read.
+        per_class: Largest number of images of each class, domain and split, the first
+            ones of the lists. None means all.
     """
 
     cache_version: ClassVar[int] = 1
@@ -43,11 +47,12 @@ class DomainNet(Dataset):
         super().__post_init__()
         require_image_shape(self.shape)
         require(
-            len(self.domains) == len(set(self.domains)) > 0, "domains: give one or more, each once"
+            len(self.domains) == len(set(self.domains)) > 0,
+            "domains must name at least one, each once",
         )
         require(
             self.per_class is None or self.per_class >= 1,
-            "per_class: give 1 or more, or null for all",
+            "per_class must be at least 1, or null for all",
         )
 
     @property
@@ -64,8 +69,9 @@ class DomainNet(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            f"unpack the domains' archives and put the split lists (ai.bu.edu/M3SDA) under {root / 'domainnet'}; or set "
-            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            "unpack the domains' archives and put the split lists (ai.bu.edu/M3SDA) "
+            f"in {root / 'domainnet'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -75,11 +81,12 @@ class DomainNet(Dataset):
             [self._entries(home, home / f"{domain}_{split}.txt", names) for domain in self.domains]
             for split in ("train", "test")
         ]
+
         if sorted(names) != list(range(self.num_classes)):
             raise DataError(
                 "the number of classes is not dataset.num_classes",
                 where=str(home),
-                expected=f"labels 0 to {self.num_classes - 1}, each in some list",
+                expected=f"labels 0 to {self.num_classes - 1}, each in at least one list",
                 got=f"{len(names)} labels, {min(names, default=0)} to {max(names, default=0)}",
                 do=f"set dataset.num_classes={len(names)}, or complete the lists",
             )
@@ -101,19 +108,22 @@ class DomainNet(Dataset):
             if not line.strip():
                 continue
             path, _, text = line.strip().rpartition(" ")
+
             label = int(text) if text.isdecimal() and path.count("/") == 2 else -1
             kind = path.split("/")[1] if label >= 0 else ""
             if label < 0 or names.setdefault(label, kind) != kind:
                 raise DataError(
-                    "a line of a split list is no image with its class",
+                    "a line of a split list does not name an image with its class",
                     where=f"{file}, line {number}",
                     expected=f"domain/class/file label, label {label} being {names[label]}"
                     if label >= 0
                     else "domain/class/file label",
                     got=line,
-                    do="take the publisher's list again",
+                    do="get the publisher's list again",
                 )
+
             if self.per_class is None or taken[label] < self.per_class:
                 taken[label] += 1
                 entries.append((home / path, label))
+
         return entries

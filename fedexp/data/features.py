@@ -1,4 +1,7 @@
-"""Features of a frozen extractor, computed once for a data set: what is trained on them is the tuned part alone."""
+"""Features of a frozen extractor, computed once per data set.
+
+Only the tuned part of the network is trained on them.
+"""
 
 from __future__ import annotations
 
@@ -22,32 +25,40 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
 from fedexp.storage.tensors import load_sealed, save_sealed
 
-_BATCH = 128  # images a forward pass; fixed, so that last bits do not depend on it
+# Images per forward pass. It is fixed, so that the last bits of features do not depend on it
+_BATCH = 128
 
 
 def featured(
     data: FederatedData, extractor: ModelSpec, memo: Path | None, note: Callable[[str], None]
 ) -> FederatedData:
-    """`data` with every split's inputs replaced by their features, on the same device; nothing is normalised after that.
+    """Replace the inputs of every split of `data` by their features.
+
+    Features are on the same device. Nothing is normalised after that.
 
     Args:
-        extractor: a network whose outputs are features, all of it frozen.
-        memo: folder in which features are kept for other runs, by content; None: they are not.
+        data: Data whose inputs are replaced.
+        extractor: A network whose outputs are features. All of it is frozen.
+        memo: Folder in which features are stored for other runs, by content. None: they
+            are not stored.
+        note: Function that receives messages for the user.
     """
     like = data.train
     weights = Weights.init(extractor, seed_of("features"), like.x.device, like.dtype)
+
     splits = {"train": data.train, "test": data.test, "val": data.val, "proxy": data.proxy}
     given = {name: samples for name, samples in splits.items() if samples is not None}
+
     if memo is None:
         tree = _extract(given, weights, note)
     else:
         key = _key(given, weights)
         path = memo / key[:2] / f"{key}.safetensors"
         with contextlib.ExitStack() as stack:
-            # A folder that cannot be written: each computes its own
+            # If the folder cannot be written, each run computes its features
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Of a sweep's runs one computes them
+                # Only one run of a sweep computes the features
                 lock = stack.enter_context(FileLock(memo / f"{key}.lock"))
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
             damaged = "stored features were damaged: they are computed again"
@@ -57,7 +68,8 @@ def featured(
                 try:
                     save_sealed(path, tree)
                 except OSError as error:
-                    note(f"features cannot be kept in {memo} ({error.strerror or error})")
+                    note(f"features cannot be stored in {memo} ({error.strerror or error})")
+
     parts = {
         name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()
     }
@@ -68,8 +80,10 @@ def featured(
 def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str], None]) -> Tree:
     began = time.perf_counter()
     first = next(iter(weights.params.values()))
+
     net = Net(weights.spec, first.device, first.dtype)
     net.train(False)
+
     with torch.no_grad():
         tree: Tree = {}
         for name, samples in splits.items():
@@ -78,17 +92,19 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
                 for start in range(0, len(samples), _BATCH)
             ]
             tree[name] = torch.cat(parts)
+
     count = sum(map(len, splits.values()))
     note(f"features of {count:,} samples computed once, in {time.perf_counter() - began:.1f} s")
     return tree
 
 
 def _key(splits: dict[str, Samples], weights: Weights) -> str:
-    """Hash of everything that features depend on, to their last bits."""
+    """Return a hash of everything that features depend on, to their last bits."""
     kwargs = {
         key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")
     }
     device: Tensor = next(iter(weights.params.values()))
+
     parts = [
         [weights.spec.arch, kwargs, digest(weights.params), digest(weights.buffers)],
         [[name, digest({"x": s.x}), s.mean, s.std, str(s.dtype)] for name, s in splits.items()],
@@ -100,4 +116,5 @@ def _key(splits: dict[str, Samples], weights: Weights) -> str:
             }
         ),
     ]
+
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()

@@ -1,4 +1,7 @@
-"""From a data set and a scheme to what a run works on: limits, proxy, partition, validation cut, device."""
+"""From a data set and a partition scheme to the data of a run.
+
+The steps are limits, proxy, partition, validation cut and the copy to the device.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,17 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Proxy:
-    """Server data, taken before the split; the clients (or the test set) do not have it.
+    """The server's data, taken before the split: clients and test set do not have it.
 
     Args:
-        source: the split it is taken from, class-balanced as far as that allows, or ``noise``: 8-bit images whose values are
-            uniform and independent.
-        size: a count (int), or a fraction of the split (float, at most 1).
-        labelled: does the server know the labels? If not, they are -1.
-        dataset: another data set whose split it is; its samples are normalised with the statistics of the clients' one.
-        resize: its images are brought to the clients' height and width, bilinearly, and rounded to 8 bits.
+        source: Split that it is taken from, class-balanced as far as the split allows.
+            ``noise`` makes 8-bit images whose values are uniform and independent.
+        size: A count (int), or a fraction of the split (float, at most 1).
+        labelled: Whether the server knows the labels. If not, they are -1.
+        dataset: Another data set that provides the split. Its samples are normalised
+            with the statistics of the clients' data set.
+        resize: Whether its images are brought to the clients' height and width,
+            bilinearly, and rounded to 8 bits.
     """
 
     source: Literal["none", "train", "test", "noise"] = "none"
@@ -47,6 +52,7 @@ class Proxy:
                 self.size == 0,
                 f"proxy.size={self.size} has no effect: set proxy.source=train, test or noise",
             )
+
             require(
                 self.dataset is None, "proxy.dataset has no effect: set proxy.source=train or test"
             )
@@ -57,7 +63,8 @@ class Proxy:
             )
             require(
                 self.dataset is None,
-                "noise is of no data set: set proxy.dataset=null, or proxy.source=train",
+                "noise does not come from a data set: "
+                "set proxy.dataset=null, or proxy.source=train",
             )
             require(
                 isinstance(self.size, int) and self.size >= 1,
@@ -66,7 +73,7 @@ class Proxy:
         elif isinstance(self.size, float):
             require(
                 0 < self.size <= 1,
-                f"proxy.size={self.size} is no fraction: give one in (0, 1], or a whole number",
+                f"proxy.size={self.size} is not a fraction: give one in (0, 1], or a whole number",
             )
         else:
             require(
@@ -79,18 +86,25 @@ class Proxy:
         )
 
     def check(self, main: Dataset) -> None:
-        """Refuse a data set whose samples the clients' networks do not take, or that is the clients' own, or a declared copy."""
+        """Refuse a proxy that does not go with the clients' data set.
+
+        Raises:
+            ConfigError: The clients' networks cannot take the proxy's samples, or its
+                data set is the clients' own or a declared copy of it.
+        """
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
-                "noise is made as 8-bit images, and the clients' samples are none",
+                "noise consists of 8-bit images, but the clients' samples are not 8-bit images",
                 where="proxy.source",
                 expected="train or test",
                 got="noise",
                 do="set proxy.source=train",
             )
+
         other = self.dataset
         if other is None:
             return
+
         originals = {main.copy_of or main.name, other.copy_of or other.name}
         copied = len(originals) == 1 and (main.copy_of or other.copy_of)
         if copied or other.recipe() == main.recipe():
@@ -99,8 +113,9 @@ class Proxy:
                 where="proxy.dataset",
                 expected="another data set",
                 got=other.name,
-                do="set proxy.dataset=null: then what the proxy takes from a split is taken away from it",
+                do="set proxy.dataset=null: the proxy's samples are then removed from their split",
             )
+
         resized = (
             self.resize and other.pixels and main.pixels and other.shape[:-2] == main.shape[:-2]
         )
@@ -110,7 +125,8 @@ class Proxy:
                 where="proxy.dataset",
                 expected=f"samples of shape {list(main.shape)} (channels, height, width of images)",
                 got=f"{list(other.shape)} of '{other.name}'",
-                do="choose another data set; images of other heights and widths, and as many channels: proxy.resize=true",
+                do="choose another data set, or set proxy.resize=true if only height and width of "
+                "images differ",
             )
         if self.labelled and other.num_classes != main.num_classes:
             raise ConfigError(
@@ -121,22 +137,30 @@ class Proxy:
             )
 
     def count(self, n: int) -> int:
-        """Samples to take from a source of `n`."""
+        """Return the number of samples to take from a source of `n`."""
         return max(1, round(self.size * n)) if isinstance(self.size, float) else self.size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """Who gets which samples of a data set.
+    """The rules that assign a data set's samples to clients, server and evaluation.
 
-    In this order: limits, proxy, what is held out, partition (``RandomState(seed_data)``, untouched by anything else),
-    validation cut.
+    The order is: limits, proxy, held-out samples, partition, validation cut. The
+    partition uses ``RandomState(seed_data)``, which nothing else has touched.
 
     Args:
-        limit_train, limit_test: keep at most so many samples: the first of each class, class-balanced as far as possible.
-        limit_proxy: take at most so many samples for the server.
-        val_fraction: share of each client's samples, rounded; every client keeps one sample or more.
-        held_out: training samples that are the validation samples instead, class-balanced as far as possible.
+        partitioner: The partition scheme.
+        clients: Number of clients.
+        seed_data: The split seed.
+        val_fraction: Share of each client's samples that is cut for validation,
+            rounded. Every client keeps at least one sample.
+        held_out: Number of training samples that become the validation samples instead,
+            class-balanced as far as possible.
+        proxy: The server's data.
+        limit_train: Largest number of training samples. The first of each class are
+            kept, class-balanced as far as possible.
+        limit_test: Largest number of test samples, chosen in the same way.
+        limit_proxy: Largest number of samples for the server.
     """
 
     partitioner: Partitioner
@@ -150,12 +174,23 @@ class Division:
     limit_proxy: int | None
 
     def parts(self, dataset: Dataset, arrays: Arrays, source: Arrays) -> Parts:
-        """The division of `arrays`, by labels and owners alone; the proxy is of `source`. `DataError`: it cannot be."""
+        """Divide `arrays`, using only labels and owners.
+
+        Args:
+            dataset: The clients' data set.
+            arrays: Its arrays.
+            source: The arrays that the proxy is taken from.
+
+        Raises:
+            DataError: The arrays cannot be divided.
+        """
         proxy, seed_data, number = self.proxy, self.seed_data, dataset.num_classes
         proxy_y = source.test_y if proxy.source == "test" else source.train_y
         labels, test_labels, proxy_labels = map(labels_of, (arrays.train_y, arrays.test_y, proxy_y))
+
         train_at = _limited(labels, self.limit_train, number)
         test_at = _limited(test_labels, self.limit_test, number)
+
         proxy_at = held_at = np.zeros(0, np.int64)
         if proxy.dataset is not None:
             whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
@@ -164,20 +199,24 @@ class Division:
             proxy_at, train_at = self._take_proxy(labels, train_at, number)
         elif proxy.source == "test":
             proxy_at, test_at = self._take_proxy(test_labels, test_at, number)
+
         if self.held_out:
             held_at, train_at = _hold_out(self.held_out, labels, train_at, number, seed_data)
         if len(train_at) < len(labels):
             labels = labels[train_at]
+
         kinds = labels
         if self.partitioner.deals == "owners":
             check_scheme(dataset, self.partitioner)
-            assert arrays.train_owner is not None  # `verify` saw it
+            assert arrays.train_owner is not None  # `verify` has checked it
             kinds, number = arrays.train_owner.numpy()[train_at], int(arrays.train_owner.max()) + 1
+
         generator = np.random.RandomState(seed_data)
         partition = self.partitioner.split(kinds, number, self.clients, generator)
         if self.val_fraction and not isinstance(partition, CutPartition):
             partition = cut_validation(partition, self.val_fraction, seed_data)
             validate(partition, len(labels))
+
         return Parts(
             train_at,
             test_at,
@@ -189,24 +228,30 @@ class Division:
         )
 
     def proxy_count(self, n: int) -> int:
-        """Samples that the server takes from a source of `n`; of noise no source is asked."""
+        """Return the number of samples that the server takes from a source of `n`.
+
+        Noise does not come from a source, so its number does not depend on `n`.
+        """
         count = self.proxy.count(n)
         return count if self.limit_proxy is None else min(count, self.limit_proxy)
 
     def _take_proxy(
         self, labels: np.ndarray, at: np.ndarray, num_classes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the proxy and of what remains, both ascending."""
+        """Return the positions of the proxy and of the rest, both ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
+
         if count > most:
             raise ConfigError(
-                f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} of the {proxy.source} split",
+                f"the proxy would take {'all' if proxy.dataset is None else 'more than all'} "
+                f"of the {proxy.source} split",
                 where="proxy.size",
-                expected=f"{most} or less",
+                expected=f"at most {most}",
                 got=proxy.size,
                 do="lower proxy.size, e.g. proxy.size=0.02",
             )
+
         return _apart(
             balanced(labels[at], count, num_classes, numpy_generator(self.seed_data, "proxy")), at
         )
@@ -214,8 +259,17 @@ class Division:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Ascending positions in the splits of what is trained on, tested on, the server's and held out; the partition of the
-    first, whose labels are `labels`; the state of the generator that drew it, afterwards."""
+    """The result of a division. Positions are ascending.
+
+    Args:
+        train_at: Positions in the training split of the samples that are trained on.
+        test_at: Positions in the test split of the samples that are tested on.
+        proxy_at: Positions of the server's samples in the proxy's split.
+        held_at: Positions in the training split of the held-out samples.
+        labels: Labels of the samples at `train_at`.
+        partition: Partition of the samples at `train_at`.
+        after_split: State of the generator after it sampled the partition.
+    """
 
     train_at: np.ndarray
     test_at: np.ndarray
@@ -235,13 +289,18 @@ def federate(
     device: torch.device,
     dtype: torch.dtype,
 ) -> FederatedData:
-    """Load, check, split, and lay the data on `device` once.
+    """Load, check and split the data, and place it on `device` once.
 
     Args:
-        dtype: of normalised inputs.
+        dataset: The clients' data set.
+        division: The rules of the split.
+        root: Data root.
+        download: Whether missing files may be fetched.
+        device: Device of all samples.
+        dtype: Dtype of normalised inputs.
 
     Raises:
-        DataError: data are absent, damaged, or cannot be split as asked.
+        DataError: Data are absent, damaged, or cannot be split as asked.
     """
     proxy = division.proxy
     arrays = dataset.load(root, download)
@@ -250,6 +309,7 @@ def federate(
         if proxy.dataset is None
         else proxy.dataset.load(root, download or proxy.dataset.download)
     )
+
     source = other or arrays
     proxy_x, proxy_y = (
         (source.test_x, source.test_y)
@@ -258,12 +318,14 @@ def federate(
     )
     if (proxy_x.dtype == torch.uint8) != (arrays.train_x.dtype == torch.uint8):
         raise DataError(
-            "the proxy's samples and the clients' have no common unit to be normalised in",
+            "the proxy's samples and the clients' samples cannot be normalised in the same way",
             where="proxy.dataset",
             expected=f"{arrays.train_x.dtype}, as in '{dataset.name}'",
             got=proxy_x.dtype,
-            do="choose another data set: 8-bit images go with 8-bit images, floating-point samples with their like",
+            do="choose another data set: both need 8-bit images, "
+            "or both need floating-point samples",
         )
+
     parts = division.parts(dataset, arrays, source)
     partition = parts.partition
 
@@ -278,9 +340,11 @@ def federate(
     train = samples(arrays.train_x, arrays.train_y, parts.train_at, training=True)
     val = samples(arrays.train_x, arrays.train_y, parts.held_at) if division.held_out else None
     if isinstance(partition, CutPartition):
-        check_validation(division.held_out, in_split=True)  # of a file
+        # The partition of a file may contain a validation share
+        check_validation(division.held_out, in_split=True)
         held = torch.from_numpy(partition.held).to(device)
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
+
     server = None
     if proxy.source != "none":
         at = torch.from_numpy(parts.proxy_at)
@@ -289,10 +353,11 @@ def federate(
             if proxy.source == "noise"
             else proxy_x[at]
         )
-        if proxy.resize:  # on the host: the same images on every device
+        if proxy.resize:  # on the host, so that every device gets the same images
             x = _resized(x, dataset.shape[-2:])
         y = proxy_y[at] if proxy.labelled else torch.full((len(x),), UNLABELLED)
         server = samples(x, y, np.arange(len(x)))
+
     return FederatedData(
         train=train,
         partition=partition,
@@ -310,27 +375,32 @@ def federate(
 
 
 def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
-    """Refuse a split by what the data do not have: natural owners, or classes."""
+    """Refuse a split by a property that the data lack: natural owners, or classes."""
     if partitioner.deals == "owners" and not dataset.has_owners:
         raise ConfigError(
-            f"data set '{dataset.name}' does not say whose its samples are",
+            f"data set '{dataset.name}' does not name the owners of its samples",
             where="partition",
             expected="a data set with natural owners (femnist: writers, domainnet: domains)",
             got=f"partition={partitioner.name}",
             do="set partition=dirichlet, or write a Dataset with has_owners = True",
         )
+
     if partitioner.deals == "labels" and dataset.targets == "masks" and not partitioner.one_class:
         raise ConfigError(
-            f"data set '{dataset.name}' has masks and no classes by which its images could be split",
+            f"data set '{dataset.name}' has masks, but no classes by which its images can be split",
             where="partition",
-            expected="a scheme for samples of one class: dirichlet (draws the clients' sizes), iid, file",
+            expected="a scheme for samples of one class: dirichlet (samples the clients' sizes), "
+            "iid, file",
             got=f"partition={partitioner.name}",
             do="set partition=dirichlet or partition=iid",
         )
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """`value` on `device`; to CUDA by way of pinned memory, without waiting for the copy (later kernels do)."""
+    """Copy `value` to `device`.
+
+    CUDA gets it from pinned memory. This does not wait for the copy, later kernels do.
+    """
     if device.type == "cuda":
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
@@ -339,15 +409,22 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 def balanced(
     labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Ascending positions of `size` samples, class counts as equal as the supply allows.
+    """Choose `size` samples with class counts as equal as the supply allows.
 
-    The first samples of each class, or random ones if `rng` is given. What does not divide goes to the first classes
-    (of a random order, if `rng` is given).
+    The first samples of each class are chosen, or random ones if `rng` is given. A
+    remainder that does not divide goes to the first classes (of a random order, if
+    `rng` is given).
+
+    Returns:
+        Ascending positions of the chosen samples.
     """
     members = [np.flatnonzero(labels == k) for k in range(num_classes)]
     supply = np.array([len(part) for part in members])
+
     quota = np.zeros(num_classes, dtype=np.int64)
-    while (rest := size - int(quota.sum())) > 0:  # each pass fills a class to its supply, or ends
+
+    # Each pass fills a class to its supply, or is the last one
+    while (rest := size - int(quota.sum())) > 0:
         open_classes = np.flatnonzero(quota < supply)
         share = rest // len(open_classes)
         if share == 0:
@@ -355,6 +432,7 @@ def balanced(
             quota[extra[:rest]] += 1
         else:
             quota[open_classes] += np.minimum(share, supply[open_classes] - quota[open_classes])
+
     chosen = [
         (part if rng is None else rng.permutation(part))[:count]
         for part, count in zip(members, quota, strict=True)
@@ -363,38 +441,46 @@ def balanced(
 
 
 def cut_validation(partition: Partition, fraction: float, seed_data: int) -> CutPartition:
-    """Hold out round(fraction * size) random samples of each client, leaving it one or more; the rest keep their order.
+    """Hold out round(fraction * size) random samples of each client.
 
-    One stream serves all clients: each sample of the pool has a random key, and a client gives those with the smallest
-    keys, so its cut depends neither on its number nor on other clients.
+    Each client keeps at least one sample, and the remaining ones keep their order. One
+    stream serves all clients: each sample of the pool has a random key, and a client
+    gives the samples with the smallest keys. Its cut therefore depends neither on its
+    number nor on other clients.
 
     Raises:
-        DataError: the fraction is less than half a sample at every client, or clients share samples.
+        DataError: The fraction is less than half a sample at every client, or clients
+            share samples.
     """
     if repeated := partition.info.get("repeated_samples"):
         raise DataError(
             "validation samples of one client would be training samples of another",
             where="partition.val_fraction",
-            expected="0: this split hands samples out again",
+            expected="0, because this split assigns samples more than once",
             got=f"{fraction}, and {repeated} repeated samples",
             do="set partition.val_fraction=0 and eval.held_out=1000",
         )
+
     sizes = partition.sizes
     counts = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))
     if not counts.any():
         raise DataError(
             "the validation share is empty",
             where="partition.val_fraction",
-            expected=f"{1 / max(1, int(sizes.max())):.3g} or more (the largest client has {int(sizes.max())} samples)",
+            expected=f"at least {1 / max(1, int(sizes.max())):.3g} "
+            f"(the largest client has {int(sizes.max())} samples)",
             got=fraction,
             do="raise partition.val_fraction or use fewer clients",
         )
+
     pool = int(partition.indices.max()) + 1
     keys = numpy_generator(seed_data, "val").random(pool)[partition.indices]
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    ranked = np.lexsort((keys, owner))  # client after client, each by key
+    ranked = np.lexsort((keys, owner))  # client after client, each ordered by key
+
     rank = np.empty(len(owner), dtype=np.int64)
     rank[ranked] = np.arange(len(owner)) - np.repeat(partition.offsets[:-1], sizes)
+
     is_held = rank < np.repeat(counts, sizes)
 
     def offsets(of: np.ndarray) -> np.ndarray:
@@ -418,12 +504,16 @@ def _limited(labels: np.ndarray, limit: int | None, num_classes: int) -> np.ndar
 def _hold_out(
     count: int, labels: np.ndarray, at: np.ndarray, num_classes: int, seed_data: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of `count` samples that nobody trains on and of the others, both ascending."""
+    """Choose `count` samples that no client trains on.
+
+    Returns:
+        The positions of these and of the other samples, both ascending.
+    """
     if count >= len(at):
         raise ConfigError(
             "all training samples would be held out",
             where="eval.held_out",
-            expected=f"{len(at) - 1} or less",
+            expected=f"at most {len(at) - 1}",
             got=count,
             do="lower eval.held_out",
         )
@@ -439,7 +529,10 @@ def _noise(count: int, shape: tuple[int, ...], seed_data: int) -> Tensor:
 
 
 def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    """8-bit images (n, c, height, width) of another `size`, in parts: as floating-point numbers they are four times as large."""
+    """Resize 8-bit images (n, c, height, width) to `size`, in parts.
+
+    As floating-point numbers they are four times as large.
+    """
     parts = [
         F.interpolate(part.float(), size, mode="bilinear", antialias=True)
         for part in torch.split(images, 1000)
@@ -454,10 +547,13 @@ def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_validation(held_out: int, in_split: bool) -> None:
-    """Refuse two sets of validation samples: those held out before the split, and shares of the clients' own."""
+    """Refuse two sets of validation samples.
+
+    One is held out before the split, the other consists of shares of the clients' own.
+    """
     if held_out and in_split:
         raise ConfigError(
-            "samples are held out before the split, and from the clients' own as well",
+            "samples are held out before the split, and also from the clients' own samples",
             where="eval.held_out",
             expected="one of eval.held_out and partition.val_fraction",
             got=f"eval.held_out={held_out}",

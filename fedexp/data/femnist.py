@@ -19,11 +19,13 @@ DIGITS, ALL = 10, 62  # classes: digits first, then capitals, then small letters
 
 @dataclass(frozen=True, kw_only=True)
 class Femnist(Dataset):
-    """``femnist/{train,test}/*.json`` as LEAF (Caldas et al. 2018) writes them: users, num_samples, user_data.
+    """FEMNIST in the format of LEAF (Caldas et al. 2018).
 
-    Pixels are LEAF's 0..1 times 255, rounded (they come from 8-bit grey); strokes are dark, the background is white.
-    ``num_classes=10`` keeps the digits alone. Writers are numbered in the sorted order of their names; all writers' test
-    samples together are the test set.
+    The files are ``femnist/{train,test}/*.json`` with users, num_samples and user_data.
+    Pixels are LEAF's 0..1 times 255, rounded, because they come from 8-bit grey.
+    Strokes are dark, the background is white. ``num_classes=10`` keeps only the digits.
+    Writers are numbered in the sorted order of their names. The test samples of all
+    writers together are the test set.
     """
 
     cache_version: ClassVar[int] = 1
@@ -36,9 +38,9 @@ class Femnist(Dataset):
         super().__post_init__()
         require(
             self.num_classes in (DIGITS, ALL),
-            "num_classes: 62 for all characters, 10 for the digits alone",
+            "num_classes must be 62 (all characters) or 10 (only digits)",
         )
-        require(self.shape == (1, 28, 28), "shape: LEAF's images are [1, 28, 28]")
+        require(self.shape == (1, 28, 28), "shape must be [1, 28, 28], that of LEAF's images")
 
     @property
     def name(self) -> str:
@@ -49,9 +51,10 @@ class Femnist(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            "prepare LEAF's femnist (github.com/TalwalkarLab/leaf, data/femnist: ./preprocess.sh -s niid --sf 1.0 -k 0 "
-            f"-t sample) and put its data/train/*.json and data/test/*.json under {root / 'femnist'}; or set "
-            "data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            "prepare LEAF's femnist (github.com/TalwalkarLab/leaf, data/femnist: "
+            "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) "
+            f"and put its data/train/*.json and data/test/*.json in {root / 'femnist'}; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
@@ -66,12 +69,15 @@ class Femnist(Dataset):
         return Arrays(train_x, train_y, test_x, test_y, torch.from_numpy(owner.astype(np.int64)))
 
     def _split(self, folder: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """(user, images (n, 1, 28, 28) uint8, labels (n,) int64) of everybody who has samples."""
+        """Return (user, images, labels) of each user who has samples.
+
+        Images have shape (n, 1, 28, 28), uint8, and labels (n,), int64.
+        """
         files = sorted(folder.glob("*.json"))
         parts = [part for file in files for part in self._file(file)]
         if not parts:
             raise DataError(
-                "no samples in LEAF's files",
+                "LEAF's files contain no samples",
                 where=str(folder),
                 expected="*.json with users, num_samples and user_data",
                 got=f"{len(files)} .json files",
@@ -82,9 +88,10 @@ class Femnist(Dataset):
     def _file(self, file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
         def fail(got: object) -> DataError:
             return DataError(
-                "not a file of LEAF's femnist",
+                "the file is not one of LEAF's femnist",
                 where=str(file),
-                expected="users, num_samples, user_data: of each user x (784 numbers in 0..1 each) and y (labels 0..61)",
+                expected="users, num_samples and user_data, which has x (784 numbers in 0..1 each) "
+                "and y (labels 0..61) for each user",
                 got=got,
                 do="prepare the data with LEAF again",
             )
@@ -99,6 +106,7 @@ class Femnist(Dataset):
                     np.asarray(data["x"], np.float64).reshape(-1, 784),
                     np.asarray(data["y"], np.int64),
                 )
+
                 if not len(x) == len(y) == count:
                     raise fail(
                         f"user {user}: {len(x)} images, {len(y)} labels, num_samples {count}"
@@ -107,6 +115,7 @@ class Femnist(Dataset):
                     raise fail(
                         f"user {user}: pixels {x.min()} .. {x.max()}, labels {y.min()} .. {y.max()}"
                     )
+
                 kept = y < self.num_classes
                 if kept.any():
                     images = np.rint(x[kept] * 255).astype(np.uint8).reshape(-1, 1, 28, 28)

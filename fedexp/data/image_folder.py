@@ -1,4 +1,4 @@
-"""Images of your own, sorted into class folders."""
+"""The user's own images, sorted into class folders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedexp.data.images import decode_classes, require_image_shape
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Dataset):
-    """``FOLDER/train/CLASS/*`` and ``FOLDER/test/CLASS/*``: images of any size and format, decoded once.
+    """Images of any size and format in ``FOLDER/{train,test}/CLASS/*``, decoded once.
 
-    Labels are the places of the class names in sorted order, as in torchvision's ImageFolder.
+    The label of a class is its position among the sorted class names, as in
+    torchvision's ImageFolder.
 
     Args:
-        folder: relative to data_root, or absolute.
+        folder: Path of FOLDER, relative to data_root, or absolute.
     """
 
     folder: str
@@ -28,7 +29,7 @@ class ImageFolder(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.folder != "", "folder is empty: name the folder that holds train/ and test/")
+        require(self.folder != "", "folder is empty: name the folder that has train/ and test/")
         require_image_shape(self.shape)
 
     @property
@@ -40,13 +41,15 @@ class ImageFolder(Dataset):
 
     def ways(self, root: Path) -> str:
         return (
-            f"put class folders of images under {root / self.folder}/train and /test; or set dataset.folder; "
-            "or set data_root=FOLDER or the variable FEDEXP_DATA to where they are"
+            f"put class folders of images in {root / self.folder}/train and /test; "
+            "or set dataset.folder; "
+            "or set data_root=FOLDER or the variable FEDEXP_DATA to their location"
         )
 
     def read(self, root: Path, download: bool) -> Arrays:
         train_folder, test_folder = self.expected_files(root)
         classes = _classes(train_folder)
+
         if len(classes) != self.num_classes:
             raise DataError(
                 "the number of class folders is not dataset.num_classes",
@@ -55,11 +58,12 @@ class ImageFolder(Dataset):
                 got=f"{len(classes)}: {_some(classes)}",
                 do=f"set dataset.num_classes={len(classes)}, or correct the folders",
             )
+
         others = _classes(test_folder)
         if others != classes:
             strange, absent = sorted(set(others) - set(classes)), sorted(set(classes) - set(others))
             raise DataError(
-                "train and test do not hold the same classes",
+                "train and test do not contain the same classes",
                 where=str(test_folder),
                 expected=_some(classes),
                 got="; ".join(
@@ -72,6 +76,7 @@ class ImageFolder(Dataset):
                 ),
                 do=suggest(strange[0], classes) if strange else "add the missing class folders",
             )
+
         train, test = (
             decode_classes([folder / name for name in classes], self.shape)
             for folder in (train_folder, test_folder)

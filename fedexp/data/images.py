@@ -1,4 +1,4 @@
-"""Decoding image files into one uint8 array."""
+"""Decoding of image files into one uint8 array."""
 
 from __future__ import annotations
 
@@ -17,15 +17,25 @@ EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif"}
 )
 _CHUNK = 256
-# What Pillow's decoders raise on damaged files
+# Exceptions of Pillow's decoders on damaged files
 _UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError)
 
 
 def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
-    """(n, C, H, W) uint8: each file as grey (C = 1) or RGB (C = 3), resized (antialiased bilinear) where its size differs.
+    """Decode image files into one array.
+
+    Each file becomes grey (C = 1) or RGB (C = 3). It is resized (antialiased bilinear)
+    if its size differs.
+
+    Args:
+        files: Image files.
+        shape: (C, H, W).
+
+    Returns:
+        Array of shape (n, C, H, W), uint8.
 
     Raises:
-        DataError: a file is no image that can be decoded; the message names it.
+        DataError: A file is not an image that can be decoded. The message names it.
     """
     channels, height, width = shape
     out = np.empty((len(files), height, width, channels), dtype=np.uint8)
@@ -42,7 +52,12 @@ def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def decode_classes(folders: Sequence[Path], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The images in or below each folder, (n, C, H, W) uint8 as from `decode_images`, and (n,) int64 places of the folders."""
+    """Decode the images in or below each folder, one folder per class.
+
+    Returns:
+        Images of shape (n, C, H, W), uint8, as from `decode_images`, and the index of
+        each image's folder, (n,), int64.
+    """
     files = [image_files(folder) for folder in folders]
     labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(part) for part in files])
     images = decode_images([file for part in files for file in part], shape)
@@ -50,10 +65,10 @@ def decode_classes(folders: Sequence[Path], shape: tuple[int, ...]) -> tuple[Ten
 
 
 def image_size(file: Path) -> tuple[int, int]:
-    """(width, height) of an image file, from its header.
+    """Read (width, height) of an image file from its header.
 
     Raises:
-        DataError: it is no image.
+        DataError: The file is not an image.
     """
     from PIL import Image
 
@@ -71,12 +86,13 @@ def _decode(file: Path, channels: int, height: int, width: int) -> np.ndarray:
         with Image.open(file) as image:
             if image.mode == "F" or image.mode.startswith("I"):
                 raise DataError(
-                    "an image has more than 8 bits a channel",
+                    "an image has more than 8 bits per channel",
                     where=str(file),
                     expected="8-bit grey, palette, RGB or RGBA",
                     got=f"mode {image.mode}",
-                    do="convert it, or write a Dataset of your own that reads it",
+                    do="convert it, or write your own Dataset that reads it",
                 )
+
             pixels = image.convert("L" if channels == 1 else "RGB")
             if pixels.size != (width, height):
                 pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
@@ -95,13 +111,22 @@ def _damaged(file: Path, error: Exception) -> DataError:
 
 
 def require_image_shape(shape: tuple[int, ...]) -> None:
-    """For ``__post_init__``: C x H x W with C of 1 or 3."""
+    """Check for ``__post_init__`` that the shape is C x H x W with C of 1 or 3.
+
+    Raises:
+        ValueError: The shape is not that of grey or RGB images.
+    """
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise ValueError("shape: give [channels, height, width] with 1 (grey) or 3 (RGB) channels")
+        raise ValueError(
+            "shape must be [channels, height, width] with 1 (grey) or 3 (RGB) channels"
+        )
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images directly in or below `folder`, sorted; hidden files are passed over."""
+    """Return the images directly in or below `folder`, sorted.
+
+    Hidden files are skipped.
+    """
     found = [
         Path(place) / name
         for place, _, names in os.walk(folder, followlinks=True)

@@ -1,4 +1,4 @@
-"""What a partition scheme is, the rules every partition obeys, and the file it travels in."""
+"""Partition schemes, the rules that every partition obeys, and the file format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ FORMAT = "fedexp-partition-1"
 
 @dataclass(frozen=True, eq=False)
 class CutPartition(Partition):
-    """A partition of which a share was cut for validation; `indices` are what the clients train on.
+    """A partition of which a share was cut for validation.
+
+    The clients train on `indices`.
 
     Args:
-        held: (n_val,) int64 positions in the training pool, client after client.
-        held_offsets: (clients + 1,) int64, as `offsets`.
+        held: Positions of the validation samples in the training pool, (n_val,), int64,
+            client after client.
+        held_offsets: Bounds of each client in `held`, (clients + 1,), int64, as
+            `offsets`.
     """
 
     held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -34,19 +38,25 @@ class CutPartition(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class Partitioner(ABC):
-    """A scheme that hands the training pool's samples to clients. Your own is a subclass with a `draw` method.
+    """A scheme that assigns the training pool's samples to clients.
+
+    For your own scheme, write a subclass with a `sample` method.
 
     Args:
-        val_fraction: share of each client's samples that is held out for validation after the split.
-        min_size: samples a client must have.
-        on_small: what to do about clients with fewer: stop with an error; allow them; drop them with their samples
-            (the others are renumbered); repair them with the last samples of whoever has most.
+        val_fraction: Share of each client's samples that is held out for validation
+            after the split.
+        min_size: Number of samples that a client must have.
+        on_small: Policy for clients with fewer samples. ``error`` stops with an error,
+            ``allow`` allows them. ``drop`` drops them with their samples and renumbers
+            the others. ``repair`` gives them the last samples of the client that has
+            most.
     """
 
-    deals: ClassVar[Literal["labels", "owners"]] = "labels"  # what `draw` is given of each sample
-    # Does it make sense where all samples are of one class, images with masks say?
+    # Property of the training samples that `sample` receives
+    deals: ClassVar[Literal["labels", "owners"]] = "labels"
+    # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
-    # Can it be drawn for fewer clients and samples (limit.clients, limit.train)?
+    # Whether it can be sampled for fewer clients and samples (limit.clients, limit.train)
     scales: ClassVar[bool] = True
 
     val_fraction: float = 0.0
@@ -64,54 +74,70 @@ class Partitioner(ABC):
 
     @property
     def name(self) -> str:
-        """As in messages and records."""
+        """Name for messages and records."""
         return type(self).__name__
 
     def check(self, clients: int, num_classes: int) -> None:
         """Refuse settings that cannot work, before data are loaded.
 
         Raises:
-            ConfigError: if `clients` or `num_classes` does not fit the scheme.
+            ConfigError: `clients` or `num_classes` does not fit the scheme.
         """
         if clients < 1:
             raise impossible(
-                "a partition needs a client", "clients", "1 or more", clients, "set clients=10"
+                "a partition needs at least one client",
+                "clients",
+                "at least 1",
+                clients,
+                "set clients=10",
             )
 
     @abstractmethod
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        """The scheme itself; sizes, disjointness and completeness are checked by `split`.
+        """Sample a partition by the scheme itself.
+
+        `split` checks sizes, disjointness and completeness.
 
         Args:
-            labels: (n,) int64, of the training pool; where the scheme `deals` owners: whose the samples are, of
-                `num_classes` owners.
-            rng: the only source of randomness, ``RandomState(seed_data)`` untouched.
+            labels: Labels of the training pool, (n,), int64. If the scheme `deals`
+                owners: the owner of each sample, out of `num_classes` owners.
+            num_classes: Number of classes, or of owners.
+            clients: Number of clients.
+            rng: The only source of randomness: ``RandomState(seed_data)``, untouched.
         """
 
     def split(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        """A valid partition: `draw`, then the policy for small clients.
+        """Return a valid partition: `sample`, then the policy for small clients.
 
         Raises:
-            DataError: the scheme fails on these labels, or breaks a rule of `validate`.
+            DataError: The scheme fails on these labels, or breaks a rule of `validate`.
         """
         self.check(clients, num_classes)
-        drawn = self.draw(labels, num_classes, clients, rng)
+        partition = self.sample(labels, num_classes, clients, rng)
         info: dict[str, str | int | float | bool] = {
             "scheme": self.name,
             "pool": len(labels),
             "asked_clients": clients,
         }
-        drawn = replace(drawn, info=info | drawn.info)
-        validate(drawn, len(labels))
-        return validate(apply_small_policy(drawn, self.min_size, self.on_small), len(labels))
+        partition = replace(partition, info=info | partition.info)
+        validate(partition, len(labels))
+
+        return validate(apply_small_policy(partition, self.min_size, self.on_small), len(labels))
 
 
 def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None) -> Partition:
-    """The partition in which sample ``order[i]`` (default: i) belongs to client ``owner[order[i]]``, in `order`'s order."""
+    """Build the partition in which sample ``order[i]`` belongs to ``owner[order[i]]``.
+
+    Args:
+        owner: Client of each sample, (n,).
+        clients: Number of clients.
+        order: Order of each client's samples. None: ascending, so that ``order[i]`` is
+            i.
+    """
     sizes = np.bincount(owner, minlength=clients)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     if order is None:
@@ -122,22 +148,23 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
 
 
 def validate(partition: Partition, n: int) -> Partition:
-    """`partition`, if every sample of a pool of `n` belongs to exactly one client.
+    """Return `partition` if it assigns every sample of a pool of `n` exactly once.
 
-    Samples of clients that ``on_small=drop`` dropped (their number is in ``info``) and the validation share of a
-    `CutPartition` count as handed out. A scheme that hands samples out again says how often (``repeated_samples``).
+    Samples of clients that ``on_small=drop`` dropped (their number is in ``info``) and
+    the validation share of a `CutPartition` count as assigned. A scheme that assigns
+    samples more than once states how often (``repeated_samples``).
 
     Raises:
-        DataError: a sample is missing, held twice or not of the pool.
+        DataError: A sample is missing, is assigned twice or is not in the pool.
     """
 
     def fail(what: str, got: object) -> DataError:
         return DataError(
-            f"not a partition: {what}",
+            f"the result is not a partition: {what}",
             where=str(partition.info.get("scheme", "partition")),
-            expected=f"each of {n} samples with exactly one client",
+            expected=f"each of {n} samples assigned to exactly one client",
             got=got,
-            do="correct the scheme's draw(), or give the partition of this very pool",
+            do="correct the scheme's sample(), or give a partition of this pool",
         )
 
     offsets, indices = partition.offsets, partition.indices
@@ -151,16 +178,20 @@ def validate(partition: Partition, n: int) -> Partition:
         raise fail(
             "offsets do not ascend from 0 to the number of indices", f"{len(offsets)} offsets"
         )
+
     seen = np.zeros(n, dtype=bool)
     for part in (indices, held):
         if len(part) and (int(part.min()) < 0 or int(part.max()) >= n):
             raise fail("an index is outside the pool", f"{int(part.min())} .. {int(part.max())}")
         seen[part] = True
+
     distinct, listed = int(seen.sum()), len(indices) + len(held)
     if distinct != listed - int(partition.info.get("repeated_samples", 0)):
         raise fail(
-            f"{listed - distinct} samples are held twice", f"{listed} indices, {distinct} distinct"
+            f"{listed - distinct} samples are assigned twice",
+            f"{listed} indices, {distinct} distinct",
         )
+
     missing = n - distinct - int(partition.info.get("dropped_samples", 0))
     if missing:
         raise fail("samples are missing", f"{distinct} samples, {missing} too few")
@@ -168,15 +199,19 @@ def validate(partition: Partition, n: int) -> Partition:
 
 
 def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Partition:
-    """`partition` after the policy for clients with fewer than `min_size` samples; see `Partitioner`.
+    """Apply the policy for clients with fewer than `min_size` samples.
+
+    `Partitioner` describes the policies.
 
     Raises:
-        DataError: policy `error` met a small client, or the pool is too small for the policy.
+        DataError: Policy `error` met a small client, or the pool is too small for the
+            policy.
     """
     sizes = partition.sizes
     small = np.flatnonzero(sizes < min_size)
     if not len(small) or on_small == "allow":
         return partition
+
     if on_small == "error":
         shown = ", ".join(f"client {c} has {sizes[c]}" for c in small[:5]) + (
             " ..." if len(small) > 5 else ""
@@ -184,18 +219,21 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
         raise DataError(
             f"{len(small)} of {len(sizes)} clients have fewer than min_size={min_size} samples",
             where=_where(partition),
-            expected=f"{min_size} or more each",
+            expected=f"at least {min_size} each",
             got=shown,
-            do="choose partition.on_small=repair|drop|allow, lower partition.min_size, or use fewer clients",
+            do="choose partition.on_small=repair|drop|allow, lower partition.min_size, "
+            "or use fewer clients",
         )
+
     if isinstance(partition, CutPartition):
         raise DataError(
-            "a partition that already holds a validation share cannot be changed",
+            "a partition that already contains a validation share cannot be changed",
             where="partition.on_small",
             expected="error or allow",
             got=on_small,
             do="set partition.on_small=allow, or lower partition.min_size",
         )
+
     if on_small == "drop":
         return _drop(partition, small)
     return _repair(partition, small, min_size)
@@ -216,6 +254,7 @@ def _drop(partition: Partition, small: np.ndarray) -> Partition:
             got=f"largest client: {int(sizes.max())} samples",
             do="lower partition.min_size or use fewer clients",
         )
+
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[keep])])
     info = partition.info | {
         "dropped_clients": len(small) + int(partition.info.get("dropped_clients", 0)),
@@ -228,38 +267,42 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
     sizes = partition.sizes.copy()
     if int(sizes.sum()) < min_size * len(sizes):
         raise DataError(
-            f"{int(sizes.sum())} samples are too few for min_size={min_size} at {len(sizes)} clients",
+            f"{int(sizes.sum())} samples are too few for {len(sizes)} clients "
+            f"with min_size={min_size}",
             where=_where(partition),
-            expected=f"{min_size * len(sizes)} samples or more",
+            expected=f"at least {min_size * len(sizes)} samples",
             do="lower partition.min_size or use fewer clients",
         )
+
     owner = np.repeat(np.arange(len(sizes)), sizes)
     donors = [(-int(size), int(client)) for client, size in enumerate(sizes) if size > min_size]
     heapq.heapify(donors)
+
     moved = 0
     for client in small:
         for _ in range(min_size - int(sizes[client])):
             negative, donor = heapq.heappop(donors)
             left = -negative - 1
-            # The donor's last sample that it still has
+            # The last of the samples that the donor still has
             owner[partition.offsets[donor] + left] = client
             if left > min_size:
                 heapq.heappush(donors, (-left, donor))
             moved += 1
+
     repaired = from_owners(owner, len(sizes))  # positions in `indices`
     info = partition.info | {"repaired_clients": len(small), "moved_samples": moved}
     return Partition(partition.indices[repaired.indices], repaired.offsets, info)
 
 
 def save_partition(partition: Partition, path: Path) -> None:
-    """Write `partition` to a safetensors file, whole or not at all."""
+    """Write `partition` to a safetensors file, completely or not at all."""
     from safetensors.numpy import save
 
     arrays = {"indices": partition.indices, "offsets": partition.offsets}
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
     about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
-    # One key: several are written in random order
+    # A single key, because several are written in random order
     metadata = {"fedexp": json.dumps(about, sort_keys=True)}
     write_bytes(
         path,
@@ -268,10 +311,11 @@ def save_partition(partition: Partition, path: Path) -> None:
 
 
 def load_partition(path: Path) -> Partition:
-    """Read what `save_partition` wrote.
+    """Read a file that `save_partition` wrote.
 
     Raises:
-        DataError: absent, not a partition file, or its content does not have its sha256.
+        DataError: The file is absent, is not a partition file, or its content does not
+            have its sha256.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -281,16 +325,18 @@ def load_partition(path: Path) -> Partition:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise DataError(
-            "the partition file is not there",
+            "the partition file does not exist",
             where="partition.path",
             expected="partition.safetensors of an earlier run",
             got=str(path),
-            do="give the file's path; relative ones start at the working directory",
+            do="give the file's path; relative paths start at the working directory",
         ) from error
     except (SafetensorError, OSError) as error:
         raise _not_a_partition(path, str(error)) from error
+
     if metadata.get("format") != FORMAT or not {"indices", "offsets"} <= set(arrays):
         raise _not_a_partition(path, f"format {metadata.get('format')}, arrays {', '.join(arrays)}")
+
     info = metadata["info"]
     partition = Partition(arrays["indices"], arrays["offsets"], info)
     if "held" in arrays:
@@ -301,6 +347,7 @@ def load_partition(path: Path) -> Partition:
             held=arrays["held"],
             held_offsets=arrays["held_offsets"],
         )
+
     if partition.sha256 != metadata.get("sha256"):
         raise _not_a_partition(
             path, "a sha256 that differs from the recorded one: the file is damaged"
@@ -310,7 +357,7 @@ def load_partition(path: Path) -> Partition:
 
 def _not_a_partition(path: Path, got: str) -> DataError:
     return DataError(
-        "not a partition file",
+        "the file is not a partition file",
         where=str(path),
         expected=f"safetensors in the format {FORMAT}",
         got=got,
@@ -319,7 +366,7 @@ def _not_a_partition(path: Path, got: str) -> DataError:
 
 
 def impossible(what: str, where: str, expected: object, got: object, do: str) -> ConfigError:
-    """The error of a scheme's `check`."""
+    """Return the error for the settings that a scheme's `check` refuses."""
     return ConfigError(
         what,
         where=f"partition.{where}" if where != "clients" else where,

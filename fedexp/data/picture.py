@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Colormap
 
-MAX_ROWS = 200  # clients that are drawn; of more, evenly spread ones
+# Largest number of clients in the picture. If there are more, evenly spread ones are shown
+MAX_ROWS = 200
 _INK, _MUTED, _BAR = "#1f2933", "#66727f", "#4a6fa5"
 
 
 def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     """Write a PNG: a map of the clients' class counts beside their sizes.
 
-    Cells hold their counts where they are large enough to read; colour goes with the square root of the count, so that
-    small shares still show, and white is none at all.
+    Cells show their counts if they are large enough to read. Colour follows the square
+    root of the count, so that small shares remain visible. White means a count of 0.
 
     Args:
-        counts: (clients, classes) int64.
-        path: of the PNG; its folder is created.
-        title: one line above the picture.
+        counts: Class counts of shape (clients, classes), int64.
+        path: Path of the PNG. Its folder is created.
+        title: One line above the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -33,25 +34,33 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     rows = _shown(len(counts))
     shown = counts[rows]
     clients, classes = shown.shape
+
     cell_height = 0.42 if clients <= 12 else 0.26 if clients <= 30 else max(0.085, 8.5 / clients)
     cell_width = 0.62 if classes <= 12 else 0.4 if classes <= 26 else max(0.09, 10.5 / classes)
+
     map_width, map_height = (
         min(max(cell_width * classes, 3.2), 14.0),
         min(max(cell_height * clients, 1.6), 16.0),
     )
+
     left, right, bar, gap, bottom, top = 0.85, 1.25, 1.6, 0.15, 0.62, 0.9
     width, height = left + map_width + gap + bar + right, bottom + map_height + top
+
     figure = Figure(figsize=(width, height), dpi=120)
     FigureCanvasAgg(figure)
+
     image_axes = figure.add_axes(
         (left / width, bottom / height, map_width / width, map_height / height)
     )
+
     _draw_map(image_axes, shown, rows, counts, cell=(map_width / classes, map_height / clients))
+
     bar_axes = figure.add_axes(
         ((left + map_width + gap) / width, bottom / height, bar / width, map_height / height),
         sharey=image_axes,
     )
     _draw_sizes(bar_axes, shown.sum(axis=1), labelled=map_height / clients >= 0.2)
+
     scale = min(map_height, 2.6)
     scale_axes = figure.add_axes(
         (
@@ -62,6 +71,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
         )
     )
     _draw_scale(figure.colorbar(image_axes.images[0], cax=scale_axes), int(max(1, counts.max())))
+
     figure.text(
         left / width,
         1 - 0.2 / height,
@@ -81,6 +91,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
         fontsize=9,
         color=_MUTED,
     )
+
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
 
@@ -91,14 +102,14 @@ def _shown(clients: int) -> np.ndarray:
     return np.arange(0, clients, -(-clients // MAX_ROWS))
 
 
-def _summary(counts: np.ndarray, drawn: int) -> str:
+def _summary(counts: np.ndarray, shown: int) -> str:
     sizes = counts.sum(axis=1)
     held = (counts > 0).sum(axis=1)
     text = (
         f"{len(counts):,} clients, {int(sizes.sum()):,} samples; {_span(sizes)} samples "
         f"(median {int(np.median(sizes)):,}) and {_span(held)} of {counts.shape[1]} classes each"
     )
-    return text + (f"; {drawn} clients drawn" if drawn < len(counts) else "")
+    return text + (f"; {shown} clients drawn" if shown < len(counts) else "")
 
 
 def _span(values: np.ndarray) -> str:
@@ -107,7 +118,7 @@ def _span(values: np.ndarray) -> str:
 
 
 def _ticks(n: int, length: float) -> np.ndarray:
-    """At most one tick per 0.24 inches, at round steps from 0."""
+    """Return at most one tick per 0.24 inches, at round steps from 0."""
     for step in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500):
         if n / step * 0.24 <= length:
             break
@@ -128,15 +139,19 @@ def _draw_map(
         aspect="auto",
         interpolation="nearest",
     )
+
     ticks = _ticks(classes, cell[0] * classes)
     axes.set_xticks(ticks, [str(t) for t in ticks])
     ticks = _ticks(clients, cell[1] * clients)
     axes.set_yticks(ticks, [f"{rows[t]:,}" for t in ticks])
     axes.set_xlabel("class", color=_INK, fontsize=9)
     axes.set_ylabel("client", color=_INK, fontsize=9)
+
     axes.tick_params(length=0, labelsize=8, labelcolor=_INK)
+
     for spine in axes.spines.values():
         spine.set_color("#c5ccd3")
+
     if cell[1] >= 0.08:  # thin white lines between rows and columns of cells
         axes.set_yticks(np.arange(-0.5, clients), minor=True)
         axes.grid(which="minor", axis="y", color="#e6eaee", linewidth=min(0.6, 4 * cell[1]))
@@ -144,9 +159,11 @@ def _draw_map(
         axes.set_xticks(np.arange(-0.5, classes), minor=True)
         axes.grid(which="minor", axis="x", color="#e6eaee", linewidth=min(0.6, 4 * cell[0]))
     axes.tick_params(which="minor", length=0)
+
     digits = len(str(int(counts.max())))
     if cell[1] < 0.2 or cell[0] < 0.09 * digits + 0.08:
         return
+
     for i, j in zip(*np.nonzero(shown), strict=True):
         dark = root[i, j] > 0.55 * top
         axes.text(
@@ -168,15 +185,18 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, labelled: bool) -> None:
         color=_BAR,
         linewidth=0,
     )
+
     most = int(max(1, sizes.max()))
     axes.set_xlim(0, most * (1.42 if labelled else 1.05))
     axes.set_xticks([0, most], ["0", f"{most:,}"])
     axes.set_xlabel("samples", color=_INK, fontsize=9)
     axes.tick_params(length=0, labelsize=8, labelcolor=_INK, labelleft=False)
     axes.tick_params(which="minor", length=0)
+
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#c5ccd3")
+
     if labelled:
         for i, size in enumerate(sizes):
             axes.text(size + most * 0.03, i, f"{size:,}", va="center", fontsize=8, color=_INK)
@@ -184,9 +204,11 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, labelled: bool) -> None:
 
 def _draw_scale(scale: Colorbar, most: int) -> None:
     values = {1, most}
-    for share in (0.1, 0.4):  # round numbers in between
+    # Round numbers in between
+    for share in (0.1, 0.4):
         unit = 10 ** (len(str(max(1, int(most * share)))) - 1)
         values.add(max(1, round(most * share / unit) * unit))
+
     scale.set_ticks(
         np.sqrt(sorted(values)).tolist(), labels=[f"{value:,}" for value in sorted(values)]
     )

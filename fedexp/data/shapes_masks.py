@@ -1,4 +1,7 @@
-"""Images of one shape each with its mask, made in memory: segmentation for tests, demos and reduced tables."""
+"""Generated images of one shape each, with its mask.
+
+They are made in memory, for segmentation in tests, demos and reduced tables.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,24 @@ from fedexp.core.seeds import numpy_generator
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.images import require_image_shape
 
-_CONTRAST = 0.2  # the least mean difference between an object's colour and its background's
+# Smallest mean difference between an object's colour and its background's
+_CONTRAST = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapesMasks(Dataset):
-    """An ellipse, rectangle or triangle of any colour, place, size and rotation before a background that shades off.
+    """Images of one shape each before a background that shades off.
 
-    Colours differ from image to image, so that no threshold tells objects from backgrounds: an object is what is enclosed.
-    Masks are 1 where a pixel's centre lies in the shape. A smaller set is the beginning of a larger one.
+    The shape is an ellipse, rectangle or triangle of any colour, place, size and
+    rotation. Colours differ from image to image, so that no threshold separates objects
+    from backgrounds: an object is what is enclosed. Masks are 1 at pixels whose centre
+    is in the shape. A smaller set is the beginning of a larger one.
 
     Args:
-        samples, test_samples: of the two splits.
-        noise: standard deviation of each pixel, where black is 0 and white is 1.
-        seed: of the images; the run's seed has no part in them.
+        samples: Number of training samples.
+        test_samples: Number of test samples.
+        noise: Standard deviation of each pixel, with 0 for black and 1 for white.
+        seed: Seed of the images. It is independent of the run's seed.
     """
 
     pinned: ClassVar[bool] = True
@@ -59,26 +66,32 @@ class ShapesMasks(Dataset):
         return Arrays(*self._split("train", self.samples), *self._split("test", self.test_samples))
 
     def _split(self, split: str, n: int) -> tuple[Tensor, Tensor]:
-        """(n, C, H, W) uint8 images and (n, H, W) uint8 masks."""
+        """Return images (n, C, H, W), uint8, and masks (n, H, W), uint8."""
         channels, height, width = self.shape
         rng = numpy_generator("shapes_masks", self.seed, split, "shapes")
-        drawn = rng.random((n, 7 + 2 * channels), np.float32)[:, :, None, None]  # a row an image
+        # One row per image
+        drawn = rng.random((n, 7 + 2 * channels), np.float32)[:, :, None, None]
         kind, turn, shade = np.floor(3 * drawn[:, 0]), np.pi * drawn[:, 1], 2 * np.pi * drawn[:, 2]
+
         y, x = np.meshgrid(
             (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width, indexing="ij"
         )
         dx, dy = x - (0.3 + 0.4 * drawn[:, 3]), y - (0.3 + 0.4 * drawn[:, 4])
         u = (dx * np.cos(turn) + dy * np.sin(turn)) / (0.18 + 0.17 * drawn[:, 5])
         v = (dy * np.cos(turn) - dx * np.sin(turn)) / (0.18 + 0.17 * drawn[:, 6])
+
         inside = np.choose(
             kind.astype(np.int64),
             [u**2 + v**2 <= 1, np.maximum(abs(u), abs(v)) <= 1, (v >= -1) & (2 * abs(u) <= 1 - v)],
         )
+
         back, front = drawn[:, 7 : 7 + channels], drawn[:, 7 + channels :]
         near = abs(front - back).mean(1, keepdims=True) < _CONTRAST
+
         front = np.where(near, (back + 0.5) % 1, front)
         slope = 0.3 * ((x - 0.5) * np.cos(shade) + (y - 0.5) * np.sin(shade))
         images = np.where(inside[:, None], front, back + slope[:, None])
+
         grain = numpy_generator("shapes_masks", self.seed, split, "noise")
         images += self.noise * grain.standard_normal((n, *self.shape), np.float32)
         levels = np.rint(255 * images).clip(0, 255).astype(np.uint8)

@@ -1,4 +1,7 @@
-"""Gaussian clusters of any size, made in memory: for speed and scale, and wherever no file should be needed."""
+"""Gaussian clusters of any size, made in memory.
+
+They serve speed and scale, and every purpose for which no file should be needed.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,26 @@ from fedexp.core.build import require
 from fedexp.core.seeds import numpy_generator
 from fedexp.data.dataset import Arrays, Dataset
 
-_CHUNK = 65_536  # samples drawn at a time; part of the recipe, as each chunk has its own stream
+# Samples drawn at a time. Part of the recipe, because each chunk has a separate stream
+_CHUNK = 65_536
 _UNIT = 24.0  # grey levels of a standard deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(Dataset):
-    """One Gaussian cluster a class, ``N(m_k, I)`` with ``m_k ~ N(0, separation^2 I)``, classes in turn.
+    """One Gaussian cluster per class.
 
-    Stored as one byte a feature: ``128 + 24 x``, rounded and clipped. A smaller set is the beginning of a larger one.
+    The clusters are ``N(m_k, I)`` with ``m_k ~ N(0, separation^2 I)``, classes in turn.
+    Each feature is stored as one byte: ``128 + 24 x``, rounded and clipped. A smaller
+    set is the beginning of a larger one.
 
     Args:
-        samples, test_samples: of the two splits.
-        features: of a sample.
-        separation: 0 makes the classes equal; at 1, two centres are about ``sqrt(2 features)`` apart.
-        seed: of centres and samples; the run's seed has no part in them.
+        samples: Number of training samples.
+        test_samples: Number of test samples.
+        features: Number of features of a sample.
+        separation: 0 makes the classes equal. At 1, two centres are about
+            ``sqrt(2 features)`` apart.
+        seed: Seed of centres and samples. It is independent of the run's seed.
     """
 
     pinned: ClassVar[bool] = True
@@ -63,17 +71,23 @@ class Synthetic(Dataset):
         )
 
     def _split(self, split: str, n: int, centres: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(n, features) uint8 and (n,) labels; beside them only one chunk is in memory."""
+        """Return samples (n, features), uint8, and labels (n,).
+
+        In addition to them, only one chunk is in memory.
+        """
         y = np.arange(n, dtype=np.int64)
         y %= self.num_classes
+
         x = np.empty((n, self.features), dtype=np.uint8)
         for start in range(0, n, _CHUNK):
             labels = y[start : start + _CHUNK]
             rng = numpy_generator("synthetic", self.seed, split, start // _CHUNK)
+
             values = rng.standard_normal((len(labels), self.features), np.float32)
             values += centres[labels]
             values *= _UNIT
             values += 128
             np.rint(values, out=values)
             x[start : start + _CHUNK] = values.clip(0, 255, out=values)
+
         return torch.from_numpy(x), torch.from_numpy(y)

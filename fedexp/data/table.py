@@ -14,23 +14,27 @@ _EDGE = 5  # clients shown from each end of a long list
 
 
 def partition_table(counts: np.ndarray) -> Table:
-    """Samples of each class at each client, sizes and totals.
+    """Build the table of each client's samples per class, with sizes and totals.
 
-    More than 40 clients are summarised: the first and last five, and quantiles over all. More than 20 classes: each
-    client's number of classes and its largest ones instead of a column a class.
+    More than 40 clients are summarised: the first and last five, and quantiles over
+    all. With more than 20 classes, each client's number of classes and its largest ones
+    replace the columns of the classes.
 
     Args:
-        counts: (clients, classes) int64.
+        counts: Class counts of shape (clients, classes), int64.
     """
+
     from rich import box
     from rich.table import Table
 
     clients, classes = counts.shape
     sizes, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("client", justify="right")
     table.add_column("size", justify="right", style="bold")
     table.add_column("classes", justify="right")
+
     wide = classes <= MAX_CLASSES
     for k in range(classes) if wide else ():
         table.add_column(str(k), justify="right")
@@ -58,6 +62,7 @@ def partition_table(counts: np.ndarray) -> Table:
         add_clients(range(_EDGE))
         table.add_row("...", "", "", *([""] * (classes if wide else 1)))
         add_clients(range(clients - _EDGE, clients))
+
         table.add_section()
         for name, share in (
             ("min", 0.0),
@@ -72,6 +77,7 @@ def partition_table(counts: np.ndarray) -> Table:
                 np.quantile(values, share, method="nearest") for values in (sizes, held)
             )
             table.add_row(name, f"{int(size):,}", str(int(distinct)), *cells)
+
     table.add_section()
     total = counts.sum(axis=0)
     add("total", total, int(sizes.sum()), int((total > 0).sum()))

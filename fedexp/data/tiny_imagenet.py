@@ -1,4 +1,7 @@
-"""Tiny ImageNet: 200 classes, 100,000 images for training, 10,000 for validation, 64 x 64."""
+"""Tiny ImageNet: 200 classes, 64 x 64 images, 100,000 of them for training.
+
+10,000 more are for validation.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ _FOLDER = "tiny-imagenet-200"
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet(Dataset):
-    """The official layout: ``train/<wnid>/images/*.JPEG`` and ``val/images`` with ``val/val_annotations.txt``.
+    """Tiny ImageNet in its official layout.
 
-    The labelled validation images are the test set (the official test labels are not public). Labels are the places
-    of the WordNet ids in sorted order. Grey images become RGB.
+    The files are ``train/<wnid>/images/*.JPEG`` and ``val/images`` with
+    ``val/val_annotations.txt``. The labelled validation images are the test set,
+    because the official test labels are not public. The label of a class is the
+    position of its WordNet id in sorted order. Grey images become RGB.
     """
 
     num_classes: int = 200
@@ -50,16 +55,19 @@ class TinyImageNet(Dataset):
         if download and not all(path.exists() for path in (train_folder, val_folder, annotations)):
             _fetch(root)
             self.check(root, download=False)
+
         classes = sorted(entry.name for entry in train_folder.iterdir() if entry.is_dir())
         if len(classes) != self.num_classes:
             raise DataError(
-                "Tiny ImageNet's training folder is not complete",
+                "Tiny ImageNet's training folder is incomplete",
                 where=str(train_folder),
                 expected=f"{self.num_classes} folders named by WordNet ids",
                 got=len(classes),
                 do="unpack the archive again",
             )
+
         label = {name: i for i, name in enumerate(classes)}
+
         test_files, test_y = [], []
         for number, line in enumerate(annotations.read_text().splitlines(), start=1):
             if not line.strip():
@@ -67,7 +75,7 @@ class TinyImageNet(Dataset):
             columns = line.split()  # file, WordNet id, bounding box
             if len(columns) < 2 or columns[1] not in label:
                 raise DataError(
-                    "an annotation names no known class",
+                    "an annotation does not name a known class",
                     where=f"{annotations}, line {number}",
                     expected="file name, WordNet id of a folder in train/, bounding box",
                     got=line,
@@ -75,6 +83,7 @@ class TinyImageNet(Dataset):
                 )
             test_files.append(val_folder / columns[0])
             test_y.append(label[columns[1]])
+
         return Arrays(
             *decode_classes([train_folder / name / "images" for name in classes], self.shape),
             torch.from_numpy(decode_images(test_files, self.shape)),
@@ -91,5 +100,5 @@ def _fetch(root: Path) -> None:
             "Tiny ImageNet could not be downloaded",
             where=_URL,
             got=str(error).strip() or type(error).__name__,
-            do=f"fetch tiny-imagenet-200.zip elsewhere and unpack it under {root}",
+            do=f"download tiny-imagenet-200.zip in another way and unpack it in {root}",
         ) from error

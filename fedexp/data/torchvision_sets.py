@@ -1,4 +1,7 @@
-"""The classics, read and fetched by torchvision (which checks the publishers' checksums)."""
+"""Five classic data sets, read and fetched by torchvision.
+
+torchvision checks the publishers' checksums.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ _IDX = tuple(
     f"{part}-ubyte"
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
-_FILES = {  # below the data root, as torchvision lays them out
+# Paths below the data root, in torchvision's layout
+_FILES = {
     "MNIST": tuple(f"MNIST/raw/{name}" for name in _IDX),
     "FashionMNIST": tuple(f"FashionMNIST/raw/{name}" for name in _IDX),
     "CIFAR10": tuple(
@@ -41,12 +45,13 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionSet(Dataset):
-    """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 or SVHN, with the publisher's train and test split.
+    """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 or SVHN, with the publisher's split.
 
-    SVHN is its `train` and `test` parts, without `extra`; its label 10 is the digit 0.
+    SVHN consists of its `train` and `test` parts, without `extra`. Its label 10 is the
+    digit 0.
 
     Args:
-        source: which of them.
+        source: Name of the data set.
     """
 
     source: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"]
@@ -62,10 +67,13 @@ class TorchvisionSet(Dataset):
         return [root / file for file in _FILES[self.source]]
 
     def read(self, root: Path, download: bool) -> Arrays:
-        # torchvision's download() re-reads gigabytes of checksums, or the network, where nothing is missing
+        # Even if nothing is missing, torchvision's download() computes checksums of gigabytes or
+        # asks the network
         fetch = download and not all(file.exists() for file in self.expected_files(root))
         kind = getattr(torchvision_datasets(), self.source)
+
         splits: list[tuple[Tensor, Tensor]] = []
+
         try:
             for train in (True, False):
                 choice: dict[str, Any] = (
@@ -93,8 +101,9 @@ class TorchvisionSet(Dataset):
                     f"data set '{self.name}' could not be downloaded",
                     where=f"data_root={root}",
                     got=str(error).strip() or type(error).__name__,
-                    do="check the network and that the folder can be written; or fetch the files elsewhere and put "
-                    f"them there as {', '.join(_FILES[self.source][:2])} ...",
+                    do="check the network and that the folder can be written; "
+                    "or download the files in another way and put them there as "
+                    f"{', '.join(_FILES[self.source][:2])} ...",
                 ) from error
             raise DataError(
                 f"the files of data set '{self.name}' are damaged or not the publisher's",
@@ -102,12 +111,13 @@ class TorchvisionSet(Dataset):
                 got=str(error).strip() or type(error).__name__,
                 do=f"delete them, then {self.ways(root)}",
             ) from error
+
         (train_x, train_y), (test_x, test_y) = splits
         return Arrays(train_x, train_y, test_x, test_y)
 
 
 def _arrays(loaded: Any, source: str) -> tuple[Tensor, Tensor]:
-    """(n, C, H, W) uint8 and (n,) int64 of a torchvision data set object."""
+    """Return images (n, C, H, W), uint8, and labels (n,), int64, of `loaded`."""
     if source in ("MNIST", "FashionMNIST"):
         x, y = loaded.data[:, None], loaded.targets
     elif source == "SVHN":

@@ -1,6 +1,6 @@
-"""Engines: how client jobs are executed.
+"""Engines: they execute the client jobs of a round.
 
-Jobs run one after the other, stacked, in worker processes or on Ray. The package also
-has the wrappers that take client models from the client cache or from a folder. Methods
-and runs do not belong here.
+They run jobs serially, stacked, in worker processes or on a Ray cluster, and all
+implement `fedexp.core.engine.Engine`. The stored results of client jobs and the choice
+of an engine are here too. Nothing here knows a method.
 """

@@ -1,4 +1,7 @@
-"""What a mean over a split hides: each class of it, and each client's own data. Measured where the config asks for it."""
+"""Metrics of parts of the data: of each class and of each client's data.
+
+They show what a mean over a split hides, and are measured if the config asks for them.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,39 @@ from fedexp.core.weights import Weights
 from fedexp.data.partition import CutPartition
 from fedexp.evaluation.evaluate import Evaluator
 
-WORST = 0.1  # the share of clients whose mean is ``_worst_10``
+WORST = 0.1  # share of clients whose mean is ``_worst_10``
 
 
 def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> list[str]:
-    """``<split>/<place>/<metric>_of_class_<c>`` of the task's first metric, for every class."""
+    """Return the metric names of every class, for the task's first metric.
+
+    They have the form ``<split>/<place>/<metric>_of_class_<c>``.
+    """
     return [f"{split}/{delivers}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)]
 
 
 def client_names(task: Task, split: str) -> list[str]:
-    """``<split>/clients/<metric>_mean`` and ``_worst_10`` of the task's first metric."""
+    """Return the two metric names over clients, for the task's first metric.
+
+    They are ``<split>/clients/<metric>_mean`` and
+    ``<split>/clients/<metric>_worst_10``.
+    """
     return [f"{split}/clients/{task.metric_names[0]}_{ending}" for ending in ("mean", "worst_10")]
 
 
 def is_part(metric: str) -> bool:
-    """Whether a metric is one of `class_names` or `client_names`."""
+    """Return whether a metric is one of `class_names` or `client_names`."""
     return re.search(r"_of_class_\d+$|/clients/\w+_(mean|worst_10)$", metric) is not None
 
 
 class Breakdown:
-    """Measures outcomes on parts of the data.
+    """An evaluation of outcomes on parts of the data.
 
     Args:
-        classes, clients: whether parts are measured by class, by client.
+        evaluator: Evaluator of the parts.
+        data: Data whose parts are measured.
+        classes: Whether parts are measured by class.
+        clients: Whether parts are measured by client.
     """
 
     def __init__(
@@ -54,12 +67,19 @@ class Breakdown:
         )
 
     def check(self, metrics: Iterable[str], delivers: Delivers) -> None:
-        """Refuse one of `metrics` that is a class's without samples: `ConfigError`."""
+        """Refuse a metric of a class without samples.
+
+        Raises:
+            ConfigError: One of `metrics` belongs to a class that a split does not
+                contain.
+        """
         for split, samples in (("test", self._data.test), ("val", self._data.val)):
             if not self._classes or samples is None:
                 continue
+
             counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
             names = class_names(self._evaluator.task, delivers, split, self._data.num_classes)
+
             for c in (
                 names.index(metric)
                 for metric in metrics
@@ -68,19 +88,27 @@ class Breakdown:
                 raise ConfigError(
                     f"'{names[c]}' cannot be measured: no {split} sample is of class {c}",
                     where="headline.metric, stop.metric",
-                    expected=f"a class of {', '.join(str(k) for k, count in enumerate(counts) if count)}",
+                    expected="one of the classes "
+                    f"{', '.join(str(k) for k, count in enumerate(counts) if count)}",
                 )
 
     def __call__(self, outcome: Outcome) -> Metrics:
-        """The metrics of `class_names` on the test set and, where there is one, the validation set, those of classes without
-        samples left out; and those of `client_names` on the clients' training data (``train``), as it is without augmentation,
-        and on the shares that are held out of them (``val``)."""
+        """Measure an outcome by class and by client.
+
+        Returns:
+            The metrics of `class_names` on the test set and on the validation set, if
+            there is one. Those of classes without samples are left out. Also the
+            metrics of `client_names` on the clients' training data (``train``), without
+            augmentation, and on the shares that are held out of them (``val``).
+        """
         if not outcome.models:
             return {}
+
         found: Metrics = {}
         for split, samples in (("test", self._data.test), ("val", self._data.val)):
             if self._classes and samples is not None:
                 found |= self._of_classes(outcome, samples, split)
+
         if self._clients:
             partition, device = self._data.partition, self._data.train.x.device
             shares = [("train", partition.indices, partition.offsets)]
@@ -104,7 +132,10 @@ class Breakdown:
     def _of_clients(
         self, outcome: Outcome, order: torch.Tensor, offsets: list[int], split: str
     ) -> Metrics:
-        """One model, or the ensemble, at every client; models of the clients' own each at its own."""
+        """Measure one model, or the ensemble, at every client.
+
+        If the clients have separate models, each is measured at its own client.
+        """
         train = self._data.train
         if outcome.kind == "local":
             clients = outcome.clients or range(len(outcome.models))
@@ -116,13 +147,15 @@ class Breakdown:
             ]
         else:
             values = self._values(outcome.models, outcome, train, order, offsets)
+
         task = self._evaluator.task
         known = sorted(
             (v for v in values if v is not None),
             reverse=not task.higher_is_better(task.metric_names[0]),
         )
-        if not known:  # none of this round's clients has a sample here
+        if not known:  # no client of this round has a sample here
             return {}
+
         worst = known[: math.ceil(WORST * len(known))]
         return dict(
             zip(client_names(task, split), map(statistics.fmean, (known, worst)), strict=True)
@@ -136,7 +169,10 @@ class Breakdown:
         order: torch.Tensor,
         bounds: Sequence[int],
     ) -> list[float | None]:
-        """The task's first metric of each part of `samples`, None of an empty one; see `Evaluator.parts`."""
+        """Return the task's first metric of each part of `samples`.
+
+        The value of an empty part is None. `Evaluator.parts` describes the arguments.
+        """
         first = self._evaluator.task.metric_names[0]
         return [
             part.get(first)

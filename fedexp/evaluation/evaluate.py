@@ -1,4 +1,7 @@
-"""Evaluation of an outcome on a split, under metric names that say what was measured."""
+"""Evaluation of an outcome on a split.
+
+The metric names state what was measured.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-# Endings of a metric's names, by what a method delivers: the spread over the clients' models.
+# Endings of a metric's names by the kind of outcome. Those of "local" are the spread over the
+# clients' models
 ENDINGS: dict[Delivers, tuple[str, ...]] = {
     "global": ("",),
     "ensemble": ("",),
@@ -24,7 +28,10 @@ ENDINGS: dict[Delivers, tuple[str, ...]] = {
 
 
 def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
-    """Names that an evaluation on `split` has; the first is compared by default."""
+    """Return the metric names of an evaluation on `split`.
+
+    The first one is compared by default.
+    """
     return [
         f"{split}/{delivers}/{name}{ending}"
         for name in task.metric_names
@@ -33,10 +40,13 @@ def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
 
 
 class Evaluator:
-    """Measures outcomes; keeps the networks of the architectures it met last.
+    """An evaluator of outcomes.
+
+    It keeps the networks of the architectures that it met last.
 
     Args:
-        batch_size: inputs a forward pass.
+        task: Task that defines predictions and metrics.
+        batch_size: Inputs per forward pass.
     """
 
     def __init__(self, task: Task, batch_size: int) -> None:
@@ -45,23 +55,35 @@ class Evaluator:
         self._nets = by_spec(Net)
 
     def __call__(self, outcome: Outcome, samples: Samples, split: str) -> Metrics:
-        """``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble, ``<split>/local/*_mean|_std|_min``
-        for one model a client (spread over clients; every model sees the whole split)."""
+        """Measure an outcome on a split.
+
+        Returns:
+            ``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble.
+            For one model per client, ``<split>/local/*_mean|_std|_min``: the spread
+            over clients, with every model measured on the whole split.
+        """
         if not outcome.models:
             return {}
+
         names = metric_names(self.task, outcome.kind, split)
         if outcome.kind != "local":
             together = self._measure(outcome.models, outcome, samples)
             return dict(
                 zip(names, (together[name] for name in self.task.metric_names), strict=True)
             )
+
         spread: list[float] = []
         for values in self.each(outcome, samples, split).values():
             spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
         return dict(zip(names, spread, strict=True))
 
     def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:
-        """``<split>/local/*`` of every model by itself, in the outcome's order (clients', where it is one a client)."""
+        """Measure every model separately, as ``<split>/local/*``.
+
+        Returns:
+            One value per model in the outcome's order, which is that of the clients if
+            there is one model per client.
+        """
         measured = [self._measure([model], outcome, samples) for model in outcome.models]
         return {
             f"{split}/local/{name}": [metrics[name] for metrics in measured]
@@ -77,13 +99,23 @@ class Evaluator:
         order: Tensor,
         bounds: Sequence[int],
     ) -> list[Metrics]:
-        """The task's metrics of each part of `samples`; {} of an empty one.
+        """Compute the task's metrics of each part of `samples`.
+
+        Parts share forward passes.
 
         Args:
-            order: (n,) int64 positions; part g is ``order[bounds[g]:bounds[g + 1]]``, and parts share forward passes.
+            models: Models of the outcome that are evaluated.
+            outcome: Outcome that states how they are combined.
+            samples: Samples that are divided into parts.
+            order: Positions (n,), int64. Part g is ``order[bounds[g]:bounds[g + 1]]``.
+            bounds: Bounds of the parts in `order`.
+
+        Returns:
+            The metrics of each part, {} for an empty one.
         """
         nets = [self._net(model) for model in models]
         totals: list[dict[str, Tensor]] = [{} for _ in bounds[1:]]
+
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
             y = samples.y.index_select(0, index)
@@ -92,6 +124,7 @@ class Evaluator:
                 own = slice(max(0, low - start), min(len(index), high - start))
                 if own.start < own.stop:
                     _add(total, self.task.totals(output[own], y[own]))
+
         sizes = [high - low for low, high in itertools.pairwise(bounds)]
         return [
             self.task.metrics({name: float(value) for name, value in total.items()}, size)
@@ -104,6 +137,7 @@ class Evaluator:
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
         nets = [self._net(model) for model in models]
         totals: dict[str, Tensor] = {}
+
         for start in range(0, len(samples), self.batch_size):
             part = slice(start, start + self.batch_size)
             batch = Batch(samples.inputs(part), samples.y[part])
@@ -115,7 +149,7 @@ class Evaluator:
     def _output(
         self, nets: Sequence[Net], models: Sequence[Weights], outcome: Outcome, batch: Batch
     ) -> Tensor:
-        """The model's, or the ensemble's, for a batch."""
+        """Return the output of the model, or of the ensemble, for a batch."""
         inputs = self.task.inputs(batch)
         outputs = [
             self.task.predict(net, model.params, model.buffers, *inputs)

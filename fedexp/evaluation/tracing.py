@@ -1,4 +1,7 @@
-"""The runner's side of `fedexp.core.trace`: evaluates and keeps what a method goes through within a round."""
+"""The runner's side of `fedexp.core.trace`.
+
+It evaluates and stores the models that a method goes through within a round.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from fedexp.evaluation.evaluate import Evaluator
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A step from the inside.
+    """The trace of one step.
 
     Args:
-        rows: one an iteration, by its number ``iteration`` in the round, and, as ``<series>/<metric>``, values on the test set
-            and, where there is one, as ``<series>/val/<metric>`` on the validation share; a series of one model a client has
-            lists, and ``<series>/train/<metric>`` on the clients' own training data. And what the method says by itself.
-        weights: ``<iteration>/<series>/<index>/<parameter>``.
-        seconds: what evaluating took.
+        rows: One row per iteration. It has the number of the iteration in the round as
+            ``iteration`` and the values that the method reports itself. Values on the
+            test set are ``<series>/<metric>``. If there is a validation share, values
+            on it are ``<series>/val/<metric>``. A series of one model per client has
+            lists, and ``<series>/train/<metric>`` on the clients' own training data.
+        weights: Stored tensors, named ``<iteration>/<series>/<index>/<parameter>``.
+        seconds: Time that evaluating took.
     """
 
     rows: list[dict[str, Any]]
@@ -33,24 +38,41 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """The finite floats of the iteration that step `within` of a round is (0 is none), where iterations are steps."""
+        """Return the finite floats of the iteration that is step `within` of a round.
+
+        The result is empty for step 0, and if iterations are not steps.
+        """
         row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
         return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class Tracer(Trace):
-    """Evaluates every `every`-th iteration (0: none), and keeps the weights of those in `weights`."""
+    """A trace that evaluates some iterations and stores the weights of some.
+
+    Args:
+        evaluator: Evaluator of the traced outcomes.
+        data: Data that they are evaluated on.
+        every: Every `every`-th iteration is evaluated. 0: none.
+        weights: Iterations whose weights are stored.
+    """
 
     def __init__(
         self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]
     ) -> None:
-        self._evaluator, self._data, self._every, self._kept = evaluator, data, every, weights
+        self._evaluator, self._data, self._every, self._stored_iterations = (
+            evaluator,
+            data,
+            every,
+            weights,
+        )
         self.rows: list[dict[str, Any]] = []
         self.weights: Tree = {}
         self.seconds = 0.0
 
     def wants(self, iteration: int) -> bool:
-        return (self._every > 0 and iteration % self._every == 0) or iteration in self._kept
+        return (
+            self._every > 0 and iteration % self._every == 0
+        ) or iteration in self._stored_iterations
 
     def __call__(
         self,
@@ -60,6 +82,7 @@ class Tracer(Trace):
         values: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         began = time.perf_counter()
+
         if self._every > 0 and iteration % self._every == 0:
             row: dict[str, Any] = {"iteration": iteration, **values}
             for series, outcome in outcomes.items():
@@ -68,14 +91,16 @@ class Tracer(Trace):
                     for name, value in self._values(outcome, clients).items()
                 }
             self.rows.append(row)
-        if iteration in self._kept:
+
+        if iteration in self._stored_iterations:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
-                    # Copies: a method may go on in place.
-                    kept = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
+                    # Copies, because the method may continue in place
+                    stored = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
                     self.weights |= {
-                        f"{iteration}/{series}/{number}/{name}": v for name, v in kept.items()
+                        f"{iteration}/{series}/{number}/{name}": v for name, v in stored.items()
                     }
+
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
@@ -83,6 +108,7 @@ class Tracer(Trace):
             shares = {"": self._data.test} | (
                 {} if self._data.val is None else {"val/": self._data.val}
             )
+
             found = {
                 share: _short(self._evaluator(outcome, samples, ""))
                 for share, samples in shares.items()
@@ -92,7 +118,9 @@ class Tracer(Trace):
                 for share, own in found.items()
                 for name, value in own.items()
             }
+
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
+
         pairs = zip(outcome.models, clients, strict=True)
         own = [
             _short(self._evaluator(Outcome((model,), "global"), self._own(c), ""))
@@ -107,12 +135,12 @@ class Tracer(Trace):
         )
 
     def take(self) -> Traced:
-        """What was traced since the last call."""
+        """Return everything that was traced since the last call."""
         taken = Traced(self.rows, self.weights, self.seconds)
         self.rows, self.weights, self.seconds = [], {}, 0.0
         return taken
 
 
 def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    """By the metrics' own names, without what they were measured on."""
+    """Return metrics under their own names, without what they were measured on."""
     return {name.rpartition("/")[2]: value for name, value in metrics.items()}

@@ -1,1 +1,5 @@
-"""Matching of hidden units: a network's units and their partners in other networks."""
+"""Matching: hidden units of one network, and corresponding units of several networks.
+
+It contains the structure of networks, assignment problems and alignments. The methods
+that use them are in `fedexp.methods`.
+"""

@@ -1,4 +1,7 @@
-"""Plain convolutional networks: McMahan's CNN, MA-Echo's, LeNet and their relatives as one configurable class."""
+"""Plain convolutional networks as one configurable class.
+
+It covers McMahan's CNN, MA-Echo's, LeNet and their relatives.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,29 @@ from fedexp.models.heads import head
 
 
 class ConvNet(nn.Module):
-    """Convolutions of stride 1, each followed by BatchNorm (or none), ReLU, dropout and max pooling; then linear layers with
-    ReLU between.
+    """Convolutions of stride 1, then linear layers with ReLU between.
+
+    Each convolution is followed by BatchNorm (or none), ReLU, dropout and max pooling.
 
     Args:
         input_shape: (channels, height, width).
-        num_classes: number of logits.
-        channels: output channels of each convolution.
-        kernel: side of every convolution, odd where `padding` is ``same``.
-        padding: ``same`` pads with zeros to keep height and width, ``valid`` does not pad.
-        pool: window and stride of the max pooling after each convolution, one for all or one for each; 1: none.
-        hidden: widths of the hidden linear layers.
-        bias: whether convolutions and linear layers have biases.
-        conv_dropout: probability after each convolution's ReLU, element by element.
-        fc_init: ``default`` is torch's, ``xavier_normal`` draws the linear layers' weights from
-            N(0, 2 / (fan_in + fan_out)); convolutions have torch's default in both.
-        norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) behind each convolution.
-        cosine_scale: of a head of cosines (`fedexp.models.heads.CosineHead`); None: a linear head.
+        num_classes: Number of logits.
+        channels: Output channels of each convolution.
+        kernel: Side of every convolution, odd if `padding` is ``same``.
+        padding: ``same`` pads with zeros to keep height and width, ``valid`` does not
+            pad.
+        pool: Window and stride of the max pooling after each convolution, one for all
+            or one for each. 1 means none.
+        hidden: Widths of the hidden linear layers.
+        bias: Whether convolutions and linear layers have biases.
+        conv_dropout: Probability after each convolution's ReLU, element by element.
+        fc_init: ``default`` is torch's. ``xavier_normal`` draws the linear layers'
+            weights from N(0, 2 / (fan_in + fan_out)). Convolutions have torch's default
+            in both cases.
+        norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) after each
+            convolution.
+        cosine_scale: Scale of a head of cosines (`fedexp.models.heads.CosineHead`).
+            None: a linear head.
     """
 
     def __init__(
@@ -57,6 +66,7 @@ class ConvNet(nn.Module):
             len(input_shape) == 3,
             f"a ConvNet takes images (channels, height, width), got samples of {input_shape}",
         )
+
         pools = (pool,) * len(channels) if isinstance(pool, int) else pool
         require(
             len(pools) == len(channels),
@@ -71,15 +81,18 @@ class ConvNet(nn.Module):
             padding == "valid" or kernel % 2 == 1,
             f"padding 'same' needs an odd kernel, got {kernel}",
         )
+
         pad = kernel // 2 if padding == "same" else 0
         side = tuple(input_shape[1:])
         for index, window in enumerate(pools):
             side = tuple((s + 2 * pad - kernel + 1) // window for s in side)
             require(
                 min(side) >= 1,
-                f"images of {input_shape[1]}x{input_shape[2]} are too small: nothing is left after convolution "
-                f"{index + 1} of {len(channels)} (kernel {kernel}, padding {padding}, pool {window})",
+                f"images of {input_shape[1]}x{input_shape[2]} are too small: nothing is left after "
+                f"convolution {index + 1} of {len(channels)} "
+                f"(kernel {kernel}, padding {padding}, pool {window})",
             )
+
         self.pools = pools
         depths = (input_shape[0], *channels)
         self.convs = nn.ModuleList(
@@ -88,9 +101,12 @@ class ConvNet(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(depth) for depth in channels if norm == "batch")
         drops = (Dropout(conv_dropout) for _ in channels)
         self.dropouts = nn.ModuleList(drops if conv_dropout else ())
+
         widths = (depths[-1] * math.prod(side), *hidden)
+
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
         self.output = head(widths[-1], num_classes, bias, cosine_scale)
+
         if fc_init == "xavier_normal":
             for module in self.modules():
                 if isinstance(module, nn.Linear):
@@ -98,7 +114,13 @@ class ConvNet(nn.Module):
 
     @staticmethod
     def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
-        """The arguments that `widths` of convolutions and hidden layers make, by the names of their weights."""
+        """Return constructor arguments for other widths.
+
+        Args:
+            kwargs: The present arguments.
+            widths: Widths of convolutions and hidden layers, by the names of their
+                weights.
+        """
         convs, hidden = range(len(kwargs["channels"])), range(len(kwargs["hidden"]))
         return {
             "channels": tuple(widths[f"convs.{i}.weight"] for i in convs),
@@ -107,11 +129,14 @@ class ConvNet(nn.Module):
 
     @staticmethod
     def without_batch_norm(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the network that takes each BatchNorm into the convolution before it."""
+        """Return the arguments of the network without BatchNorm.
+
+        In that network each BatchNorm is folded into the convolution before it.
+        """
         return {"norm": "none", "bias": True}
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        """Map (batch, channels, height, width) to logits (batch, num_classes)."""
         x = _channels_innermost(x)
         for index, conv in enumerate(self.convs):
             x = conv(x)
@@ -121,8 +146,9 @@ class ConvNet(nn.Module):
                 x = self.dropouts[index](x)
             if self.pools[index] > 1:
                 x = functional.max_pool2d(x, self.pools[index])
-            # Of fewer numbers than before the pooling; the same values and gradients
+            # After the pooling there are fewer numbers. Values and gradients are the same
             x = torch.relu(x)
+
         x = x.flatten(1)
         for layer in self.hidden:
             x = torch.relu(layer(x))
@@ -131,10 +157,11 @@ class ConvNet(nn.Module):
 
 
 def _channels_innermost(x: Tensor) -> Tensor:
-    """The same (batch, channels, height, width) values, laid out in memory as (batch, height, width, channels).
+    """Lay out (batch, channels, height, width) values with channels innermost.
 
-    Layers keep this layout, and max pooling in it is ten times faster on a CPU. Spelled out, as ``contiguous`` leaves
-    images of one channel as they are, and vmap does not know it.
+    The layout in memory is (batch, height, width, channels). Layers keep it, and max
+    pooling in it is ten times faster on a CPU. It is written out because ``contiguous``
+    leaves images of one channel as they are, and vmap does not know it.
     """
     n, c, h, w = x.shape
     return x.permute(0, 2, 3, 1).flatten(1).view(n, h, w, c).permute(0, 3, 1, 2)

@@ -1,6 +1,8 @@
-"""Conditional variational autoencoders (Kingma & Welling 2014; Sohn et al. 2015) of linear layers.
+"""Conditional variational autoencoders of linear layers.
 
-MA-Echo draws digits with decoders 30-256-512-784 (Section 7.5): 30 is the latent code and the one-hot label, 20 + 10.
+References are Kingma & Welling 2014 and Sohn et al. 2015. MA-Echo generates digits with
+decoders 30-256-512-784 (Section 7.5). The 30 inputs are the latent code and the one-hot
+label, 20 + 10.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from fedexp.core.weights import ModelSpec, Weights
 
 
 class CvaeDecoder(nn.Module):
-    """p(x | z, y): linear layers with biases and ReLU between them, on [latent code, one-hot label].
+    """The decoder p(x | z, y): linear layers on [latent code, one-hot label].
 
-    Its layers are ``decoder.0``, ``decoder.1`` ...; it can be fused and run without the encoder.
+    The layers have biases and ReLU between them. They are named ``decoder.0``,
+    ``decoder.1`` ... The decoder can be fused and run without the encoder.
 
     Args:
-        input_shape: of one image; num_classes: of the label.
-        latent: width of the code z.
-        hidden: widths of the hidden layers, from the code to the image.
+        input_shape: Shape of one image.
+        num_classes: Number of classes of the label.
+        latent: Width of the code z.
+        hidden: Widths of the hidden layers, from the code to the image.
     """
 
     def __init__(
@@ -47,11 +51,14 @@ class CvaeDecoder(nn.Module):
 
     @property
     def linear_chain(self) -> tuple[tuple[str, str | None], ...]:
-        """(weight, bias) names of the layers."""
+        """Return the (weight, bias) names of the layers."""
         return tuple((f"decoder.{i}.weight", f"decoder.{i}.bias") for i in range(len(self.decoder)))
 
     def forward(self, code: Tensor) -> Tensor:
-        """(batch, latent + classes) -> (batch, pixels) logits; their sigmoid is the probability of a white pixel."""
+        """Map codes (batch, latent + classes) to logits (batch, pixels).
+
+        The sigmoid of a logit is the probability of a white pixel.
+        """
         x = code.flatten(1)
         for layer in self.decoder[:-1]:
             x = torch.relu(layer(x))
@@ -60,13 +67,19 @@ class CvaeDecoder(nn.Module):
 
 
 class Cvae(nn.Module):
-    """Encoder q(z | x, y) and decoder p(x | z, y), the encoder's hidden widths being the decoder's in reverse.
+    """An encoder q(z | x, y) and a decoder p(x | z, y).
 
-    Layers: ``encoder.0`` ..., ``mean`` and ``logvar`` (of z), ``decoder.0`` ....
+    The encoder's hidden widths are the decoder's in reverse. The layers are
+    ``encoder.0`` ..., ``mean`` and ``logvar`` (of z), and ``decoder.0`` ...
 
     Args:
-        input_shape, num_classes, latent, hidden: as for `CvaeDecoder`.
-        mean, std: the data set's normalisation by channel, which is undone: a Bernoulli pixel lies in [0, 1].
+        input_shape: As for `CvaeDecoder`.
+        num_classes: As for `CvaeDecoder`.
+        latent: As for `CvaeDecoder`.
+        hidden: As for `CvaeDecoder`.
+        mean: Mean per channel of the data set's normalisation. The normalisation is
+            undone, because a Bernoulli pixel is in [0, 1].
+        std: Standard deviation per channel of the normalisation.
     """
 
     def __init__(
@@ -84,28 +97,32 @@ class Cvae(nn.Module):
             len(mean) == len(std),
             f"mean and std need one number per channel each, got {mean=}, {std=}",
         )
+
         self.normalisation = mean, std
         self.num_classes = num_classes
+
         generator = CvaeDecoder(
             input_shape=input_shape, num_classes=num_classes, latent=latent, hidden=hidden
         )
         self.decoder = generator.decoder
+
         widths = (math.prod(input_shape) + num_classes, *reversed(hidden))
         self.encoder = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.mean = nn.Linear(widths[-1], latent)
         self.logvar = nn.Linear(widths[-1], latent)
 
     def forward(self, x: Tensor, y: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """Negative evidence lower bounds, in nats.
+        """Compute negative evidence lower bounds, in nats.
 
         Args:
-            x: (batch, *input_shape), normalised.
-            y: (batch,) labels.
-            noise: (batch, latent) of N(0, 1); None: z is the posterior's mean.
+            x: Normalised images, (batch, *input_shape).
+            y: Labels, (batch,).
+            noise: Draws of N(0, 1), (batch, latent). None: z is the posterior's mean.
 
         Returns:
-            (batch, 2): reconstruction loss and KL divergence of each image given its label; without labels,
-            (batch, classes): the bound on log p(x | y) under each label, which orders the labels as a classifier would.
+            (batch, 2): reconstruction loss and KL divergence of each image given its
+            label. Without labels, (batch, classes): the bound on log p(x | y) under
+            each label, which orders the labels as a classifier would.
         """
         if y is None:
             bounds = [
@@ -113,15 +130,19 @@ class Cvae(nn.Module):
                 for k in range(self.num_classes)
             ]
             return torch.stack(bounds, dim=1)
+
         pixels, label = self.pixels(x).flatten(1), one_hot(y, self.num_classes, x.dtype)
         hidden = torch.cat([pixels, label], dim=1)
         for layer in self.encoder:
             hidden = torch.relu(layer(hidden))
+
         mean, logvar = self.mean(hidden), self.logvar(hidden)
+
         z = mean if noise is None else mean + noise * torch.exp(0.5 * logvar)
         code = torch.cat([z, label], dim=1)
         for layer in self.decoder[:-1]:
             code = torch.relu(layer(code))
+
         logits = self.decoder[-1](code)
         missed = functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(
             1
@@ -129,7 +150,11 @@ class Cvae(nn.Module):
         return torch.stack([missed, kl_to_standard_normal(mean, logvar)], dim=1)
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Normalised images as pixels in [0, 1], of the same shape (batch, *input_shape)."""
+        """Undo the normalisation of images.
+
+        Returns:
+            Pixels in [0, 1], of the same shape (batch, *input_shape).
+        """
         if not self.normalisation[0]:
             return x
         shape = (-1,) + (1,) * (x.dim() - 2)
@@ -141,17 +166,23 @@ class Cvae(nn.Module):
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """(n,) -> (n, num_classes). torch's own cannot be vectorised over clients."""
+    """Encode labels (n,) as (n, num_classes).
+
+    torch's own function cannot be vectorised over clients.
+    """
     return (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).to(dtype)
 
 
 def kl_to_standard_normal(mean: Tensor, logvar: Tensor) -> Tensor:
-    """KL(N(mean, diag exp(logvar)) || N(0, I)) in nats, summed over the last axis (Kingma & Welling 2014, App. B)."""
+    """Compute KL(N(mean, diag exp(logvar)) || N(0, I)) in nats.
+
+    It is summed over the last axis (Kingma & Welling 2014, App. B).
+    """
     return 0.5 * (mean.square() + logvar.exp() - 1 - logvar).sum(-1)
 
 
 def decoder_of(weights: Weights) -> Weights:
-    """The decoder of a `Cvae`, as a model of its own; the tensors are shared."""
+    """Return the decoder of a `Cvae` as a separate model that shares its tensors."""
     arch = f"{CvaeDecoder.__module__}.{CvaeDecoder.__qualname__}"
     params = {name: value for name, value in weights.params.items() if name.startswith("decoder.")}
     kwargs = tuple((key, value) for key, value in weights.spec.kwargs if key not in ("mean", "std"))
@@ -160,7 +191,16 @@ def decoder_of(weights: Weights) -> Weights:
 
 @torch.no_grad()
 def generate(decoder: Weights, labels: Tensor, z: Tensor) -> Tensor:
-    """Images (n, *input_shape) in [0, 1] of codes z (n, latent) and labels (n,): the pixels' probabilities."""
+    """Generate images from latent codes and labels.
+
+    Args:
+        decoder: Weights of a `CvaeDecoder`.
+        labels: Labels, (n,).
+        z: Latent codes, (n, latent).
+
+    Returns:
+        Images (n, *input_shape) in [0, 1]: the probabilities of the pixels.
+    """
     given = dict(decoder.spec.kwargs)
     label = one_hot(labels, given["num_classes"], z.dtype)
     net = Net(decoder.spec, z.device, z.dtype)

@@ -1,4 +1,4 @@
-"""What turns penultimate features into logits: a linear layer, or scaled cosines."""
+"""Heads that map penultimate features to logits: a linear layer, or scaled cosines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from fedexp.core.build import require
 
 
 class CosineHead(nn.Linear):
-    """Logits ``s cos(h, w_c)`` of features h and the class's row w_c, without bias (LDAM's normalised classifier).
+    """A head with logits ``s cos(h, w_c)`` of features h, without bias.
 
-    Cao et al. 2019; the scale s is inside the network, so that whatever reads its logits has calibrated ones.
+    w_c is the row of class c. It is LDAM's normalised classifier (Cao et al. 2019). The
+    scale s is inside the network, so that everything that reads its logits gets
+    calibrated ones.
     """
 
     def __init__(self, inputs: int, num_classes: int, scale: float) -> None:
@@ -20,14 +22,17 @@ class CosineHead(nn.Linear):
         self.scale = scale
 
     def forward(self, h: Tensor) -> Tensor:
-        """(batch, inputs) -> (batch, num_classes), in [-s, s]."""
+        """Map features (batch, inputs) to logits (batch, num_classes) in [-s, s]."""
         return self.scale * functional.linear(
             functional.normalize(h, dim=-1), functional.normalize(self.weight, dim=-1)
         )
 
 
 def head(inputs: int, num_classes: int, bias: bool, cosine_scale: float | None) -> nn.Linear:
-    """A linear head; one of cosines, which has no bias, where a scale is given."""
+    """Return a linear head, or one of cosines if a scale is given.
+
+    A head of cosines has no bias.
+    """
     if cosine_scale is None:
         return nn.Linear(inputs, num_classes, bias=bias)
     return CosineHead(inputs, num_classes, cosine_scale)

@@ -15,16 +15,20 @@ from fedexp.core.dropout import Dropout
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU (and dropout) after every one but the last, on flattened inputs.
+    """Linear layers on flattened inputs.
+
+    Every layer but the last is followed by ReLU (and dropout).
 
     Args:
-        input_shape: of one sample, any number of axes; (channels, height, width) for images.
-        num_classes: number of logits.
-        hidden: widths of the hidden layers; none gives a linear classifier.
-        bias: whether the layers have biases.
-        init: ``default`` is torch's, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases; ``normal`` draws every
-            weight from N(0, 0.1^2) and sets every bias to 0.1, those of the output included (PFNM, NAFI).
-        dropout: probability after each hidden ReLU.
+        input_shape: Shape of one sample with any number of axes. (channels, height,
+            width) for images.
+        num_classes: Number of logits.
+        hidden: Widths of the hidden layers. An empty tuple gives a linear classifier.
+        bias: Whether the layers have biases.
+        init: ``default`` is torch's, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and
+            biases. ``normal`` draws every weight from N(0, 0.1^2) and sets every bias
+            to 0.1, those of the output included (PFNM, NAFI).
+        dropout: Probability after each hidden ReLU.
     """
 
     def __init__(
@@ -43,10 +47,12 @@ class MLP(nn.Module):
             min(*widths, num_classes) >= 1,
             f"every width must be at least 1, got {(*widths, num_classes)}",
         )
+
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
         self.output = nn.Linear(widths[-1], num_classes, bias=bias)
         drops = (Dropout(dropout) for _ in hidden)
         self.dropouts = nn.ModuleList(drops if dropout else ())
+
         if init == "normal":
             for name, parameter in self.named_parameters():
                 if name.endswith("weight"):
@@ -56,12 +62,20 @@ class MLP(nn.Module):
 
     @staticmethod
     def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
-        """The arguments that `widths` of the hidden layers make, by the names of their weights."""
+        """Return constructor arguments for other widths.
+
+        Args:
+            kwargs: The present arguments.
+            widths: Widths of the hidden layers, by the names of their weights.
+        """
         return {"hidden": tuple(widths[f"hidden.{i}.weight"] for i in range(len(kwargs["hidden"])))}
 
     @property
     def linear_chain(self) -> tuple[tuple[str, str | None], ...]:
-        """(weight, bias) names of the layers, where nothing but ReLU lies between them; else empty."""
+        """Return the (weight, bias) names of the layers.
+
+        The result is empty if anything but ReLU is between them.
+        """
         if self.dropouts:
             return ()
         names = [*(f"hidden.{i}" for i in range(len(self.hidden))), "output"]
@@ -71,7 +85,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, *input_shape) -> logits (batch, num_classes)."""
+        """Map (batch, *input_shape) to logits (batch, num_classes)."""
         x = x.flatten(1)
         for index, layer in enumerate(self.hidden):
             x = torch.relu(layer(x))

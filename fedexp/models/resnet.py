@@ -1,4 +1,7 @@
-"""ResNet-18 and -34 (He et al. 2016, Table 1) with GroupNorm or BatchNorm, for large or for 32x32 images."""
+"""ResNet-18 and -34 with GroupNorm or BatchNorm, for large or for 32x32 images.
+
+Reference: He et al. 2016, Table 1.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # basic blocks of each stage
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norms, added to the input or, where the shape changes, to its 1x1 projection."""
+    """Two 3x3 convolutions with norms, added to the input.
+
+    If the shape changes, they are added to a 1x1 projection of the input.
+    """
 
     def __init__(
         self, inputs: int, width: int, stride: int, norm: Callable[[int], nn.Module]
@@ -33,30 +39,39 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs, h, w) -> (batch, width, ceil(h / stride), ceil(w / stride))."""
+        """Map (batch, inputs, h, w) to (batch, width, h', w').
+
+        h' is ceil(h / stride), and w' is ceil(w / stride).
+        """
         residual = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         return torch.relu(residual + (x if self.shortcut is None else self.shortcut(x)))
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of basic blocks (the last three halve height and width), average pool, linear output.
+    """A stem, four stages of basic blocks, an average pool and a linear output.
 
-    With ``norm=batch`` a training batch of one sample fails where the last map is 1x1 (an ImageNet stem on images of up
-    to 32x32): BatchNorm has no variance then.
+    The last three stages halve height and width. With ``norm=batch`` a training batch
+    of one sample fails if the last map is 1x1, because BatchNorm has no variance then.
+    An example is an ImageNet stem on images of up to 32x32.
 
     Args:
-        input_shape: (channels, height, width); any size works.
-        num_classes: number of logits.
+        input_shape: (channels, height, width). Any size works.
+        num_classes: Number of logits.
         depth: 18 or 34.
-        norm: ``group`` is GroupNorm of `groups` groups, ``batch`` is BatchNorm (momentum 0.1); both affine, eps 1e-5.
-        groups: of GroupNorm; must divide `width`.
-        stem: ``imagenet`` is a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2 (32x32 images reach the
-            stages as 8x8), ``cifar`` a 3x3 convolution of stride 1 without pool.
-        init: of the convolutions: ``kaiming`` draws from N(0, 2 / fan_out), ``default`` is torch's. Norms start at ones
-            and zeros, the output layer has torch's default.
-        width: channels of the stem and the first stage; each further stage doubles it.
-        final_pool: window of the last average pool, which must fit the last map exactly once; null: the whole map.
-        cosine_scale: of a head of cosines (`fedexp.models.heads.CosineHead`); None: a linear head.
+        norm: ``group`` is GroupNorm with `groups` groups, ``batch`` is BatchNorm
+            (momentum 0.1). Both are affine with eps 1e-5.
+        groups: Number of GroupNorm's groups. It must divide `width`.
+        stem: ``imagenet`` is a 7x7 convolution of stride 2 and a 3x3 max pool of stride
+            2 (32x32 images reach the stages as 8x8). ``cifar`` is a 3x3 convolution of
+            stride 1 without pool.
+        init: Initialisation of the convolutions. ``kaiming`` draws from N(0, 2 /
+            fan_out), ``default`` is torch's. Norms start at ones and zeros, the output
+            layer has torch's default.
+        width: Channels of the stem and the first stage. Each further stage doubles it.
+        final_pool: Window of the last average pool, which must fit the last map exactly
+            once. null: the whole map.
+        cosine_scale: Scale of a head of cosines (`fedexp.models.heads.CosineHead`).
+            None: a linear head.
     """
 
     def __init__(
@@ -80,19 +95,22 @@ class ResNet(nn.Module):
         )
         require(
             min(*input_shape, width, groups, num_classes) >= 1,
-            f"width, groups and the image's sides must be at least 1, got {width=}, {groups=}, {input_shape=}",
+            "width, groups and the image's sides must be at least 1, "
+            f"got {width=}, {groups=}, {input_shape=}",
         )
         require(
             norm == "batch" or width % groups == 0,
             f"groups must divide width, got {groups=}, {width=}",
         )
+
         if final_pool is not None:
             halvings = 5 if stem == "imagenet" else 3
-            last = [-(-side // 2**halvings) for side in input_shape[1:]]  # each halving rounds up
+            # Each halving rounds up
+            last = [-(-side // 2**halvings) for side in input_shape[1:]]
             require(
                 all(1 <= final_pool <= side < 2 * final_pool for side in last),
-                f"final_pool must fit the last map of {last[0]}x{last[1]} exactly once, got {final_pool} "
-                f"for images of {input_shape[1]}x{input_shape[2]}",
+                f"final_pool must fit the last map of {last[0]}x{last[1]} exactly once, "
+                f"got {final_pool} for images of {input_shape[1]}x{input_shape[2]}",
             )
 
         def make_norm(channels: int) -> nn.Module:
@@ -106,6 +124,7 @@ class ResNet(nn.Module):
         self.pool: nn.Module = (
             nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
         )
+
         stages = []
         inputs = width
         for stage, count in enumerate(_BLOCKS[depth]):
@@ -115,16 +134,18 @@ class ResNet(nn.Module):
                 blocks.append(BasicBlock(inputs, width << stage, stride, make_norm))
                 inputs = width << stage
             stages.append(nn.Sequential(*blocks))
+
         self.stages = nn.ModuleList(stages)
         self.final_pool = final_pool
         self.output = head(inputs, num_classes, True, cosine_scale)
+
         if init == "kaiming":
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        """Map (batch, channels, height, width) to logits (batch, num_classes)."""
         x = self.pool(torch.relu(self.norm(self.conv(x))))
         for stage in self.stages:
             x = stage(x)

@@ -1,4 +1,7 @@
-"""Two tuned linear layers on the features of a frozen ResNet-18 or -34: MA-Echo's models for CIFAR-100 and DomainNet."""
+"""Two tuned linear layers on the features of a frozen ResNet-18 or -34.
+
+These are MA-Echo's models for CIFAR-100 and DomainNet.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,8 @@ from fedexp.models.mlp import MLP
 from fedexp.models.resnet import ResNet
 from fedexp.storage.files import file_sha256
 
-_RENAMED: tuple[
-    tuple[str, str | Callable[[re.Match[str]], str]], ...
-] = (  # torchvision's names, ours
+# Patterns of torchvision's names, and their replacements
+_RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^conv1\.", "conv."),
     (r"^bn1\.", "norm."),
     (r"^layer([1-4])\.", lambda match: f"stages.{int(match[1]) - 1}."),
@@ -32,16 +34,21 @@ _RENAMED: tuple[
 
 
 class ResNetExtractor(nn.Module):
-    """torchvision's ResNet without its last layer, always in evaluation mode: BatchNorm uses its stored statistics.
+    """torchvision's ResNet without its last layer, always in evaluation mode.
+
+    BatchNorm uses its stored statistics.
 
     Args:
-        input_shape: (channels, height, width) with 1 or 3 channels; grey images are repeated on all three.
+        input_shape: (channels, height, width) with 1 or 3 channels. Grey images are
+            repeated on all three.
         depth: 18 or 34.
-        pretrained: a file of torchvision's weights (``resnet18-....pth``, or safetensors with the same names).
-        sha256: what the file's bytes must have; None: anything.
-        random_features: in place of a file, He initialisation under a fixed seed, the same for all clients and runs.
-        resize: side to which images are scaled (bilinear) first, or None.
-        width: channels of the first stage: 64 in torchvision's weights.
+        pretrained: File of torchvision's weights (``resnet18-....pth``, or safetensors
+            with the same names).
+        sha256: Expected hash of the file's bytes. None accepts any.
+        random_features: Whether to use, instead of a file, He initialisation under a
+            fixed seed, which is the same for all clients and runs.
+        resize: Side to which images are scaled (bilinear) first, or None.
+        width: Channels of the first stage: 64 in torchvision's weights.
     """
 
     frozen_parameters: ClassVar[tuple[str, ...]] = ("*",)
@@ -60,21 +67,25 @@ class ResNetExtractor(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3 and input_shape[0] in (1, 3),
-            f"a feature extractor takes images (1 or 3 channels, height, width), got samples of {input_shape}",
+            "a feature extractor takes images (1 or 3 channels, height, width), "
+            f"got samples of {input_shape}",
         )
         require(resize is None or resize >= 1, f"resize must be at least 1 or null, got {resize}")
         require(
             pretrained is None or not random_features,
             "give model.pretrained or model.random_features, not both",
         )
+
         if pretrained is None and not random_features:
             raise ConfigError(
                 "the feature extractor has no weights",
                 where="model.pretrained",
                 expected=f"a local file of torchvision's ResNet-{depth} weights",
                 got="null",
-                do=f"set model.pretrained=/path/to/resnet{depth}.pth, or model.random_features=true for a trial",
+                do=f"set model.pretrained=/path/to/resnet{depth}.pth, "
+                "or model.random_features=true for a trial",
             )
+
         self.resize = resize
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
@@ -82,8 +93,10 @@ class ResNetExtractor(nn.Module):
             self.resnet = ResNet(
                 input_shape=shape, num_classes=1, depth=depth, norm="batch", width=width
             )
+
         self.features = self.resnet.output.in_features
         self.resnet.output = nn.Identity()  # type: ignore[assignment]
+
         if pretrained is not None and self.resnet.conv.weight.device.type != "meta":
             self._load(Path(pretrained).expanduser(), sha256)
         self.eval()
@@ -91,31 +104,36 @@ class ResNetExtractor(nn.Module):
     def _load(self, file: Path, sha256: str | None) -> None:
         if not file.is_file():
             raise ConfigError(
-                "the file of pre-trained weights is not there",
+                "the file of pre-trained weights does not exist",
                 where="model.pretrained",
-                expected="a file as torchvision publishes it (a state dictionary), or the same as safetensors",
+                expected="a file as torchvision publishes it (a state dictionary), "
+                "or the same as safetensors",
                 got=str(file),
-                do="put it there, or correct model.pretrained; nothing is downloaded",
+                do="put the file there, or correct model.pretrained; nothing is downloaded",
             )
+
         found = file_sha256(file) if sha256 is not None else None
         if found != sha256:
             raise ConfigError(
-                "the pre-trained weights are not those the config names",
+                "the pre-trained weights are not the ones that the config names",
                 where="model.sha256",
                 expected=sha256,
                 got=f"{found} in {file}",
                 do="give that file, or remove model.sha256",
             )
+
         weights = renamed(_read(file))
         missing, unexpected = self._differences(weights)
         if missing or unexpected:
             raise ConfigError(
-                "the pre-trained weights are not this network's",
+                "the pre-trained weights do not belong to this network",
                 where="model.pretrained",
-                expected=f"torchvision's names and shapes; missing: {', '.join(missing[:4]) or 'none'}",
-                got=f"{file}; strange: {', '.join(unexpected[:4]) or 'none'}",
+                expected="torchvision's names and shapes; "
+                f"missing: {', '.join(missing[:4]) or 'none'}",
+                got=f"{file}; unexpected: {', '.join(unexpected[:4]) or 'none'}",
                 do="give the weights of the depth that the model has (ResNet-18 or ResNet-34)",
             )
+
         self.resnet.load_state_dict(weights)
 
     def _differences(self, weights: Tree) -> tuple[list[str], list[str]]:
@@ -128,12 +146,15 @@ class ResNetExtractor(nn.Module):
         return sorted(own.keys() - fits), sorted(weights.keys() - fits)
 
     def train(self, mode: bool = True) -> ResNetExtractor:
-        """Stays in evaluation mode."""
+        """Stay in evaluation mode, whatever `mode` is."""
         super().train(False)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, features): 512 of the full width."""
+        """Map (batch, channels, height, width) to (batch, features).
+
+        There are 512 features at full width.
+        """
         if self.resize is not None:
             x = functional.interpolate(
                 x, (self.resize, self.resize), mode="bilinear", antialias=True
@@ -144,13 +165,21 @@ class ResNetExtractor(nn.Module):
 
 
 class ResNetFeatures(nn.Module):
-    """A frozen `ResNetExtractor`, then two linear layers with one ReLU between them, which alone are trained.
+    """A frozen `ResNetExtractor`, then two linear layers with one ReLU between them.
+
+    Only the two linear layers are trained.
 
     Args:
-        input_shape, depth, pretrained, sha256, random_features, resize, width: the extractor's.
-        num_classes: number of logits.
-        hidden: width between the two layers.
-        bias: whether the two have biases.
+        input_shape: As for `ResNetExtractor`.
+        num_classes: Number of logits.
+        depth: As for `ResNetExtractor`.
+        pretrained: As for `ResNetExtractor`.
+        sha256: As for `ResNetExtractor`.
+        random_features: As for `ResNetExtractor`.
+        resize: As for `ResNetExtractor`.
+        width: As for `ResNetExtractor`.
+        hidden: Width between the two layers.
+        bias: Whether the two layers have biases.
     """
 
     frozen_parameters: ClassVar[tuple[str, ...]] = ("extractor.*",)
@@ -180,6 +209,7 @@ class ResNetFeatures(nn.Module):
             resize=resize,
             width=width,
         )
+
         head = MLP(
             input_shape=(self.extractor.features,),
             num_classes=num_classes,
@@ -192,7 +222,12 @@ class ResNetFeatures(nn.Module):
     def extractor_and_head(
         kwargs: Mapping[str, Any],
     ) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]]:
-        """Specs of the frozen part and of the tuned one, and the shape of the features between them."""
+        """Split the model into its frozen and its tuned part.
+
+        Returns:
+            The specs of the frozen and of the tuned part, and the shape of the features
+            between them.
+        """
         own = dict(kwargs)
         head = {
             "num_classes": own.pop("num_classes"),
@@ -204,7 +239,7 @@ class ResNetFeatures(nn.Module):
         return _spec(ResNetExtractor, own), _spec(MLP, head), features
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        """Map (batch, channels, height, width) to logits (batch, num_classes)."""
         logits: Tensor = self.output(torch.relu(self.hidden[0](self.extractor(x))))
         return logits
 
@@ -214,7 +249,7 @@ def _spec(kind: type[nn.Module], kwargs: Mapping[str, Any]) -> ModelSpec:
 
 
 def renamed(weights: Tree) -> Tree:
-    """torchvision's state dictionary under our names, its last layer left out."""
+    """Return torchvision's state dictionary under our names, without its last layer."""
     found: Tree = {}
     for name, value in weights.items():
         if name.startswith("fc."):
@@ -244,20 +279,21 @@ def _read(file: Path) -> Tree:
         EOFError,
         ValueError,
     ) as error:
-        # Torch goes on to advise what nobody should do
-        told = str(error).partition("\n")[0].partition(". ")[0]
+        # The rest of torch's message is advice that should not be followed
+        reason = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             "the file of pre-trained weights cannot be read",
             where="model.pretrained",
             expected="a state dictionary written by torch.save, or safetensors",
-            got=f"{file}: {told or type(error).__name__}",
-            do="take the publisher's file again",
+            got=f"{file}: {reason or type(error).__name__}",
+            do="get the publisher's file again",
         ) from error
+
     if not isinstance(found, dict) or not all(
         isinstance(value, Tensor) for value in found.values()
     ):
         raise ConfigError(
-            "the file of pre-trained weights holds no state dictionary",
+            "the file of pre-trained weights does not contain a state dictionary",
             where="model.pretrained",
             expected="tensors by name",
             got=f"{type(found).__name__} in {file}",

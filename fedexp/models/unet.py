@@ -1,4 +1,7 @@
-"""U-Net (Ronneberger et al. 2015) with bilinear upsampling and BatchNorm, every convolution's width an argument."""
+"""U-Net (Ronneberger et al. 2015) with bilinear upsampling and BatchNorm.
+
+Every convolution's width is an argument.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _Widths = tuple[tuple[int, ...], ...]
 
 
 class Block(nn.Module):
-    """3x3 convolutions, each followed by BatchNorm (or none) and ReLU; one zero on each side keeps height and width."""
+    """3x3 convolutions, each followed by BatchNorm (or none) and ReLU.
+
+    One zero on each side keeps height and width.
+    """
 
     def __init__(self, inputs: int, widths: tuple[int, ...], norm: bool, bias: bool) -> None:
         super().__init__()
@@ -24,7 +30,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths if norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs, h, w) -> (batch, widths[-1], h, w)."""
+        """Map (batch, inputs, h, w) to (batch, widths[-1], h, w)."""
         for index, conv in enumerate(self.convs):
             x = conv(x)
             x = torch.relu(self.norms[index](x) if self.norms else x)
@@ -32,24 +38,32 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """Blocks of convolutions down to the smallest maps and up again, each way up with a look at the same level's way down.
+    """Blocks of convolutions down to the smallest maps and up again.
 
-    Going down, a 2x2 max pool lies before every block but the first. Going up, maps are doubled bilinearly and put behind
-    those that the block of that size gave on the way down; a 1x1 convolution with biases makes the logits.
+    Each block on the way up also reads the maps of the same level on the way down.
+    Going down, a 2x2 max pool is before every block but the first. Going up, maps are
+    doubled bilinearly and put after those that the block of that size gave on the way
+    down. A 1x1 convolution with biases makes the logits.
 
-    NAFI (Xiao & Cheng 2023) trains "U-Net with batch normalization" of 19 layers and says no more. The defaults are what fits:
-    18 3x3 convolutions and the 1x1, none that upsamples. Assumed are Ronneberger's 64 to 512 channels and 512, not 1024, in the
-    last block down, so that blocks on the way up read his 1024, 512, 256 and 128 channels; padding, so that masks have the
-    images' size (his network crops); BatchNorm (momentum 0.1, affine, eps 1e-5) between each 3x3 convolution, which then needs
-    no biases, and its ReLU; torch's initialisation.
+    NAFI (Xiao & Cheng 2023) trains "U-Net with batch normalization" of 19 layers and
+    gives no further details. The defaults fit this: 18 3x3 convolutions and the 1x1,
+    none that upsamples. The following is assumed:
+
+    - Ronneberger's 64 to 512 channels and 512, not 1024, in the last block down, so
+      that blocks on the way up read his 1024, 512, 256 and 128 channels.
+    - Padding, so that masks have the images' size (his network crops).
+    - BatchNorm (momentum 0.1, affine, eps 1e-5) between each 3x3 convolution, which
+      then needs no biases, and its ReLU.
+    - torch's initialisation.
 
     Args:
-        input_shape: (channels, height, width); height and width must be multiples of ``2 ** (len(down) - 1)``.
-        num_classes: channels of logits; 1 for masks.
-        down: output channels of each convolution, block by block, largest maps first.
-        up: likewise, smallest maps first; one block fewer.
+        input_shape: (channels, height, width). Height and width must be multiples of
+            ``2 ** (len(down) - 1)``.
+        num_classes: Channels of logits. 1 for masks.
+        down: Output channels of each convolution, block by block, largest maps first.
+        up: Output channels on the way up, smallest maps first. It has one block fewer.
         norm: ``batch``, or ``none``.
-        bias: whether the 3x3 convolutions have biases.
+        bias: Whether the 3x3 convolutions have biases.
     """
 
     head_module: ClassVar[str] = "output"
@@ -65,10 +79,12 @@ class UNet(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+
         require(
             len(input_shape) == 3,
             f"a U-Net takes images (channels, height, width), got samples of {input_shape}",
         )
+
         require(
             len(down) == len(up) + 1,
             f"up needs one block fewer than down, got {len(down)} down and {len(up)} up",
@@ -77,27 +93,37 @@ class UNet(nn.Module):
             all(block and min(block) >= 1 for block in (*down, *up)) and num_classes >= 1,
             f"every block needs a convolution, and every convolution a channel, got {down=}, {up=}",
         )
+
         step = 2 ** len(up)
         require(
             input_shape[1] % step == 0 and input_shape[2] % step == 0,
-            f"height and width must be multiples of {step} for {len(up)} poolings, got {input_shape[1]}x{input_shape[2]}: "
+            f"height and width must be multiples of {step} for {len(up)} poolings, "
+            f"got {input_shape[1]}x{input_shape[2]}: "
             "set dataset.shape, or fewer blocks in down and up",
         )
+
         into = (input_shape[0], *(block[-1] for block in down))
         self.down = nn.ModuleList(
             Block(inputs, block, norm == "batch", bias)
             for inputs, block in zip(into, down, strict=False)
         )
+
         self.up = nn.ModuleList()
         inputs = into[-1]
         for skipped, block in zip(into[-2:0:-1], up, strict=True):
             self.up.append(Block(skipped + inputs, block, norm == "batch", bias))
             inputs = block[-1]
+
         self.output = nn.Conv2d(inputs, num_classes, 1)
 
     @staticmethod
     def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
-        """The arguments that `widths` of the 3x3 convolutions make, by the names of their weights."""
+        """Return constructor arguments for other widths.
+
+        Args:
+            kwargs: The present arguments.
+            widths: Widths of the 3x3 convolutions, by the names of their weights.
+        """
         return {
             side: tuple(
                 tuple(widths[f"{side}.{level}.convs.{index}.weight"] for index in range(len(block)))
@@ -108,11 +134,17 @@ class UNet(nn.Module):
 
     @staticmethod
     def without_batch_norm(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the network that takes each BatchNorm into the convolution before it."""
+        """Return the arguments of the network without BatchNorm.
+
+        In that network each BatchNorm is folded into the convolution before it.
+        """
         return {"norm": "none", "bias": True}
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> logits (batch, num_classes, height, width)."""
+        """Map (batch, channels, height, width) to (batch, num_classes, height, width).
+
+        The outputs are logits.
+        """
         seen: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2) if level else x)

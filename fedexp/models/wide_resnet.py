@@ -1,4 +1,7 @@
-"""Wide residual networks (Zagoruyko and Komodakis 2016) of pre-activation blocks, for 32x32 images."""
+"""Wide residual networks of pre-activation blocks, for 32x32 images.
+
+Reference: Zagoruyko and Komodakis 2016.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from fedexp.models.heads import head
 
 
 class PreActivationBlock(nn.Module):
-    """BatchNorm, ReLU, 3x3 convolution, twice, added to the input or, where the width changes, to a 1x1 projection.
+    """BatchNorm, ReLU and 3x3 convolution, twice, added to the input.
 
-    The projection (without BatchNorm) is of the activated input, the identity of the raw one.
+    If the width changes, they are added to a 1x1 projection. The projection (without
+    BatchNorm) is of the activated input, the identity of the raw one.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -24,24 +28,29 @@ class PreActivationBlock(nn.Module):
         self.shortcut = nn.Conv2d(inputs, width, 1, stride, bias=False) if inputs != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, inputs, h, w) -> (batch, width, ceil(h / stride), ceil(w / stride))."""
+        """Map (batch, inputs, h, w) to (batch, width, h', w').
+
+        h' is ceil(h / stride), and w' is ceil(w / stride).
+        """
         activated = torch.relu(self.norm1(x))
         residual: Tensor = self.conv2(torch.relu(self.norm2(self.conv1(activated))))
         return residual + (x if self.shortcut is None else self.shortcut(activated))
 
 
 class WideResNet(nn.Module):
-    """A 3x3 convolution, three groups of blocks (the last two halve height and width), BatchNorm, ReLU, average pool, head.
+    """A 3x3 convolution, three groups of blocks, BatchNorm, ReLU, average pool, head.
 
-    Convolutions start from N(0, 2 / (k^2 * outputs)), BatchNorms (momentum 0.1, eps 1e-5) at ones and zeros, the head's
-    bias at zero.
+    The last two groups halve height and width. Convolutions start from N(0, 2 / (k^2 *
+    outputs)), BatchNorms (momentum 0.1, eps 1e-5) at ones and zeros, the head's bias at
+    zero.
 
     Args:
-        input_shape: (channels, height, width); any size works.
-        num_classes: number of logits.
-        depth: 6 n + 4, n blocks a group; 16 and 40 are DENSE's.
-        widen: the groups have 16, 32 and 64 channels times this.
-        cosine_scale: of a head of cosines (`fedexp.models.heads.CosineHead`); None: a linear head.
+        input_shape: (channels, height, width). Any size works.
+        num_classes: Number of logits.
+        depth: 6 n + 4, with n blocks per group. DENSE uses 16 and 40.
+        widen: The groups have 16, 32 and 64 channels times this.
+        cosine_scale: Scale of a head of cosines (`fedexp.models.heads.CosineHead`).
+            None: a linear head.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class WideResNet(nn.Module):
             len(input_shape) == 3,
             f"a WideResNet takes images (channels, height, width), got samples of {input_shape}",
         )
+
         require(
             min(*input_shape, widen, num_classes) >= 1,
             f"widen and the image's sides must be at least 1, got {widen=}, {input_shape=}",
@@ -66,7 +76,9 @@ class WideResNet(nn.Module):
             depth >= 10 and depth % 6 == 4,
             f"depth must be 6 n + 4 (10, 16, 22, 28, 40 ...), got {depth}",
         )
+
         self.conv = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
+
         groups = []
         inputs = 16
         for group in range(3):
@@ -78,8 +90,10 @@ class WideResNet(nn.Module):
                 inputs = width
             groups.append(nn.Sequential(*blocks))
         self.groups = nn.ModuleList(groups)
+
         self.norm = nn.BatchNorm2d(inputs)
         self.output = head(inputs, num_classes, True, cosine_scale)
+
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -87,7 +101,7 @@ class WideResNet(nn.Module):
             nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> logits (batch, num_classes)."""
+        """Map (batch, channels, height, width) to logits (batch, num_classes)."""
         x = self.conv(x)
         for group in self.groups:
             x = group(x)

@@ -1,5 +1,6 @@
-"""The life of a run, from a resolved config to a stored result.
+"""The life of a run: from a resolved config to a stored result.
 
-Checks, execution, costs and summaries belong here. Training loops are in `fedexp.core`,
-files of runs in `fedexp.storage`.
+It builds and checks the experiment, executes its rounds, and records steps, costs and
+summary. The rounds themselves are defined in `fedexp.core.runner`, files in
+`fedexp.storage`.
 """

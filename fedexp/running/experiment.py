@@ -274,7 +274,7 @@ class Experiment:
         if self.proxy.dataset is not None:
             plugins["proxy.dataset"] = class_path(self.proxy.dataset)
         do = (
-            "draw from the generator that `draw` is given, "
+            "draw from the generator that `sample` is given, "
             "or from fedexp.core.seeds.numpy_generator(name, ...)"
         )
 

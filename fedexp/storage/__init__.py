@@ -1,5 +1,5 @@
-"""Files of a run: its folder, checkpoints, stored models and identity.
+"""The files of runs: run folders, checkpoints, stored models and the tensor store.
 
-The package also finds stored runs and selects among them. Training and evaluation do
-not belong here.
+The identity of a run, which names its folder, is computed here too. The code that
+executes runs and decides what to store is in `fedexp.running`.
 """

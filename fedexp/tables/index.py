@@ -62,12 +62,10 @@ class Index:
         self._tables: dict[str, Any] = (
             stored.get("tables", {}) if stored.get("version") == _VERSION else {}
         )
-        self._seconds: dict[str, Any] = (
-            stored.get("seconds", {}) if self._tables else {}
-        )  # of results, by file
-        self._options: dict[str, Any] = (
-            stored.get("options", {}) if self._tables else {}
-        )  # of stored runs, by folder
+        # Of results, by file
+        self._seconds: dict[str, Any] = stored.get("seconds", {}) if self._tables else {}
+        # Of stored runs, by folder
+        self._options: dict[str, Any] = stored.get("options", {}) if self._tables else {}
         self._stored_runs: dict[Path, _Stored] = {}
         self._changed = False
         self._shared = _surroundings()

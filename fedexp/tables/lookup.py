@@ -105,9 +105,8 @@ def _other_results(folder: Path) -> Iterator[Path]:
 def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun]:
     """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
     cell_runs: dict[tuple[str, ...], CellRun] = {}
-    each = {
-        (job.declared, job.overrides): job for cell in cells for job in cell.jobs
-    }  # cells may share runs
+    # Cells may share runs
+    each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}
     for job in each.values():
         run = finder(job)
         if run.altered or job.overrides not in cell_runs:

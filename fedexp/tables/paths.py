@@ -8,13 +8,8 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import target_name
 
-_MEASURED = (
-    "best",
-    "mean_last_10",
-    "std_last_10",
-    "last_10",
-    "oracle",
-)  # of metrics that evaluations have
+# Of metrics that evaluations have
+_MEASURED = ("best", "mean_last_10", "std_last_10", "last_10", "oracle")
 _FREE = (  # whose keys only a run knows
     "headline", "metrics", "traced", "rounds", "rounds_to_target", "seconds", "steps_per_second", "stacked_share",
     "peak_memory", "bytes", "local_steps", "partition", "numerics", "environment", "profile", "attempts", "memory_probe",

@@ -197,12 +197,8 @@ def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
     return replace(row, value=None, by=None, status="damaged", error=error.what)
 
 
-_ELSEWHERE = (
-    "overrides",
-    "output_root",
-    "data_root",
-    "logger",
-)  # of the machine, or said by the rest
+# Of the machine, or said by the rest
+_ELSEWHERE = ("overrides", "output_root", "data_root", "logger")
 
 
 def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:

@@ -18,7 +18,10 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Targets are int64 labels (b,), outputs logits (b, classes). Metrics: ``acc`` in [0, 1] and ``loss`` in nats."""
+    """Classification of int64 labels (b,) by logits (b, classes).
+
+    The metrics are ``acc`` in [0, 1] and ``loss`` in nats.
+    """
 
     cross_entropy: ClassVar[bool] = True
     highest: ClassVar[float] = 1.0
@@ -30,23 +33,27 @@ class Classification(Task):
         return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Mean of logits, or log of the mean of softmax probabilities (``rule='probs'``); weighted if asked.
+        """Compute the mean of logits, or the log of the mean of softmax probabilities.
 
-        Weights (models, classes) of logits: each class's own weighted mean, 0 where its weights are.
+        The latter is ``rule='probs'``. Means are weighted if weights are given. Weights
+        (models, classes) of logits give each class a separate weighted mean, 0 if all
+        its weights are 0.
         """
         stacked = torch.stack(list(outputs))
         if weights is not None and weights.dim() == 2:
             if rule != "logits":
-                raise ValueError(f"weights of classes are for logits, got rule '{rule}'")
+                raise ValueError(f"weights per class need the rule 'logits', got '{rule}'")
             shares, totals = weights.to(stacked), weights.to(stacked).sum(0)
             return (stacked * shares[:, None]).sum(0) / totals.where(totals > 0, 1)
+
         share = (
             torch.full((len(outputs),), 1 / len(outputs))
             if weights is None
             else weights / weights.sum()
         )
         share = share.to(stacked).reshape(-1, 1, 1)
-        # In log-space: a probability below float32's smallest is no infinite loss
+
+        # In log-space, a probability below float32's smallest does not give an infinite loss
         if rule == "probs":
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)

@@ -1,4 +1,7 @@
-"""Conditional variational autoencoding: the evidence lower bound of images given their labels."""
+"""Conditional variational autoencoding.
+
+The objective is the evidence lower bound of images given their labels.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,15 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class CvaeTask(Task):
-    """Trains a `fedexp.models.cvae.CvaeTask`. Targets are int64 labels (b,).
+    """The task of a `fedexp.models.cvae.Cvae`. Targets are int64 labels (b,).
 
-    The loss is Bernoulli reconstruction, summed over pixels, plus KL(q(z | x, y) || N(0, I)), averaged over the batch.
-    Metrics, in nats an image: ``loss`` (that sum) and its part ``reconstruction_loss``, at the posterior's mean in
-    place of a random code.
+    The loss is Bernoulli reconstruction, summed over pixels, plus KL(q(z | x, y) ||
+    N(0, I)), averaged over the batch. Metrics, in nats per image, are ``loss`` (that
+    sum) and its part ``reconstruction_loss``. They are measured at the posterior's mean
+    instead of a random code.
 
     Args:
-        latent: width of z, the model's.
+        latent: Width of z in the model.
     """
 
     latent: int | None
@@ -42,11 +46,17 @@ class CvaeTask(Task):
         return batch.x, batch.y
 
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
-        """(b, 2) reconstruction loss and KL divergence, given labels; else (b, classes), the bound on log p(x | y) for each."""
+        """Return reconstruction loss and KL divergence, (b, 2), given labels.
+
+        Without labels, return the bound on log p(x | y) for each label, (b, classes).
+        """
         return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """The members' mean, weighted if asked: no less than the loss of their mixture (Jensen). `rule` has no part."""
+        """Return the mean over the members, weighted if weights are given.
+
+        It is at least the loss of their mixture (Jensen). `rule` has no effect.
+        """
         share = torch.ones(len(outputs)) if weights is None else weights
         return torch.einsum(
             "i,i...->...", (share / share.sum()).to(outputs[0]), torch.stack(list(outputs))
@@ -67,5 +77,8 @@ class CvaeTask(Task):
 
 
 def standard_normal(uniform: Tensor) -> Tensor:
-    """N(0, 1) from pairs of uniform [0, 1) numbers, (2, ...) -> (...), by Box and Muller (1958)."""
+    """Transform pairs of uniform [0, 1) numbers, (2, ...), to N(0, 1), (...).
+
+    The transform is that of Box and Muller (1958).
+    """
     return torch.sqrt(-2 * torch.log1p(-uniform[0])) * torch.cos(2 * math.pi * uniform[1])

@@ -18,15 +18,20 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """Targets are uint8 masks (b, H, W), outputs logits (b, 1, H, W) that a pixel is the object's.
+    """Binary segmentation of uint8 masks (b, H, W) by logits (b, 1, H, W).
 
-    The loss is the binary cross-entropy, averaged over pixels and images. NAFI (Xiao & Cheng 2023) measures Dice and says
-    nothing of its loss; this is assumed, as the form for two classes of U-Net's own (Ronneberger et al. 2015, there with
-    weights of pixels).
+    A logit states whether its pixel belongs to the object. The loss is the binary
+    cross-entropy, averaged over pixels and images. NAFI (Xiao & Cheng 2023) measures
+    Dice and does not state its loss. This loss is assumed, as the form for two classes
+    of U-Net's own (Ronneberger et al. 2015, there with weights of pixels).
 
-    A pixel is found where its probability exceeds 0.5. Metrics: ``dice``, ``2 |F & M| / (|F| + |M|)`` of the found pixels F and
-    the mask M, 1 where both are empty, averaged over images (as the Carvana challenge scores); ``pixel_acc``, the share of
-    pixels that are judged rightly; both in [0, 1]; and ``loss`` in nats a pixel.
+    A pixel is found if its probability exceeds 0.5. Metrics:
+
+    - ``dice`` is ``2 |F & M| / (|F| + |M|)`` of the found pixels F and the mask M, and
+      1 if both are empty. It is averaged over images (as the Carvana challenge scores)
+      and is in [0, 1].
+    - ``pixel_acc`` is the share of pixels that are classified correctly, in [0, 1].
+    - ``loss`` is in nats per pixel.
     """
 
     targets: ClassVar[Targets] = "masks"
@@ -39,14 +44,17 @@ class Segmentation(Task):
         return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Mean of logits, or the logit of the mean probability (``rule='probs'``); weighted if asked.
+        """Compute the mean of logits, or the logit of the mean probability.
 
-        Weights (models, 1), of classes, are the models' own.
+        The latter is ``rule='probs'``. Means are weighted if weights are given. Weights
+        (models, 1) per class are the models' own weights.
         """
         stacked = torch.stack(list(outputs))
         weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
         share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
-        if rule == "probs":  # in log-space: neither of the two probabilities is rounded to 0
+
+        # In log-space, neither of the two probabilities is rounded to 0
+        if rule == "probs":
             found, missed = (
                 F.logsigmoid(stacked) + share.log(),
                 F.logsigmoid(-stacked) + share.log(),
@@ -78,6 +86,10 @@ class Segmentation(Task):
 
 
 def _cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """(b, H, W) in nats, of logits (b, 1, H, W) and masks (b, H, W)."""
+    """Compute the cross-entropy of logits (b, 1, H, W) and masks (b, H, W).
+
+    Returns:
+        Values of shape (b, H, W), in nats.
+    """
     logits = output[:, 0]
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")

@@ -1,4 +1,4 @@
-"""Loggers, progress, pictures and tables: everything that shows a run.
+"""Displays of a run: loggers, progress, pictures and tables.
 
-The files of the run folder remain the record of the run.
+The run folder's files stay the truth. Reports of tables are in `fedexp.tables.report`.
 """

@@ -123,7 +123,7 @@ def test_prepare_and_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["prepare", "mnits"], "did you mean 'mnist'?"),
         (["show", "partition=dirichle"], "did you mean 'dirichlet'?"),
         (["show", "partition.alpha=-1"], "alpha must be positive"),
-        (["show", "dataset=image_folder", "data_root=nowhere"], "are not there"),
+        (["show", "dataset=image_folder", "data_root=nowhere"], "do not exist"),
         (["show", "partition=file"], "no partition file is given"),
     ],
 )

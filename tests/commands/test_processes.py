@@ -116,11 +116,8 @@ def test_interruption_is_marked_and_resumable(
 
 
 def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
-    run = [
-        "rounds=3000",
-        "clients=4",
-        "memo.enabled=false",
-    ]  # the default checkpoint interval is far away
+    # The default checkpoint interval is far away
+    run = ["rounds=3000", "clients=4", "memo.enabled=false"]
     process = fork(tmp_path, *run)
     wait_for_rounds(tmp_path, 20)
     process.send_signal(signal.SIGINT)

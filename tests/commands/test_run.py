@@ -63,7 +63,7 @@ def results() -> list[dict]:
     (["trainer._target_=pathlib.Path"], ["is not a Trainer"]),
     (["proxy.source=train"], ["proxy.size"]),
     (["task=cvae"], ["set model=cvae"]),
-    (["partition=natural"], ["does not say whose", "femnist"]),
+    (["partition=natural"], ["does not name the owners", "femnist"]),
     (["model=resnet18_features"], ["model.pretrained=", "model.random_features=true"]),
     (["checkpoint.every=soon"], ["checkpoint.every"]),
     (["state.memory_gb=-1"], ["state.memory_gb"]),
@@ -90,9 +90,9 @@ def results() -> list[dict]:
     (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], ["hydra.launcher.n_jobs", "-1"]),
     (["-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=x"], ["hydra.launcher.n_jobs=x", "Integer"]),
     (["model=resnet18_bn_cifar", "model.width=4", "local.batch_size=1"], ["BatchNorm", "local.batch_size"]),
-    (["-m", "seed=0,1", "partition=shards", "partition.shards=144"], ["job 0 (seed=0", "1440 shards", "143 or less"]),
-    (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "1440 samples or more"]),
-    (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "2 draws of the"]),
+    (["-m", "seed=0,1", "partition=shards", "partition.shards=144"], ["job 0 (seed=0", "1440 shards", "at most 143"]),
+    (["-m", "seed=0", "partition.min_size=10,144"], ["job 1 (seed=0 partition.min_size=144)", "at least 1440 samples"]),
+    (["-m", "clients=5,40", "partition.min_size=30", "partition.max_draws=2"], ["job 1 (clients=40", "attempts: 2"]),
     (["--cfg", "job", "seed_data=${sede}"], ["did you mean 'seed'?"]),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(
@@ -118,9 +118,8 @@ def test_a_run_is_found_again_and_leaves_its_records(
         "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
         "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
     }  # fmt: skip
-    assert (
-        "sources.json" not in names and not Path("outputs/sources").exists()
-    )  # of the user's own code alone
+    # Only the sources of the user's own code
+    assert "sources.json" not in names and not Path("outputs/sources").exists()
     (result,) = results()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
@@ -222,9 +221,8 @@ def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
         and "lr 1e+30" in captured.err
         and "Traceback" not in captured.err
     )
-    assert (
-        "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
-    )  # said once, in our words
+    # The message is given once, in our wording
+    assert "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
     failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
     assert "Traceback" in (failed / "error.txt").read_text()

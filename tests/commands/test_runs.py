@@ -225,9 +225,8 @@ def test_clean_keeps_what_is_being_executed(
     everything = ["--failed", "--stale", "--checkpoints", "--memo", "--yes"]
     assert run_command(["clean", "--root", str(tmp_path), *everything]) == 0
     assert sorted(tmp_path.rglob("*")) == before
-    assert (
-        capsys.readouterr().out.count("being executed") == 2
-    )  # the running one is no candidate at all
+    # A running run is not a candidate
+    assert capsys.readouterr().out.count("being executed") == 2
     for lock in locks:
         lock.release()
     assert run_command(["clean", "--root", str(tmp_path), *everything]) == 0

@@ -220,9 +220,8 @@ def test_verdicts_say_no_more_than_their_pairs() -> None:
         and compare("b", "a", far, a).verdict == "a lower"
     )
     assert compare("a", "b", a, {(9, 9): 1.0}).verdict == "no test: no common seeds"
-    assert (
-        compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
-    )  # another split is no pair
+    # Runs with another split do not form a pair
+    assert compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
     assert compare("a", "b", a, a).verdict == "no test: the differences do not vary"
     assert (
         compare("a", "b", a, {**a, (0, 0): float("nan")}).verdict

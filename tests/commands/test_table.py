@@ -156,9 +156,8 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     again = {path.name: path.read_bytes() for path in Path("again").iterdir()}
     page = before["report.html"].decode()
     found = linked(before["report.html"])
-    assert len(found) == 4 * 6 and all(
-        (folder / unquote(path)).exists() for path in found
-    )  # a folder and five files a run
+    # One folder and five files per run
+    assert len(found) == 4 * 6 and all((folder / unquote(path)).exists() for path in found)
     assert 'href="runs.csv"' in page and "../" not in re.sub(
         r"<style>.*?</style>", "", again["report.html"].decode()
     )
@@ -168,9 +167,8 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     )
     (folder / "report.md").rename("report.md")
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
-    assert not (
-        folder / "report.md"
-    ).exists()  # it is shown; a record writes nothing where it is not asked to
+    # It is only shown. A record writes nothing unless it is asked to
+    assert not (folder / "report.md").exists()
     Path("report.md").rename(folder / "report.md")
     stored = first_result(folder)
     each = refuse_nothing_of(stored)["per_client"]["test/local/acc"]
@@ -190,9 +188,8 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     assert before == {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     kept = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
-    assert {
-        path: path.read_bytes() for path in folder.iterdir()
-    } == kept  # a part of it is no reason to lose the whole
+    # A damaged part must not lose the whole
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
     write(grids=[{"beta": 1}], seeds=[0, 1])
     assert (
         dry_run(capfd, "2 done, 2 to run", "time: about")
@@ -248,9 +245,8 @@ def test_all_tables_are_listed_unless_some_are_named(
         ]
         assert {"my/tiny", "ma_echo/table1"} < set(table_names()) and len(made) == len(told)
         made.clear()
-        assert run_command(["list", "--json", "seed=3"]) == 0 and made == [
-            "my/tiny"
-        ]  # the one that must not last
+        # The one that must not last
+        assert run_command(["list", "--json", "seed=3"]) == 0 and made == ["my/tiny"]
         capfd.readouterr()
         assert run_command(["list", "--json", "seed=3", "my/tiny"]) == 0
         assert [row["table"] for row in json.loads(capfd.readouterr().out)] == ["my/tiny"]

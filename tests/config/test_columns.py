@@ -1,4 +1,7 @@
-"""Presets of one-shot distillation, DENSE's aside: numbers of papers and codes, matched to FedSyn's where these have none."""
+"""Presets of one-shot distillation other than DENSE's.
+
+Their numbers are those of papers and codes, matched to FedSyn's if these state none.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,8 @@ ONCE = {
     "temperature": 1,
     "batch_size": 128,
 }
-LAST = {
-    "validate_every": None,
-    "patience": None,
-}  # one shot has no validation data: the last student after all steps
+# One shot has no validation data: the last student after all steps
+LAST = {"validate_every": None, "patience": None}
 
 COLUMNS: dict[str, dict[str, Any]] = {
     # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the cosine at 0 in the end
@@ -57,7 +58,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
 
 
 def leaves(node: Any, above: str = "") -> dict[str, Any]:
-    """Values by their dotted names."""
+    """Return the values of a config by their dotted names."""
     if not isinstance(node, dict) or not node:
         return {above: node}
     return {
@@ -68,7 +69,10 @@ def leaves(node: Any, above: str = "") -> dict[str, Any]:
 
 
 def differing(*overrides: list[str]) -> dict[str, tuple[Any, Any]]:
-    """What two compositions set differently, by dotted name; what was asked for aside."""
+    """Return the values that differ between two compositions, by dotted name.
+
+    The overrides themselves are left out.
+    """
     one, other = (
         leaves({**config.values, "contents": config.contents}) for config in map(compose, overrides)
     )
@@ -80,7 +84,7 @@ def differing(*overrides: list[str]) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("method", COLUMNS)
-def test_a_profile_is_its_column(method: str) -> None:
+def test_profile_equals_the_column_of_the_paper(method: str) -> None:
     config = compose([f"method={method}"])
     found, expected = leaves(config["aggregator"]), leaves(COLUMNS[method])
     assert {name: found[name] for name in expected} == expected
@@ -95,7 +99,10 @@ def test_the_full_inversion_differs_in_its_steps_alone() -> None:
 
 
 def test_unequal_networks_train_by_the_printed_step_size_or_by_the_scripts() -> None:
-    """The authors' script trains all clients at the rate of client 0; five networks, one student."""
+    """The authors' script trains all clients at the rate of client 0.
+
+    There are five networks and one student.
+    """
     printed = compose(["experiment=fedsyn/table3", "method=dense"])
     assert printed["local"]["optimizer"] == "sgd" and printed["local"]["momentum"] == 0.9
     assert (printed["local"]["epochs"], printed["local"]["batch_size"], printed["clients"]) == (

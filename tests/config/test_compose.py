@@ -1,4 +1,4 @@
-"""Composing shares what Hydra makes of the groups; what comes out is what Hydra alone makes, and errors are the same."""
+"""Composition with shared groups gives Hydra's results and Hydra's errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(overrides: list[str]) -
 def test_a_method_says_nothing_of_the_data(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data sets are composed after methods; in an experiment's file they can stand."""
+    """Data sets are composed after methods. An experiment's file may set them."""
     monkeypatch.chdir(tmp_path)
     for group in ("method", "experiment"):
         Path(f"conf/{group}").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A plug-in's own YAML (of its module's name) and its class have the same defaults: neither can drift from the other."""
+"""A plug-in's YAML and its class have the same defaults."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def defaults_of(kind: type) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As YAML would have it."""
+    """Return a value as YAML represents it."""
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def test_the_registry_is_seen() -> None:
+def test_config_groups_with_classes_are_found() -> None:
     names = {f"{path.parent.name}/{path.stem}" for path in canonical()}
     assert {
         "aggregator/ma_echo",
@@ -67,7 +67,7 @@ def test_the_registry_is_seen() -> None:
 
 
 @pytest.mark.parametrize("path", canonical(), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_yaml_and_class_agree(path: Path) -> None:
+def test_yaml_defaults_equal_class_defaults(path: Path) -> None:
     node = yaml.safe_load(path.read_text())
     kind = locate(node.pop("_target_"), object, path.stem)
     defaults = defaults_of(kind)
@@ -103,7 +103,7 @@ def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_m
     "path", sorted(conf_dir().glob("experiment/**/*.yaml")), ids=lambda path: path.stem
 )
 def test_an_experiment_says_its_rounds(path: Path) -> None:
-    """Presets have their own, which no paper's table may follow."""
+    """Presets have their own rounds, which a paper's table must not inherit."""
     assert "rounds" in yaml.safe_load(path.read_text())
 
 
@@ -112,7 +112,10 @@ def test_an_experiment_says_its_rounds(path: Path) -> None:
     ("svhn", "cifar10"), ("tiny_imagenet", "cifar100"), ("digits", None), ("femnist", None),
 ])  # fmt: skip
 def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | None) -> None:
-    """Whatever chooses the data set, the command line or an experiment; what a user sets wins."""
+    """This holds if the command line or an experiment chooses the data set.
+
+    A value that the user sets has priority.
+    """
     for method in ("feddf_matched", "feddf_paper"):
         config = compose([f"method={method}", f"dataset={dataset}"])
         assert config.choices.get("proxy.dataset") == proxy

@@ -1,4 +1,4 @@
-"""Files count by their content: a plug-in says which of its keys name them, and composing hashes what is in them."""
+"""Files count by content: a plug-in names their keys, and composing hashes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Teacher(PlainTrainer):
 
 @dataclass(frozen=True)
 class TwoTeachers(PlainTrainer):
-    """Two files, and no key for their hashes."""
+    """A user's plug-in with two files and no key for their hashes."""
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
         "one": file_sha256,
@@ -76,7 +76,7 @@ def test_a_hash_that_the_config_states_stands_also_where_the_file_is_gone() -> N
     assert config_hash(stated) == config_hash(resolved("trainer=teacher"))
 
 
-def test_several_files_of_one_plugin() -> None:
+def test_content_keys_of_several_files_are_all_hashed() -> None:
     config = resolved("trainer=teachers")
     hashes = [config.contents[f"trainer.{key}"] for key in ("one", "two")]
     assert hashes == [file_sha256(Path("a.txt")), file_sha256(Path("c.txt"))]
@@ -93,7 +93,7 @@ def test_several_files_of_one_plugin() -> None:
         ["model=resnet18_features", "model.pretrained=.", "dataset.shape=[1,8,8]"],
     ],
 )
-def test_what_is_no_such_file_is_left_to_its_own_check(overrides: list[str]) -> None:
+def test_path_that_is_not_a_file_is_left_to_the_plugins_check(overrides: list[str]) -> None:
     from fedexp.core.errors import FedexpError
     from fedexp.running.experiment import Experiment
 

@@ -1,4 +1,4 @@
-"""Config nodes become objects, or an error that names the key, the rule and the nearest name."""
+"""Config nodes become objects, or errors with key, rule and nearest name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_target_names_a_subclass() -> None:
     ({"count": 1, "_target_": f"{__name__}.Chidl"}, ["did you mean 'Child'?"]),
     ({"count": 1, "_target_": f"{__name__}.Inner"}, ["is not a Plugin"]),
 ])  # fmt: skip
-def test_mistakes(node: dict, said: list[str]) -> None:
+def test_build_with_faulty_node_raises_with_suggestion(node: dict, said: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         build(Plugin, node, "p")
     for words in said:
@@ -112,6 +112,6 @@ def test_errors_travel_between_processes() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_suggestions() -> None:
+def test_suggest_returns_the_nearest_name() -> None:
     assert suggest("metod", ["method", "model"]) == "did you mean 'method'?"
     assert "method" in suggest("xyz", ["method"])

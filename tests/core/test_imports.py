@@ -1,4 +1,4 @@
-"""The tree keeps its shape: what may import what."""
+"""The rules for imports between packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def imports() -> dict[str, set[str]]:
-    """Modules of the package by name, each with those that it imports anywhere, under TYPE_CHECKING and in functions too."""
+    """Return the imports of each module of the package.
+
+    Imports under TYPE_CHECKING and in functions are included.
+    """
     files = {
         ".".join(p.relative_to(ROOT).with_suffix("").parts): p
         for p in (ROOT / "fedexp").rglob("*.py")
@@ -26,7 +29,7 @@ def imports() -> dict[str, set[str]]:
     return graph
 
 
-def test_no_circle_anywhere() -> None:
+def test_imports_have_no_cycle() -> None:
     graph = imports()
     waiting = {name: set(uses) - {name} for name, uses in graph.items()}
     while free := [name for name, uses in waiting.items() if not uses]:

@@ -23,7 +23,7 @@ from tests.world import CPU, make_data
 
 
 class Small(nn.Module):
-    """Convolution, BatchNorm and dropout in one."""
+    """A network with a convolution, BatchNorm and dropout."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def train(job: ClientJob, n: int = 20, samples: Samples | None = None):
 
 
 def reference(job: ClientJob, optimizer, clip: float | None = None, n: int = 20) -> Tree:
-    """The same batches through torch's own module, autograd and optimizer."""
+    """Train on the same batches with torch's own module, autograd and optimizer."""
     samples = make_data((n,)).train
     schedule = list(batch_ranges(n, job.local_training, 1))
     net = Net(job.start.spec, CPU, torch.float64)
@@ -121,7 +121,10 @@ def test_clip_leaves_short_gradients_alone() -> None:
 
 @dataclass(frozen=True)
 class Recorder(Trainer):
-    """Writes down the order of the hooks through what they return: a constant gradient and a shift after the step."""
+    """A trainer whose hooks make their order visible.
+
+    They return a constant gradient and a shift after the step.
+    """
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return {k: torch.full_like(v, 10.0) for k, v in grad.items()}
@@ -131,7 +134,7 @@ class Recorder(Trainer):
 
 
 def test_order_of_a_step() -> None:
-    """correct, then clip, then decay, then the step, then after_step."""
+    """The order is correct, clip, decay, the step, after_step."""
     job = make_job(trainer=Recorder(), clip=1.0, weight_decay=0.5, epochs=None, steps=1)
     count = sum(v.numel() for v in job.start.params.values())
     after = train(job).weights.params
@@ -151,7 +154,7 @@ def test_frozen_parameters_do_not_move() -> None:
         assert torch.equal(after[name], job.start.params[name]) == (name in job.frozen)
 
 
-def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
+def test_kernel_does_not_change_its_job_and_is_deterministic() -> None:
     job = make_job(SMALL, epochs=3)
     before = {k: v.clone() for k, v in {**job.start.params, **job.start.buffers}.items()}
     net = Net(SMALL, CPU, torch.float64)
@@ -172,7 +175,7 @@ def test_job_is_left_alone_and_gives_the_same_bits_again() -> None:
 
 
 def test_dropout_draws_from_the_job() -> None:
-    """Of samples that are all alike, at a step size that changes no weight, the loss depends only on the masks."""
+    """With equal samples and a negligible step size, the loss depends only on masks."""
     spec = ModelSpec(MLP.arch, (("dropout", 0.5), *MLP.kwargs))
     samples = replace(
         make_data((20,)).train, x=torch.ones(20, 1, 2, 2).double(), y=torch.zeros(20).long()
@@ -183,9 +186,8 @@ def test_dropout_draws_from_the_job() -> None:
     )
     assert first == again
     assert first["loss"] != pytest.approx(other["loss"], rel=1e-6)
-    assert first["loss"] != pytest.approx(
-        first["loss_last_epoch"], rel=1e-6
-    )  # of both steps, and of the second alone
+    # Values of both steps, and of only the second
+    assert first["loss"] != pytest.approx(first["loss_last_epoch"], rel=1e-6)
 
 
 def test_random_numbers_are_a_function_of_seed_step_and_name() -> None:
@@ -233,7 +235,7 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
 
 
 def test_every_batch_is_augmented_anew() -> None:
-    """Of samples that are all alike, batches differ by what the transform drew for their step."""
+    """With equal samples, batches differ only by the transforms of their steps."""
     job = make_job(epochs=1, batch_size=4)
     plain = replace(make_data((8,)).train, x=torch.zeros(8, 1, 2, 2).double())
     samples = replace(plain, augment=lambda x, noise: x + noise("shift", (len(x), 1, 1, 1)))
@@ -253,7 +255,7 @@ def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
 
 @pytest.mark.parametrize("n", [513, 1025])
 def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> None:
-    """513 = 512 + 1: a part of one sample has no batch statistics."""
+    """513 samples must not be cut into 512 + 1: one sample has no batch statistics."""
     from fedexp.methods.scaffold import Scaffold
 
     job = make_job(SMALL, trainer=Scaffold(option="I"), epochs=None, steps=1)

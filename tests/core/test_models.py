@@ -1,4 +1,4 @@
-"""Nets, weights and specs: swapped tensors, own randomness, and what is refused."""
+"""Nets, weights and specs: swapped tensors, separate randomness, refused models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No method's name outside its own files."""
+"""Names of methods occur only in their own files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GENERIC = {  # words of the field, and the package's own name
 
 
 def names() -> tuple[set[str], set[str]]:
-    """Return the names of methods, their files and presets, and the names of their classes."""
+    """Return the names of methods, files and presets, and the names of their classes."""
     files = {path.stem for path in (conf_dir() / "method").glob("*.yaml")}
     classes: set[str] = set()
     for path in (ROOT / "methods").rglob("[!_]*.py"):
@@ -30,15 +30,15 @@ def names() -> tuple[set[str], set[str]]:
     return files - GENERIC, classes - {"Mean"}  # a word of the field
 
 
-def test_there_are_names_to_look_for() -> None:
+def test_method_names_list_is_not_empty() -> None:
     files, classes = names()
     assert {"fedavg", "scaffold", "ma_echo", "null_space"} <= files
     assert {"FedExP", "Scaffold", "FedNova", "FedAdam"} <= classes
 
 
 @pytest.mark.parametrize("folder", ["core", "engines", "running", "commands"])
-def test_no_method_is_named(folder: str) -> None:
-    """File names in any spelling of capitals, classes in their own."""
+def test_method_agnostic_packages_name_no_method(folder: str) -> None:
+    """File names are searched in any capitalisation, classes in their own."""
     files, classes = (re.compile(rf"\b({'|'.join(group)})\b") for group in names())
     for path in sorted((ROOT / folder).rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""What a network shows: layer inputs, features and norm inputs, as one run computes them; the head alone."""
+"""Observed layer inputs, features and norm inputs of a network, and its head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NORMED = {
 
 
 class Bounded(nn.Module):
-    """Its output is not its last layer's."""
+    """A network whose output is not that of its last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Bounded(nn.Module):
 
 
 class Declared(Bounded):
-    """Says so: its head is two layers and what lies between them."""
+    """A network that declares its head: two layers and everything between them."""
 
     head_module = "head"
 
@@ -57,7 +57,7 @@ class Declared(Bounded):
 
 
 class Convolutional(nn.Module):
-    """No linear layer at all."""
+    """A network without a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Convolutional(nn.Module):
 
 
 class Dense(Convolutional):
-    """Its head is a convolution, whose features are maps."""
+    """A network whose head is a convolution, with maps as features."""
 
     head_module = "output"
 
@@ -141,7 +141,10 @@ def test_features_and_layer_inputs_by_hand() -> None:
 
 @pytest.mark.parametrize("name", NORMED)
 def test_inputs_of_every_norm_give_the_statistics_that_it_keeps(name: str) -> None:
-    """New running statistics are 0.9 of the old and 0.1 of the batch's, the variance unbiased."""
+    """New running statistics are 0.9 of the old and 0.1 of the batch's.
+
+    The variance is unbiased.
+    """
     weights, x = weights_of(NORMED[name], 0), images(6)
     buffers = {key: value.clone() for key, value in weights.buffers.items()}
     seen = net_of(weights.spec, True).observe(weights.params, buffers, x, norms=True)
@@ -173,7 +176,7 @@ def test_every_norm_of_a_resnet18_is_seen() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_to_observe_is_to_call(training: bool) -> None:
+def test_observe_returns_the_output_of_a_plain_call(training: bool) -> None:
     weights, x, net = weights_of(NORMED["cnn"], 0), images(), net_of(NORMED["cnn"], training)
     called, observed = ({k: v.clone() for k, v in weights.buffers.items()} for _ in range(2))
     output = net(weights.params, called, x)
@@ -182,7 +185,7 @@ def test_to_observe_is_to_call(training: bool) -> None:
     assert all(torch.equal(called[name], observed[name]) for name in called)
 
 
-def test_nothing_stays_behind_not_even_after_an_error() -> None:
+def test_observe_removes_its_hooks_also_after_an_error() -> None:
     weights, net = weights_of(NORMED["cnn"], 0), net_of(NORMED["cnn"], False)
     for x in (images(), images(shape=(3, 8, 8))):
         try:
@@ -272,7 +275,10 @@ def test_a_class_may_declare_its_head(name: str, features: tuple[int, ...]) -> N
 
 @dataclass(frozen=True)
 class Small(Trainer):
-    """Cross-entropy of the head's output, twice, and the features' mean square: all that a trainer may look at."""
+    """A trainer that uses everything that a trainer may observe.
+
+    Its loss is the head's cross-entropy, twice, and the mean square of the features.
+    """
 
     def loss(self, net, params, buffers, batch, ctx):
         seen = net.observe(params, buffers, batch.x, layers="all", features=True, norms=True)
@@ -289,7 +295,7 @@ class Small(Trainer):
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_a_trainer_that_looks_trains_stacked_as_alone(norm: str) -> None:
+def test_trainer_that_observes_trains_equally_when_stacked(norm: str) -> None:
     model = {
         "_target_": "fedexp.models.cnn.ConvNet",
         "channels": [3],

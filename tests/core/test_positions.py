@@ -1,4 +1,4 @@
-"""Steps and communication rounds are two things: what follows which."""
+"""Steps and communication rounds are counted separately."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world(*overrides: str, aggregator: Layerwise | None = None) -> World:
 
 
 class Seen(Serial):
-    """Keeps the jobs it was asked for, a list a step that had some."""
+    """An engine that records its jobs, one list per step with jobs."""
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
@@ -135,7 +135,7 @@ def test_positions_must_ascend() -> None:
 
 @dataclass(frozen=True)
 class LongServerWork(Layerwise):
-    """Twenty server steps in its one round; fewer where the config limits them."""
+    """An aggregator with twenty server steps in its round, or fewer by the config."""
 
     def position(self, state: State, step: int) -> tuple[int, int]:
         return (0, step) if step < state["length"] else (1, 0)

@@ -1,4 +1,4 @@
-"""Sampling, the stream of results, policies, and the memo."""
+"""Sampling, the stream of results, policies, and the client cache."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_bernoulli_sampling_has_its_rate_and_is_never_empty() -> None:
     assert np.mean(sizes) == pytest.approx(expected, abs=0.1)
 
 
-def test_empty_clients_are_not_asked() -> None:
+def test_sampling_never_returns_empty_clients() -> None:
     world = make_world("method=fedavg", data=make_data((10, 0, 7)))
     assert world.env.sample() == [0, 2]
 
 
 class Poison(Engine):
-    """Client 1 returns NaN in one layer."""
+    """An engine whose client 1 returns NaN in one layer."""
 
     def map(self, jobs, data):
         for result in Serial().map(jobs, data):
@@ -60,7 +60,7 @@ class Poison(Engine):
                 yield result
 
 
-def test_nan_is_located() -> None:
+def test_runner_with_nan_update_names_client_and_parameter() -> None:
     world = make_world("method=fedavg")
     with pytest.raises(ClientError) as caught:
         world.run(engine=Poison())
@@ -123,7 +123,7 @@ class Counting(Serial):
 
 
 class Transposing(Serial):
-    """Sends what it has column by column in memory, as eigenvectors come."""
+    """An engine that returns tensors in column-major order, like eigenvectors."""
 
     def map(self, jobs, data):
         def turned(tree):
@@ -142,10 +142,10 @@ class Transposing(Serial):
             )
 
 
-def test_results_lie_in_memory_as_they_come_back_from_a_file(
+def test_client_results_have_the_memory_layout_of_loaded_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else products with recalled results differ in their last bits, and a resumed run with them."""
+    """Otherwise resumed runs differ in the last bits of their products."""
     seen: list[bool] = []
     merge = Mean.update
 
@@ -228,7 +228,10 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
 
 
 def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models(tmp_path) -> None:
-    """The other run is in the middle of them; the waiting one goes on when it is done, and trains nothing."""
+    """The other run is training them.
+
+    The waiting run continues afterwards and trains nothing.
+    """
     world = make_world("method=fedavg", "rounds=1")
     first, second = (ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code") for _ in range(2))
     started, go_on, noted = threading.Event(), threading.Event(), threading.Event()
@@ -262,7 +265,10 @@ def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models
 
 
 def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
-    """The same indices into another pool are other data; the same data under other indices are not."""
+    """Equal indices into another pool are other data.
+
+    Equal data by other indices are not.
+    """
     data = make_data()
     other = replace(data, train=replace(data.train, x=data.train.x + 1))
     flipped = torch.arange(len(data.train) - 1, -1, -1)
@@ -280,7 +286,10 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
 
 
 def test_memo_recalls_stacked_clients_only_as_they_were_stacked(tmp_path) -> None:
-    """A part of a stack that is gone is trained again with the whole stack: the same bits as without a memo."""
+    """A missing part of a stack is trained again with the whole stack.
+
+    The result is bit-identical to that without the cache.
+    """
     from fedexp.engines.vectorized import Vectorized
 
     world = make_world("method=fedavg", "rounds=1", data=make_data((20, 3, 17, 9, 11, 6)))

@@ -202,7 +202,7 @@ def label_arguments(call: Call, sinks: Sinks) -> Iterator[ast.expr]:
 
 
 def parameters(function: Function) -> dict[str, tuple[int, str, ast.expr | None]]:
-    """Return each parameter's position in a call without `self`, its annotation and its default."""
+    """Return each parameter's position without `self`, its annotation and its default."""
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     bound = bool(positional) and positional[0].arg in ("self", "cls")
@@ -224,7 +224,7 @@ def parameters(function: Function) -> dict[str, tuple[int, str, ast.expr | None]
 
 
 def assigned(scope: ast.AST, name: str) -> list[ast.expr]:
-    """Return the values that a function, or the top level of a module, assigns to a variable."""
+    """Return the values that a function, or a module, assigns to a variable."""
     values: list[ast.expr] = []
     for node in scope.body if isinstance(scope, ast.Module) else ast.walk(scope):
         match node:

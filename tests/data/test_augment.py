@@ -1,4 +1,4 @@
-"""Augmentation: identities, independence of the samples, and noise as the only source of randomness."""
+"""Augmentation: identities, independent samples, and noise as the only randomness."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fedexp.data.augment import Augment
 
 
 class Recorded:
-    """Uniform noise by name, the same for a name every time; remembers what was asked for."""
+    """Uniform noise by name, equal for equal names, that records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -70,7 +70,7 @@ def test_crop_probability_leaves_the_others_alone() -> None:
 
 
 def test_a_batch_may_have_one_decision_and_one_offset() -> None:
-    """FedExP's: as its first sample has it alone."""
+    """As in FedExP's code, the batch is transformed like its first sample."""
     augment, alone = (Augment(0.5, 2, 0.5, per=per) for per in ("batch", "sample"))
     seen = set()
     for seed in range(8):

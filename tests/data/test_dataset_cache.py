@@ -51,7 +51,7 @@ def test_a_second_load_decodes_nothing(root: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("change", ["content", "added", "shape"])
-def test_a_change_is_noticed(root: Path, change: str) -> None:
+def test_cache_after_a_change_of_files_decodes_again(root: Path, change: str) -> None:
     bugs().load(root, download=False)
     file = root / "bugs/train/ant/0.png"
     dataset: Dataset = bugs()
@@ -72,7 +72,9 @@ def test_a_change_is_noticed(root: Path, change: str) -> None:
         assert arrays.train_x.shape == (2, 1, 2, 2)
 
 
-def test_a_sweeps_jobs_look_at_the_files_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_within_a_sweep_lists_the_files_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fingerprint = bugs().load(root, download=False).fingerprint
     looked: list[int] = []
     listing = cache._listing
@@ -83,7 +85,9 @@ def test_a_sweeps_jobs_look_at_the_files_once(root: Path, monkeypatch: pytest.Mo
     assert bugs().content(root) == fingerprint and len(looked) > 1  # looked at, and read, again
 
 
-def test_normalisation_is_no_part_of_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_key_does_not_depend_on_normalisation(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bugs().load(root, download=False)
     forbid_decoding(monkeypatch)
     ImageFolder(folder="bugs", num_classes=2, shape=(3, 4, 4), mean=(0.1,), std=(2.0,)).load(
@@ -99,13 +103,13 @@ def test_a_damaged_entry_is_decoded_again(root: Path) -> None:
     assert entry.stat().st_size > 50
 
 
-def test_a_root_that_cannot_be_written_means_one_warning(root: Path) -> None:
+def test_cache_in_read_only_root_warns_once(root: Path) -> None:
     (root / ".fedexp").write_text("a file where the folder would be")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         arrays = bugs().load(root, download=False)
     assert len(arrays.train_y) == 2
-    assert len(caught) == 1 and "cannot be kept" in str(caught[0].message)
+    assert len(caught) == 1 and "cannot be stored" in str(caught[0].message)
 
 
 SCRIPT = """

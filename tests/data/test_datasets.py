@@ -1,4 +1,4 @@
-"""Data sets: tiny files in the real formats, written here; absent and damaged files; content checks."""
+"""Data sets: tiny files in real formats, absent and damaged files, content checks."""
 
 import gzip
 import hashlib
@@ -32,7 +32,7 @@ def torchvision_set(source: str) -> TorchvisionSet:
 
 
 @pytest.mark.parametrize("source", ["MNIST", "FashionMNIST"])
-def test_idx_files(tmp_path: Path, source: str) -> None:
+def test_torchvision_set_reads_idx_files(tmp_path: Path, source: str) -> None:
     files = write_mnist(tmp_path, source)
     arrays = torchvision_set(source).load(tmp_path, download=False)
     assert np.array_equal(arrays.train_x[:, 0].numpy(), files["train-images-idx3"])
@@ -40,7 +40,9 @@ def test_idx_files(tmp_path: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["CIFAR10", "CIFAR100"])
-def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_torchvision_set_reads_cifar_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     kind = getattr(torchvision_datasets(), source)
     key, classes = ("labels", 10) if source == "CIFAR10" else ("fine_labels", 100)
     folder = tmp_path / kind.base_folder
@@ -56,9 +58,8 @@ def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source:
         return hashlib.md5((folder / name).read_bytes()).hexdigest()
 
     dataset = torchvision_set(source)
-    with pytest.raises(
-        DataError, match="damaged or not the publisher's"
-    ):  # the checksum is looked at
+    # The checksum is compared
+    with pytest.raises(DataError, match="damaged or not the publisher's"):
         dataset.load(tmp_path, download=False)
     monkeypatch.setattr(kind, "train_list", [[name, md5(name)] for name, _ in kind.train_list])
     monkeypatch.setattr(kind, "test_list", [[name, md5(name)] for name, _ in kind.test_list])
@@ -70,7 +71,9 @@ def test_cifar_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source:
     assert arrays.test_y.tolist() == list(range(classes))
 
 
-def test_svhn_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_set_reads_svhn_matlab_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scipy.io import savemat
 
     kind = torchvision_datasets().SVHN
@@ -108,7 +111,7 @@ def bugs(**changes: Any) -> ImageFolder:
     return ImageFolder(**({"folder": "bugs", "num_classes": 2, "shape": (3, 6, 4)} | changes))
 
 
-def test_image_folders(tmp_path: Path) -> None:
+def test_image_folder_reads_class_folders(tmp_path: Path) -> None:
     written = write_folder(tmp_path)
     arrays = bugs().load(tmp_path, download=False)
     assert np.array_equal(arrays.train_x[4].numpy(), written["train/bee/1"].transpose(2, 0, 1))
@@ -123,9 +126,8 @@ def test_images_of_any_size_and_mode_become_the_declared_shape(tmp_path: Path) -
     save_image(tmp_path / "bugs/train/ant/alpha.png", np.full((3, 3, 4), 200, np.uint8))
     arrays = bugs().load(tmp_path, download=False)
     assert arrays.train_x.shape == (8, 3, 6, 4)
-    assert (arrays.train_x[4] == 77).all() and (
-        arrays.train_x[3] == 200
-    ).all()  # 0, 1, 2, alpha, grey
+    # 0, 1, 2, alpha, grey
+    assert (arrays.train_x[4] == 77).all() and (arrays.train_x[3] == 200).all()
     grey = bugs(shape=(1, 8, 8)).load(tmp_path, download=False)
     assert grey.train_x.shape == (8, 1, 8, 8) and (grey.train_x[4] == 77).all()
 
@@ -179,13 +181,13 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
     assert (arrays.train_x[0].float().mean() - 90).abs() < 2  # n01 sorts first
     assert (arrays.test_x[0].float().mean() - 80).abs() < 2  # in the annotations' order
     (folder / "val" / "val_annotations.txt").write_text("val_2.JPEG\tn09\t0\t0\t1\t1\n")
-    with pytest.raises(DataError, match="no known class") as caught:
+    with pytest.raises(DataError, match="does not name a known class") as caught:
         dataset.load(tmp_path, download=False)
     assert "line 1" in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"])
-def test_absent_files_are_told_with_the_ways_to_get_them(tmp_path: Path, source: str) -> None:
+def test_dataset_without_files_raises_with_ways_to_get_them(tmp_path: Path, source: str) -> None:
     dataset = torchvision_set(source)
     with pytest.raises(DataError) as caught:
         dataset.check(tmp_path, download=False)
@@ -207,7 +209,7 @@ def test_absent_image_folders_cannot_be_downloaded(tmp_path: Path) -> None:
     assert "bugs" in str(caught.value) and "download" not in str(caught.value)
 
 
-def test_a_damaged_idx_file(tmp_path: Path) -> None:
+def test_torchvision_set_with_damaged_idx_file_raises(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:1000])
@@ -216,7 +218,7 @@ def test_a_damaged_idx_file(tmp_path: Path) -> None:
     assert "train-images-idx3-ubyte" in str(caught.value)
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_equal_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     source = load_digits()
@@ -264,9 +266,8 @@ def test_synthetic_data_are_a_function_of_their_config(monkeypatch: pytest.Monke
         first.train_x[:100], first.test_x
     )
     same = train(separation=0.0, samples=60_000).train_x.double().reshape(-1, 10, 8).mean(dim=0)
-    assert (
-        same - 128
-    ).abs().max() < 2  # without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+    # Without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+    assert (same - 128).abs().max() < 2
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,7 @@ def test_synthetic_settings_are_checked(change: dict[str, Any]) -> None:
 @pytest.mark.skipif(
     not (SHARED / "mnist").is_dir(), reason="the original MNIST files are not beside the checkout"
 )
-def test_the_real_mnist(tmp_path: Path) -> None:
+def test_mnist_from_real_files_has_known_statistics(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for packed in (SHARED / "mnist").glob("*.gz"):
@@ -323,8 +324,8 @@ class Floating(Declared):
     [
         ({"train_x": torch.zeros(6, 1, 2, 3, dtype=torch.uint8)}, "wrong shape"),
         ({"train_x": torch.zeros(6, 1, 2, 2, dtype=torch.int32)}, "wrong dtype"),
-        ({"train_y": torch.arange(5) % 3}, "differ in number"),
-        ({"train_y": (torch.arange(6) % 3).int()}, "wrong form"),
+        ({"train_y": torch.arange(5) % 3}, "numbers of samples and labels differ"),
+        ({"train_y": (torch.arange(6) % 3).int()}, "wrong shape or dtype"),
         ({"test_y": torch.tensor([0, 1, 3])}, "out of range"),
         ({"test_y": torch.tensor([0, -1, 2])}, "out of range"),
         (
@@ -338,7 +339,9 @@ class Floating(Declared):
         ({"train_x": np.zeros((6, 1, 2, 2))}, "torch tensors"),
     ],
 )
-def test_content_that_is_not_what_was_declared(change: dict[str, Any], message: str) -> None:
+def test_verify_with_undeclared_content_raises_data_error(
+    change: dict[str, Any], message: str
+) -> None:
     dataset = Declared(num_classes=3, shape=(1, 2, 2))
     verify(dataset, good())
     with pytest.raises(DataError, match=message) as caught:
@@ -360,7 +363,7 @@ def test_floating_point_samples_are_declared_and_finite() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Dataset):
-    """A user's data set: a field of its own, floating-point samples."""
+    """A user's data set with an additional field and floating-point samples."""
 
     pixels: ClassVar[bool] = False
 
@@ -377,9 +380,8 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
     node = {"_target_": f"{Mine.__module__}.Mine", "points": 8, "augment": None}
     dataset = build(Dataset, node, "dataset")  # type: ignore[type-abstract]
     assert dataset.load(tmp_path, download=False).train_x.shape == (8, 3)
-    assert (
-        list(tmp_path.iterdir()) == []
-    )  # a user's read() may change its mind: not cached unless it says so
+    # A user's read() may return something else later, so it is cached only if it declares so
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="points"):
         build(Dataset, {"_target_": f"{Mine.__module__}.Mine"}, "dataset")  # type: ignore[type-abstract]
     with pytest.raises(ConfigError, match="augment works on images"):
@@ -396,6 +398,6 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
         {"mean": (0.0,), "std": (0.0,)},
     ],
 )
-def test_declarations_are_checked(changes: dict[str, Any]) -> None:
+def test_dataset_with_impossible_declaration_raises(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"num_classes|shape|mean|std"):
         Digits(**changes)

@@ -1,4 +1,4 @@
-"""From arrays to clients: limits, proxy, partition, validation, each disjoint from the others."""
+"""From arrays to clients: limits, proxy, partition and validation are disjoint."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,10 @@ from fedexp.data.partitions.iid import Iid
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered(Dataset):
-    """Every sample is its own number, so that it can be recognised wherever it went. Test numbers start at 10,000."""
+    """A data set whose samples are numbers, so that each can be recognised.
+
+    Test numbers start at 10,000.
+    """
 
     pixels: ClassVar[bool] = False
 
@@ -66,8 +69,11 @@ def numbers(samples: Any) -> list[int]:
     return [] if samples is None else samples.x[:, 0].int().tolist()
 
 
-def test_the_legacy_generator_goes_on_where_the_split_left_it() -> None:
-    """As in the published code: seed, draw the split, then whatever comes next; validation and proxy take nothing from it."""
+def test_after_split_continues_the_generator_of_the_partition() -> None:
+    """The published code seeds, samples the split and draws from the same generator.
+
+    Validation and proxy draw nothing from it.
+    """
     labels = np.arange(400) % 4
     rng = np.random.RandomState(7)
     partition = Dirichlet(alpha=0.5).split(labels, 4, 5, rng)
@@ -110,9 +116,8 @@ def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, cou
         assert set(numbers(pool)) == expected
     per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
     assert per_class.max() - per_class.min() <= 1
-    assert [
-        n % 4 for n in numbers(data.proxy)
-    ] == data.proxy.y.tolist()  # 10,000 is a multiple of 4
+    # 10,000 is a multiple of 4
+    assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()
     assert data.fingerprint == make().fingerprint
 
 
@@ -122,12 +127,12 @@ def test_an_unlabelled_proxy_knows_no_labels() -> None:
     assert (data.test.y >= 0).all() and (data.train.y >= 0).all()
 
 
-def test_a_test_proxy_leaves_the_partition_alone() -> None:
+def test_proxy_of_the_test_split_does_not_change_the_partition() -> None:
     assert make(proxy=Proxy("test", 10)).partition.sha256 == make().partition.sha256
 
 
-def test_the_proxy_is_drawn_from_its_own_stream() -> None:
-    """A proxy of the training pool is the same under every scheme, and the scheme's generator starts untouched."""
+def test_proxy_sample_does_not_depend_on_the_scheme() -> None:
+    """The proxy is equal under every scheme, whose generator is untouched before."""
     iid = make(proxy=Proxy("train", 40))
     dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
     assert (
@@ -138,7 +143,7 @@ def test_the_proxy_is_drawn_from_its_own_stream() -> None:
     assert iid.partition.sha256 == Iid().split(iid.labels, 4, 5, np.random.RandomState(0)).sha256
 
 
-def test_a_proxy_must_leave_something() -> None:
+def test_proxy_of_a_whole_split_is_refused() -> None:
     with pytest.raises(ConfigError, match="all of the test split"):
         make(proxy=Proxy("test", 100))
 
@@ -153,7 +158,7 @@ def test_proxy_values_are_checked(source: Any, size: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Others(Numbered):
-    """Another data set of the same form: numbers from 20,000 (train) and 30,000 (test), 5 classes."""
+    """Another data set of 5 classes: numbers from 20,000 (train) and 30,000 (test)."""
 
     num_classes: int = 5
     mean: tuple[float, ...] = (7.0,)
@@ -175,7 +180,7 @@ class EightBits(Others):
 @pytest.mark.parametrize(
     ("source", "size", "count"), [("train", 40, 40), ("train", 1.0, 60), ("test", 0.5, 10)]
 )
-def test_a_proxy_of_another_data_set_takes_nothing_away(
+def test_proxy_of_another_data_set_leaves_the_clients_samples(
     source: Any, size: float, count: int
 ) -> None:
     main = Numbered(mean=(100.0,), std=(50.0,))
@@ -194,8 +199,8 @@ def test_a_proxy_of_another_data_set_takes_nothing_away(
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
 
 
-def test_a_proxy_is_bounded_wherever_it_comes_from() -> None:
-    """And what is not taken stays where it was."""
+def test_limit_proxy_bounds_proxies_of_every_source() -> None:
+    """Samples that the proxy does not take stay in their split."""
     for source, size, other in (("train", 1.0, Others()), ("test", 40, None), ("train", 0.5, None)):
         data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
         assert data.proxy is not None and len(data.proxy) == 7
@@ -207,13 +212,13 @@ def test_a_proxy_is_bounded_wherever_it_comes_from() -> None:
     assert [len(samples or ()) for samples in noise] == [9, 9, 7]
 
 
-def test_of_another_data_set_all_can_be_taken_but_not_more() -> None:
+def test_proxy_of_another_data_set_may_take_all_samples() -> None:
     assert len(make(proxy=Proxy("test", 20, dataset=Others())).proxy or ()) == 20
     with pytest.raises(ConfigError, match="more than all of the test split"):
         make(proxy=Proxy("test", 21, dataset=Others()))
 
 
-def test_test_data_that_reach_training_are_named() -> None:
+def test_result_names_test_data_used_in_training() -> None:
     assert make().test_data_in_training is None
     assert make(proxy=Proxy("train", 40)).test_data_in_training is None
     assert make(proxy=Proxy("test", 40)).test_data_in_training == "proxy.source=test: 40 samples"
@@ -241,7 +246,7 @@ def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
     ("cifar10_jpeg", "cifar100", False), ("cifar100", "cifar10_jpeg", False),
 ])  # fmt: skip
 def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> None:
-    """The lossy copy holds CIFAR-10's own images, test images, too."""
+    """The lossy copy contains CIFAR-10's own images, test images included."""
     named = ("cifar10", "cifar100", "cifar10_jpeg")
     sets = {n: build(Dataset, compose([f"dataset={n}"])["dataset"], n) for n in named}  # type: ignore[type-abstract]
     sets["elsewhere"] = Cifar10Jpeg(folder="elsewhere")
@@ -254,7 +259,7 @@ def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> N
 
 
 def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
-    with pytest.raises(DataError, match="no common unit"):
+    with pytest.raises(DataError, match="cannot be normalised in the same way"):
         make(proxy=Proxy("train", 9, dataset=EightBits()))
 
 
@@ -263,7 +268,10 @@ def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
 def test_an_image_becomes_an_input_as_a_clients_sample_does(
     mean: Any, std: Any, dtype: torch.dtype
 ) -> None:
-    """To the bit; 8-bit images count as value / 255, floating-point samples as themselves."""
+    """Inputs are bit-identical.
+
+    An 8-bit image is its values / 255, a floating-point sample its values.
+    """
     data = make(Digits(mean=mean, std=std, augment=Augment()), dtype=dtype)
     domain = data.train.domain
     assert (domain.mean, domain.std, domain.pixel_range, domain.augment) == (
@@ -321,7 +329,7 @@ def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
     assert data.partition.info["val_samples"] == len(held)
 
 
-def test_what_is_held_out_before_the_split_is_nobodys_and_balanced() -> None:
+def test_held_out_samples_are_balanced_and_belong_to_no_client() -> None:
     data, again = (
         make(held_out=50),
         make(partitioner=Dirichlet(alpha=0.5), held_out=50, proxy=Proxy("test", 10)),
@@ -336,7 +344,9 @@ def test_what_is_held_out_before_the_split_is_nobodys_and_balanced() -> None:
 
 
 def test_validation_samples_are_taken_once() -> None:
-    with pytest.raises(ConfigError, match="held out before the split, and from the clients' own"):
+    with pytest.raises(
+        ConfigError, match="held out before the split, and also from the clients' own"
+    ):
         make(held_out=50, val_fraction=0.1)
 
 
@@ -421,9 +431,8 @@ def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
     assert torch.equal(data.proxy.x, again.proxy.x) and set(data.proxy.y.tolist()) == {-1}
     assert len(data.train) == 40 and len(data.test) == 10 and data.test_data_in_training is None
     values = data.proxy.x.double()
-    assert (
-        values.min() == 0 and values.max() == 255
-    )  # uniform: mean 127.5, variance (256^2 - 1) / 12
+    # Uniform: mean 127.5, variance (256^2 - 1) / 12
+    assert values.min() == 0 and values.max() == 255
     assert abs(values.mean() - 127.5) < 2 and abs(values.var() / 5461.25 - 1) < 0.05
     other = make(Pictures(), proxy=Proxy("noise", 500), seed_data=1).proxy
     assert other is not None and not torch.equal(other.x, data.proxy.x)
@@ -441,16 +450,11 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
         and data.proxy.x.shape == (40, 1, 8, 8)
         and data.proxy.x.dtype == torch.uint8
     )
-    assert torch.equal(
-        data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte()
-    )  # one value stays one value
+    # An image of one value keeps this value
+    assert torch.equal(data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte())
     step = torch.tensor([[0, 255]], dtype=torch.uint8).expand(1, 1, 2, 2)
-    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [
-        0,
-        64,
-        191,
-        255,
-    ]  # linear between the pixels' centres
+    # Linear between the pixels' centres
+    assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]
     for proxy in (
         Proxy("train", 1.0, dataset=small),
         Proxy("train", 9, dataset=Pictures(shape=(3, 4, 4)), resize=True),

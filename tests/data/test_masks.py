@@ -1,4 +1,4 @@
-"""Data sets of images with masks: the published files, the generated set, and what is refused before training."""
+"""Data sets with masks: published files, the generated set, refused settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ RUN = ["task=segmentation", *SHAPES, *NET]
 
 
 def write_carvana(root: Path) -> dict[str, np.ndarray]:
-    """Photos of 8 x 12 pixels and their masks, as GIFs with a palette: 255 is the car's."""
+    """Write photos of 8 x 12 pixels and their masks as GIFs with a palette.
+
+    The value of the car is 255.
+    """
     from PIL import Image
 
     written = {}
@@ -99,10 +102,10 @@ def test_photos_and_masks_that_do_not_go_together_are_named(tmp_path: Path) -> N
     Image.fromarray(np.zeros((8, 11), np.uint8)).save(file)
     refused("a mask has another size than its photo", "77_f_02_mask.gif")
     file.unlink()
-    refused("not in pairs", "1 photos without a mask (77_f_02.jpg)")
+    refused("do not form pairs", "1 photos without a mask (77_f_02.jpg)")
     file.write_bytes(content)
     (folder / "train/c0de_01.jpg").rename(folder / "c0de_01.jpg")
-    refused("not in pairs", "1 masks without a photo (c0de_01_mask.gif)")
+    refused("do not form pairs", "1 masks without a photo (c0de_01_mask.gif)")
     file.write_bytes(b"GIF")
     (folder / "c0de_01.jpg").rename(folder / "train/c0de_01.jpg")
     refused("cannot be decoded", "77_f_02_mask.gif")
@@ -123,24 +126,23 @@ def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_
     plain = ShapesMasks(shape=(3, 32, 32), samples=100, noise=0.0).load(Path(), download=False)
     share = plain.train_y.double().mean((1, 2))
     assert share.min() > 0.02 and share.max() < 0.6
-    for image, mask in zip(
-        plain.train_x, plain.train_y, strict=True
-    ):  # one colour on the mask, and nowhere else
+    # One colour on the mask, and nowhere else
+    for image, mask in zip(plain.train_x, plain.train_y, strict=True):
         (colour,) = {tuple(pixel) for pixel in image[:, mask == 1].T.tolist()}
         background = image[:, mask == 0].double().mean(1)
         assert float((background - torch.tensor(colour)).abs().mean()) > 0.15 * 255
 
 
-def test_masks_of_another_form_are_refused() -> None:
+def test_verify_with_wrong_masks_raises_data_error() -> None:
     arrays = SMALL.load(Path(), download=False)
     for change, said in (
         (
             {"train_y": arrays.train_y[:, :, :-1]},
-            r"masks have the wrong form(.|\n)*\(n, 8, 12\)(.|\n)*\(9, 8, 11\)",
+            r"masks have the wrong shape or dtype(.|\n)*\(n, 8, 12\)(.|\n)*\(9, 8, 11\)",
         ),
-        ({"test_y": arrays.test_y.long()}, "masks have the wrong form"),
-        ({"train_y": torch.zeros(9, dtype=torch.int64)}, "masks have the wrong form"),
-        ({"train_y": arrays.train_y[1:]}, "samples and masks differ in number"),
+        ({"test_y": arrays.test_y.long()}, "masks have the wrong shape or dtype"),
+        ({"train_y": torch.zeros(9, dtype=torch.int64)}, "masks have the wrong shape or dtype"),
+        ({"train_y": arrays.train_y[1:]}, "numbers of samples and masks differ"),
         ({"train_y": arrays.train_y * 255}, "a mask is out of range"),
     ):
         with pytest.raises(DataError, match=said):
@@ -161,19 +163,19 @@ def test_masks_of_another_form_are_refused() -> None:
         ([*RUN, "partition=pathological"], "no classes by which"),
         ([*RUN, "partition=label_groups"], "no classes by which"),
         ([*RUN, "partition=dirichlet_per_client"], "no classes by which"),
-        ([*RUN, "partition=natural"], "does not say whose"),
+        ([*RUN, "partition=natural"], "does not name the owners"),
         ([*RUN, "dataset.augment={flip: 0.5}"], "not their masks"),
     ],
 )
-def test_what_does_not_go_with_masks_is_refused_before_anything_is_loaded(
+def test_settings_that_masks_exclude_are_refused_before_loading(
     overrides: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Experiment.of(compose(overrides))
 
 
-def test_clients_sizes_are_one_dirichlet_draw() -> None:
-    """NAFI's K = 1: the recipe of spec 2 on one class, written out."""
+def test_dirichlet_of_masks_samples_the_clients_sizes() -> None:
+    """The recipe on one class, written out, is NAFI's K = 1."""
     data = Experiment.of(compose([*RUN, "clients=3", "partition.min_size=5", "seed_data=4"])).load(
         CPU
     )

@@ -1,4 +1,4 @@
-"""A partition travels as a file: bit for bit, checked, without pickle."""
+"""A partition file is bit-identical after loading, is checked and has no pickle."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def replay(
     return File(path=str(path), **fields).split(labels, 10, clients, np.random.RandomState(99))  # type: ignore[arg-type]
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_partition_file_saved_and_loaded_is_equal(tmp_path: Path) -> None:
     partition = drawn()
     save_partition(partition, tmp_path / "deep" / "p.safetensors")
     loaded = load_partition(tmp_path / "deep" / "p.safetensors")
@@ -37,14 +37,14 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["p.safetensors"]
 
 
-def test_the_file_scheme_replays_it(tmp_path: Path) -> None:
+def test_file_scheme_returns_the_stored_partition(tmp_path: Path) -> None:
     partition = drawn()
     save_partition(partition, tmp_path / "p")
     again = replay(tmp_path / "p", sha256=partition.sha256)
     assert again.sha256 == partition.sha256 and again.info["scheme"] == "dirichlet"
 
 
-def test_a_validation_cut_travels_along(tmp_path: Path) -> None:
+def test_partition_file_with_validation_cut_keeps_it(tmp_path: Path) -> None:
     cut = cut_validation(drawn(), 0.2, 0)
     save_partition(cut, tmp_path / "p")
     again = replay(tmp_path / "p", val_fraction=0.2)
@@ -53,7 +53,7 @@ def test_a_validation_cut_travels_along(tmp_path: Path) -> None:
         replay(tmp_path / "p", val_fraction=0.1)
 
 
-def test_dropped_clients_travel_along(tmp_path: Path) -> None:
+def test_partition_file_with_dropped_clients_keeps_their_number(tmp_path: Path) -> None:
     scheme = Dirichlet(alpha=0.05, gated=False, on_small="drop", min_size=20)
     partition = scheme.split(LABELS, 10, 8, np.random.RandomState(0))
     assert partition.num_clients < 8
@@ -75,7 +75,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, arguments: dict, me
         replay(tmp_path / "p", **arguments)
 
 
-def test_damage_is_noticed(tmp_path: Path) -> None:
+def test_partition_file_damaged_raises_data_error(tmp_path: Path) -> None:
     path = tmp_path / "p"
     save_partition(drawn(), path)
     content = bytearray(path.read_bytes())
@@ -93,6 +93,6 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "absent.safetensors"])
-def test_an_absent_file_is_refused_before_data(path: str) -> None:
+def test_file_scheme_without_file_raises_before_loading(path: str) -> None:
     with pytest.raises(ConfigError, match="partition file"):
         File(path=path).check(5, 10)

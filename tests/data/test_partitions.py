@@ -1,4 +1,4 @@
-"""Every scheme: published partitions replay, and the rules that hold for all of them."""
+"""Partition schemes: published partitions, and the rules that hold for all schemes."""
 
 import time
 
@@ -44,7 +44,7 @@ def uneven_labels(n: int = 3000, num_classes: int = 10, seed: int = 3) -> np.nda
 
 
 def test_golden_counts_of_the_gated_dirichlet_split() -> None:
-    """The statistics that DENSE's README prints (spec/distillation.md 2.2)."""
+    """The expected statistics are those that DENSE's README prints."""
     golden = [
         [156, 709, 301, 2629, 20, 651, 915, 113, 180, 2133],
         [1771, 2695, 1251, 1407, 665, 314, 1419, 3469, 0, 0],
@@ -67,7 +67,7 @@ def test_golden_sizes_at_other_concentrations(alpha: float, sizes: list[int]) ->
 def transcribed(
     labels: np.ndarray, num_classes: int, clients: int, alpha: float, seed: int, gated: bool
 ) -> list[list[int]]:
-    """spec/fusion.md 2, as plainly as it reads there, on lists."""
+    """Compute the specification of the split literally, on lists."""
     random = np.random.RandomState(seed)
     limit = len(labels) / clients
     while True:
@@ -102,8 +102,11 @@ def test_dirichlet_replays_the_published_call_order(
     assert [partition.of(c).tolist() for c in range(clients)] == expected
 
 
-def test_a_replay_after_rejected_draws() -> None:
-    """16 clients at alpha 0.1 need several draws; the accepted one is the transcription's."""
+def test_dirichlet_after_rejected_attempts_equals_published_code() -> None:
+    """At alpha 0.1, 16 clients need several attempts.
+
+    The last is the transcription's.
+    """
     labels = np.repeat(np.arange(10), 200)
     partition = Dirichlet(alpha=0.1).split(labels, 10, 16, rng(4))
     assert partition.info["draws"] > 1
@@ -135,7 +138,7 @@ SCHEMES: list[Partitioner] = [
     "scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{SCHEMES.index(scheme)}"
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_disjoint_complete_and_a_function_of_the_seed(scheme: Partitioner, seed: int) -> None:
+def test_schemes_are_disjoint_complete_and_deterministic(scheme: Partitioner, seed: int) -> None:
     labels = uneven_labels()
     partition = scheme.split(labels, 10, 12, rng(seed))
     assert partition.num_clients == 12
@@ -147,7 +150,10 @@ def test_disjoint_complete_and_a_function_of_the_seed(scheme: Partitioner, seed:
 
 
 def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
-    """Total variation of class shares, the mean over clients and 20 seeds; nobody has fewer than ten samples."""
+    """The distance is the total variation of class shares.
+
+    It is the mean over clients and 20 seeds. Every client has at least ten samples.
+    """
     labels, distances = uneven_labels(), []
     pool = np.bincount(labels) / len(labels)
     for alpha in (0.1, 0.5, 5.0):
@@ -163,14 +169,16 @@ def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
 )
 def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
     sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes
-    spread = (
-        2 if isinstance(scheme, Shards) else 1
-    )  # a shard more or less, each by at most one sample
+    # A shard more or less, each by at most one sample
+    spread = 2 if isinstance(scheme, Shards) else 1
     assert sizes.max() - sizes.min() <= spread
 
 
 def test_per_client_priors_follow_alpha() -> None:
-    """Large alpha: every client the pool's mix. Tiny alpha: hardly more than one class while classes last."""
+    """With a large alpha, every client has the class shares of the pool.
+
+    With a tiny alpha, a client has hardly more than one class while classes last.
+    """
     labels = np.repeat(np.arange(10), 1000)
     even = class_counts(DirichletPerClient(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
     assert abs(even - 100).max() < 60  # 6 standard deviations of a binomial(1000, 0.1)
@@ -179,7 +187,7 @@ def test_per_client_priors_follow_alpha() -> None:
 
 
 def test_per_client_hand_out_is_vectorised() -> None:
-    """Whole passes: 50,000 clients are no 50,000 steps."""
+    """The scheme takes whole passes, so 50,000 clients do not need 50,000 steps."""
     labels = np.random.RandomState(0).randint(0, 10, 500_000)
     partition = DirichletPerClient(alpha=0.3).split(labels, 10, 50_000, rng())
     assert set(partition.sizes) == {10}
@@ -222,10 +230,8 @@ def test_refilled_clients_are_of_one_size_and_a_class_starts_again_when_all_its_
 ) -> None:
     labels = uneven_labels(3007)
     partition = scheme.split(labels, 10, 30, rng())
-    assert partition.sizes.tolist() == [
-        107,
-        *[100] * 29,
-    ]  # floor(n / N); the first has the remainder as well
+    # floor(n / N), and the first client also has the remainder
+    assert partition.sizes.tolist() == [107, *[100] * 29]
     times = np.bincount(partition.indices, minlength=len(labels))
     for k in range(10):  # in turns: no image a second time before all had their first
         assert np.ptp(times[labels == k]) <= 1
@@ -253,7 +259,7 @@ def test_refilled_priors_follow_alpha() -> None:
     assert (skewed.max(axis=1) == 100).mean() > 0.9  # no class is ever lacking
 
 
-def test_classes_without_samples_are_nobodys() -> None:
+def test_refilled_schemes_ignore_classes_without_samples() -> None:
     labels = np.repeat([0, 2, 5], 40)
     for scheme in (DirichletRefilled(alpha=0.5), PathologicalRefilled(classes_per_client=3)):
         assert scheme.split(labels, 10, 6, rng()).sizes.tolist() == [20] * 6
@@ -261,14 +267,14 @@ def test_classes_without_samples_are_nobodys() -> None:
         PathologicalRefilled(classes_per_client=4).split(labels, 10, 6, rng())
 
 
-def test_samples_that_clients_share_are_held_out_of_none() -> None:
+def test_validation_cut_of_repeated_samples_is_refused() -> None:
     drawn = DirichletRefilled(alpha=0.3).split(uneven_labels(), 10, 10, rng())
     with pytest.raises(DataError, match=r"eval\.held_out"):
         cut_validation(drawn, 0.1, 0)
 
 
 @pytest.mark.parametrize(("clients", "alpha"), [(20, 0.1), (34, 0.3), (7, 0.1)])
-def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(
+def test_dirichlet_blocks_give_each_client_half_of_an_equal_share(
     clients: int, alpha: float
 ) -> None:
     labels = uneven_labels(6000)
@@ -280,7 +286,7 @@ def test_blocks_serve_ten_clients_each_and_nobody_has_less_than_half(
     assert np.ptp(sizes) > 100  # and is not balanced, either
 
 
-def test_label_groups_are_kept() -> None:
+def test_label_groups_clients_hold_their_classes() -> None:
     labels = np.repeat(np.arange(4), 30)
     groups = ((0, 1), (1, 2), (3,), (1,))
     counts = class_counts(LabelGroups(groups=groups).split(labels, 4, 4, rng()), labels, 4)
@@ -288,7 +294,10 @@ def test_label_groups_are_kept() -> None:
 
 
 def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
-    """At alpha 0.001 a draw is zero on all clients that are not full, sooner or later: the published code divides 0/0."""
+    """At alpha 0.001, proportions become zero on all clients that are not full.
+
+    The published code divides 0/0 there.
+    """
     labels = np.repeat(np.arange(10), 40)
     for seed in range(20):
         partition = Dirichlet(alpha=0.001, min_size=1, on_small="allow", max_draws=20).split(
@@ -297,18 +306,18 @@ def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
         assert partition.sizes.sum() == 400
 
 
-def test_a_hopeless_concentration_ends_in_an_error() -> None:
+def test_dirichlet_with_zero_proportions_raises_data_error() -> None:
     with pytest.raises(DataError, match="all zero"):
         Dirichlet(alpha=1e-9, on_small="allow").split(np.repeat(np.arange(10), 40), 10, 4, rng())
 
 
-def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
+def test_dirichlet_beyond_max_draws_raises_with_keys_to_change() -> None:
     labels = np.repeat(np.arange(10), 100)
     with pytest.raises(DataError) as caught:
         Dirichlet(alpha=0.01, max_draws=7).split(labels, 10, 50, rng())
     text = str(caught.value)
     for part in (
-        "7 draws",
+        "attempts: 7",
         "min_size=10",
         "on_small=repair|drop|allow",
         "alpha",
@@ -317,13 +326,13 @@ def test_draws_are_bounded_and_the_error_says_what_to_change() -> None:
         assert part in text
 
 
-def test_the_clock_bounds_draws_too() -> None:
+def test_dirichlet_beyond_max_seconds_raises() -> None:
     scheme = Dirichlet(alpha=0.01, max_seconds=1e-9)
-    with pytest.raises(DataError, match="1 draws"):
+    with pytest.raises(DataError, match="attempts: 1"):
         scheme.split(np.repeat(np.arange(10), 100), 10, 50, rng())
 
 
-def test_a_busy_machine_shortens_no_search() -> None:
+def test_dirichlet_time_limit_counts_only_own_computing() -> None:
     """Time in which this process does not compute is not counted."""
     attempts = Dirichlet(max_seconds=0.2).attempts()
     next(attempts)
@@ -332,8 +341,8 @@ def test_a_busy_machine_shortens_no_search() -> None:
 
 
 @pytest.mark.parametrize("max_draws", [1, 5])
-def test_after_the_bound_the_policy_works_on_the_first_draw(max_draws: int) -> None:
-    """... so that the result does not depend on where the clock stopped."""
+def test_dirichlet_beyond_its_bound_applies_policy_to_first_attempt(max_draws: int) -> None:
+    """So the result does not depend on when the time limit was reached."""
     labels = np.repeat(np.arange(10), 100)
     partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(
         labels, 10, 50, rng()
@@ -372,7 +381,7 @@ def test_policy_drop_renumbers_and_records() -> None:
     assert dropped.info == {"dropped_clients": 2, "dropped_samples": 2}
 
 
-def test_policy_drop_needs_somebody_left() -> None:
+def test_policy_drop_without_remaining_client_raises() -> None:
     with pytest.raises(DataError, match="leaves none"):
         apply_small_policy(Partition.from_lists(LISTS), 60, "drop")
 
@@ -404,7 +413,7 @@ def test_schemes_without_a_minimum_refuse_empty_clients() -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ([[0, 1], [1, 2, 3]], "held twice"),
+        ([[0, 1], [1, 2, 3]], "assigned twice"),
         ([[0, 1], [3]], "missing"),
         ([[0, 1], [2, 3, 4]], "outside the pool"),
         ([[0, -1], [2, 3]], "outside the pool"),
@@ -415,11 +424,11 @@ def test_validate_refuses(lists: list[list[int]], message: str) -> None:
         validate(Partition.from_lists([np.array(part) for part in lists]), 4)
 
 
-def test_what_is_handed_out_again_is_counted() -> None:
+def test_validate_counts_repeated_samples() -> None:
     lists = [np.array([0, 1]), np.array([1, 2, 1])]
     validate(Partition.from_lists(lists, repeated_samples=2, dropped_samples=1), 4)
     for repeated, dropped in ((1, 1), (3, 1), (2, 0)):
-        with pytest.raises(DataError, match=r"held twice|missing"):
+        with pytest.raises(DataError, match=r"assigned twice|missing"):
             validate(
                 Partition.from_lists(lists, repeated_samples=repeated, dropped_samples=dropped), 4
             )
@@ -427,25 +436,25 @@ def test_what_is_handed_out_again_is_counted() -> None:
 
 def test_a_users_scheme_is_validated() -> None:
     class Twice(Iid):
-        def draw(
+        def sample(
             self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
         ) -> Partition:
             return Partition.from_lists([np.arange(len(labels))] * clients)
 
-    with pytest.raises(DataError, match="held twice"):
+    with pytest.raises(DataError, match="assigned twice"):
         Twice().split(np.zeros(10, np.int64), 2, 2, rng())
 
 
 @pytest.mark.parametrize(
     ("scheme", "clients", "message"),
     [
-        (Pathological(classes_per_client=11), 10, "more classes than there are"),
+        (Pathological(classes_per_client=11), 10, "more classes than the data set has"),
         (Pathological(classes_per_client=2), 4, "cannot hold 10 classes"),
-        (PathologicalRefilled(classes_per_client=11), 10, "more classes than there are"),
+        (PathologicalRefilled(classes_per_client=11), 10, "more classes than the data set has"),
         (LabelGroups(groups=((0, 1),)), 2, "one group of classes per client"),
         (LabelGroups(), 2, "one group of classes per client"),
         (LabelGroups(groups=((0, 10),)), 1, "class 10 does not exist"),
-        (Iid(), 0, "needs a client"),
+        (Iid(), 0, "at least one client"),
     ],
 )
 def test_impossible_settings_are_refused_before_data(
@@ -494,8 +503,8 @@ def test_equal_sizes_need_no_repair(policy: str) -> None:
         DirichletRefilled(on_small=policy)  # type: ignore[arg-type]
 
 
-def test_the_two_clients_of_maechos_generators() -> None:
-    """MA-Echo, Fig. 4: {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, as a command line gives it."""
+def test_label_groups_of_ma_echo_fig4_are_two_clients() -> None:
+    """The groups are {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, given on a command line."""
     overrides = [
         "partition=label_groups",
         "partition.groups=[[0,1,3,4,7],[2,5,6,8,9]]",

@@ -106,9 +106,8 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
     model, x = teacher(CNN, 1), inputs()
     net = Net(model.spec, CPU, DTYPE)
     net.train(False)
-    for name in net.observe(
-        model.params, model.buffers, x, norms=True
-    ).norms:  # each changes what those after it see
+    # Each step changes the input of the steps after it
+    for name in net.observe(model.params, model.buffers, x, norms=True).norms:
         value = net.observe(model.params, model.buffers, x, norms=True).norms[name]
         own = {
             "running_mean": value.mean((0, 2, 3)),

@@ -51,9 +51,8 @@ def test_boundary_support_counts_disagreement_over_the_whole_batch() -> None:
         -(1.09864118 + 0.19319637) / 2, abs=5e-9
     )
     assert float(losses.boundary_support(T, T.clone())) == 0
-    more = losses.boundary_support(
-        torch.cat([T, T[1:]]), torch.cat([S, S[1:]])
-    )  # a further sample that agrees
+    # A further sample that agrees
+    more = losses.boundary_support(torch.cat([T, T[1:]]), torch.cat([S, S[1:]]))
     assert float(more) == pytest.approx(-0.45649145 * 2 / 3, abs=5e-9)
 
 

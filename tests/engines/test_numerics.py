@@ -92,9 +92,8 @@ def test_bf16_rounds_the_network_in_training_and_nothing_else() -> None:
     assert b.dtype == torch.float32
     assert not torch.equal(a, b)
     torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)  # bf16 has 8 bits
-    assert torch.equal(
-        output(Net(CNN, CPU, torch.float32, "tf32"), True), a
-    )  # a switch of the device, not of the net
+    # A switch of the device, not of the net
+    assert torch.equal(output(Net(CNN, CPU, torch.float32, "tf32"), True), a)
 
 
 def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
@@ -157,9 +156,8 @@ def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) ->
     assert [value.stride() for value in again.params.values()] == [
         value.stride() for value in weights.params.values()
     ]
-    assert (
-        Weights(CNN, again.params, again.buffers).params is again.params
-    )  # nothing to do, nothing copied
+    # Nothing to do, nothing copied
+    assert Weights(CNN, again.params, again.buffers).params is again.params
 
 
 class Views(torch.nn.Module):

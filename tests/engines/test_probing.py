@@ -233,9 +233,8 @@ def test_what_is_lost_in_part_is_made_anew(
         assert [list(r.probes) for r in got] == [["witness", "class_counts"]] * 6
         trained, asked = inner.counted()
         parts = inner.split(jobs, world.data)
-        whole = [
-            i for part in parts if set(part) & set(gone) for i in part
-        ]  # last bits are a part's together
+        # The last bits of a part agree
+        whole = [i for part in parts if set(part) & set(gone) for i in part]
         models, answers = lost is not answers_of, lost(jobs[0], "key") != ["key"]
         assert (trained, asked) == (len(whole) * models, 2 * len(gone) * answers)
         if "stack" in name or name == "vectorized":

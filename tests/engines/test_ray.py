@@ -60,9 +60,8 @@ def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each."""
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(
-        prefix="fedexp-ray-", dir="/tmp"
-    )  # others may be too long for the paths of sockets
+    # Others may be too long for the paths of sockets
+    folder = tempfile.mkdtemp(prefix="fedexp-ray-", dir="/tmp")
     each = {
         "num_cpus": 1,
         "object_store_memory": STORE,
@@ -70,9 +69,8 @@ def cluster() -> Iterator[Any]:
         "temp_dir": f"{folder}/ray",
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "RAY_TMPDIR", folder
-        )  # `Cluster` writes its address to <that>/ray, wherever its nodes' folder is
+        # `Cluster` writes its address to <that>/ray, wherever its nodes' folder is
+        patch.setenv("RAY_TMPDIR", folder)
         nodes = Cluster(
             initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"}
         )
@@ -351,9 +349,8 @@ def test_shared_trees_travel_once() -> None:
         batch = packer.batch([[position]], "data", (), "")
         assert set(batch.trees) == {*_keys(batch.chunks[0][0])}
     assert len(jobs) > 1
-    assert [set(tree) for tree in stored] == [
-        set(jobs[0].start.params)
-    ] * 3  # weights, SCAFFOLD's c, everybody's first c_i
+    # Weights, SCAFFOLD's c, and the first c_i of every client
+    assert [set(tree) for tree in stored] == [set(jobs[0].start.params)] * 3
 
 
 def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -368,10 +365,8 @@ def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
         "memo.enabled=false",
     ]
     command += [f"output_root={tmp_path / 'out'}", "clients=4", "limit.train=100", "limit.test=10"]
-    command += [
-        "rounds=20",
-        "local.steps=500",
-    ]  # a line a round, and rounds that the signal finds at work
+    # One line per round, and rounds during which the signal arrives
+    command += ["rounds=20", "local.steps=500"]
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:
         environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "HOME": temporary}
         for name in [name for name in environment if name.startswith("RAY_")]:

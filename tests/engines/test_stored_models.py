@@ -229,9 +229,8 @@ def test_smoke_keeps_the_folders_clients() -> None:
 def test_what_does_not_fit_is_refused_before_anything_runs(
     overrides: list[str], said: list[str], stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = shutil.copytree(
-        stored, Path("outputs/runs/local/code")
-    )  # names of neighbours are suggested
+    # Names of neighbours are suggested
+    local = shutil.copytree(stored, Path("outputs/runs/local/code"))
     assert run_command(command(*[o.replace("LOCAL", str(local)) for o in overrides])) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and "Traceback" not in told
@@ -315,8 +314,7 @@ def test_a_changed_network_is_told(
         self.extra = nn.Parameter(torch.zeros(3))
 
     monkeypatch.setattr(mlp.MLP, "__init__", with_more)
-    monkeypatch.setattr(
-        mlp.MLP.__init__, "__wrapped__", original, raising=False
-    )  # its signature is read
+    # Its signature is read
+    monkeypatch.setattr(mlp.MLP.__init__, "__wrapped__", original, raising=False)
     assert run_command(command(f"client_models.path={stored}")) == 2
     assert "tensor 'extra' of model 0" in capsys.readouterr().err

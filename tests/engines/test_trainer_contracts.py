@@ -46,11 +46,8 @@ from tests.world import MLP, World, make_data, make_world
 
 EQUAL = (18,) * 5
 UNEQUAL = (20, 12, 17, 9, 12, 20, 20)
-WIDE = {
-    "_target_": "fedexp.models.mlp.MLP",
-    "hidden": [60, 50],
-    "bias": True,
-}  # beside batches of 8: climbed by factors
+# Compared with batches of 8, increased by factors
+WIDE = {"_target_": "fedexp.models.mlp.MLP", "hidden": [60, 50], "bias": True}
 CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
 HYPERBOLIC: list[dict] = [
     {},

@@ -79,9 +79,8 @@ def test_every_method(sizes: tuple[int, ...], kernel: str) -> None:
             engine = Vectorized(stack=3, kernel=kernel)
             assert_matches_serial(engine, w, jobs, 1e-9)
             kind = type(w.env.trainer)
-            own_loss = not same_author(
-                kind, "feature_term", "loss"
-            )  # which has no backward pass by hand
+            # It has no hand-written backward pass
+            own_loss = not same_author(kind, "feature_term", "loss")
             assert (engine.stacked_steps > 0) is not (
                 len(jobs) == 1 or (own_loss and kernel == "linear")
             )

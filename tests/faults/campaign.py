@@ -67,9 +67,8 @@ from tests.fork_server import Forked
 from tests.methods.declared import DECLARED
 
 HERE = Path(__file__).resolve().parents[2]
-os.environ.update(
-    PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline"
-)  # of the processes
+# Of the processes
+os.environ.update(PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline")
 
 TINY = [
     *(
@@ -88,7 +87,7 @@ GROUPS = ("kills", "damage", "disk", "signals", "workers", "stdout", "interprete
 MOMENTS = ("any instant", "at a file's change", "before a backward pass")
 SHELL = {"| head -1": "set -o pipefail; {} | head -1", ">&-": "{} >&-", ">&- 2>&-": "{} >&- 2>&-"}
 JOBLIB = ("joblib's worker", "joblib's parent")
-# methods that together keep every kind of file, and what makes them
+# Methods that together keep every kind of file, and the overrides that make them do so
 KEEPING = {
     "scaffold": ["state.memory_gb=0"],
     "fedcda": ["state.memory_gb=0"],
@@ -104,11 +103,13 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a case, or of a part of it.
+    """The outcome of a case, or of a part of it.
 
     Args:
-        what: heads its line in the table; how: the column.
-        kills: deaths that happened; verdict: "same bits", "named" or what is wrong.
+        what: Heading of its line in the table.
+        how: Its column.
+        verdict: "same bits", "named" or a description of the fault.
+        kills: Number of deaths that happened.
     """
 
     what: str
@@ -123,7 +124,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """One run that something happens to; `number` tells those apart that are alike."""
+    """One run that something happens to.
+
+    `number` distinguishes equal cases.
+    """
 
     group: str
     kind: str
@@ -137,16 +141,24 @@ class Case:
 
 
 class Campaign:
-    """Runs cases in folders under `work`; of damaged files, `few` are tried."""
+    """An executor of cases in folders in `work`.
+
+    Args:
+        work: Folder of all cases.
+        seed: Seed of the cases' random choices.
+        few: Number of damaged files that are tried. None: all.
+    """
 
     def __init__(self, work: Path, seed: int, few: int | None = None) -> None:
         self.work, self.seed, self.few = work, seed, few
         self._references: dict[tuple[str, ...], tuple[dict[str, Any], dict[str, int], float]] = {}
-        Place(work / "first").run(["--help"])  # its seconds of imports are no run's
+        # The seconds of its imports must not count in a run
+        Place(work / "first").run(["--help"])
 
     def rows(self, case: Case) -> list[Row]:
         rng = random.Random(f"{self.seed} {case.name}")
         place = Place(self.work / "case")
+
         try:
             return list(getattr(self, f"_{case.group}")(case, rng, place))
         finally:
@@ -159,13 +171,14 @@ class Campaign:
         return [f"method={case.method}", *small, *DECLARED[case.method].small, *engine]
 
     def straight(self, arguments: list[str]) -> tuple[dict[str, Any], dict[str, int], float]:
-        """Of an uninterrupted run: `facts`, numbers of events, and seconds."""
+        """Return `facts`, numbers of events, and seconds of an uninterrupted run."""
         key = tuple(arguments)
         if key not in self._references:
             place = Place(self.work / "straight")
             counts = place.folder / "counts.json"
             began = time.monotonic()
             ended = place.run(arguments, Fault("count", counts=str(counts)))
+
             if ended.code:
                 sys.exit(f"the uninterrupted run failed: {' '.join(arguments)}\n{ended.said}")
             seconds = time.monotonic() - began
@@ -174,10 +187,16 @@ class Campaign:
         return self._references[key]
 
     def finished(self, place: Place, arguments: list[str], more: Sequence[str] = ()) -> str:
-        """Launch for the last time; "same bits", or what is wrong."""
+        """Launch for the last time.
+
+        Returns:
+            "same bits", or a description of the fault.
+        """
         ended = place.run([*arguments, *more])
+
         if ended.code:
             return f"not resumed, {ended.told}"
+
         differ = differences(facts(place.outputs), self.straight(arguments)[0])
         left = place.left()
         return f"DIFFERENT: {differ}" if differ else f"LEFT: {left}" if left else "same bits"
@@ -185,15 +204,20 @@ class Campaign:
     def _kills(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
         arguments = self.arguments(case)
         _, counts, seconds = self.straight(arguments)
+
         more = [
             f"checkpoint.every={rng.choice(['1', '1', '2', 'off'])}",
             f"state.memory_gb={rng.choice([0, 1])}",
         ]
+
         kind = {MOMENTS[1]: "file", MOMENTS[2]: "pass"}.get(case.kind, "")
-        if kind and not counts[kind]:  # nobody but the workers makes any
+        # If only the workers make such events, count changes of files
+        if kind and not counts[kind]:
             kind = "file"
         how = MOMENTS[["", "file", "pass"].index(kind)]
+
         kills, wanted = 0, rng.choice([1, 1, 2, 3])
+
         for _ in range(10 * wanted):
             if kind:
                 exact = Fault(
@@ -204,36 +228,39 @@ class Campaign:
                 process = place.start([*arguments, *more])
                 time.sleep(rng.random() * seconds)
                 process.send_signal(signal.SIGKILL)
+
                 ended = place.end(process)
+
             kills += ended.code == -signal.SIGKILL
             if ended.code not in (0, -signal.SIGKILL):
                 yield Row(case.method, how, f"not resumed, {ended.told}", kills)
                 return
             if ended.code == 0 and not kills:
-                shutil.rmtree(place.outputs)  # it was quicker
+                shutil.rmtree(place.outputs)  # the run ended before the kill
             elif ended.code == 0 or kills == wanted:
                 break
+
         yield Row(case.method, how, self.finished(place, arguments, more), kills)
 
     def _damage(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
-        """Every kind of file of a run that died halfway, or is done, in turn."""
+        """Damage every kind of file of a run that died halfway, or is done, in turn."""
         more = KEEPING[case.method]
         arguments = [*self.arguments(case), "checkpoint.every=1", *more]
+
         whole = Place(self.work / "whole")
         counts = self.straight(arguments)[1]
         if case.kind == "halfway":
             whole.run(arguments, Fault("file", counts["file"] - counts["file"] // 4))
         else:
             whole.run(arguments)
+
         found: dict[str, list[Path]] = defaultdict(list)
         for path in sorted(whole.outputs.rglob("*")):
             name = path.relative_to(whole.outputs).as_posix()
-            shared = (
-                path.parent.parent.parent.name == "runs" and path.name != "clients.json"
-            )  # by all methods: once
-            shown = (
-                path.suffix == ".png"
-            )  # nobody reads it but viewers, and it bears checksums of its own
+            # All methods share these files, so they are damaged once
+            shared = path.parent.parent.parent.name == "runs" and path.name != "clients.json"
+            # Only viewers read it, and it has its own checksums
+            shown = path.suffix == ".png"
             if (
                 path.is_file()
                 and path.stat().st_size
@@ -241,6 +268,7 @@ class Campaign:
                 and (case.method == "scaffold" or not shared)
             ):
                 found[_kind_of(name)].append(path)
+
         tried = list(itertools.product(found, DAMAGES))
         for kind, how in rng.sample(tried, self.few) if self.few else tried:
             path = rng.choice(found[kind])
@@ -252,7 +280,14 @@ class Campaign:
         shutil.rmtree(whole.folder)
 
     def _noticed(self, place: Place, arguments: list[str], target: Path) -> str:
-        """ "same bits" or "named" by a launch or, where that has no use for the file, by who reads it."""
+        """Check that a damaged file is noticed by a launch.
+
+        If the launch does not use the file, the code that reads it must notice the
+        damage.
+
+        Returns:
+            "same bits", "named" or a description of the fault.
+        """
         ended = place.run(arguments)
         if (
             ended.code == 0
@@ -270,6 +305,7 @@ class Campaign:
     def _disk(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
         arguments = [*self.arguments(case), "checkpoint.every=1"]
         _, counts, _ = self.straight(arguments)
+
         fault = Fault()
         if case.kind == "small disk":
             size = f"size={rng.randrange(8, 200, 4)}k"
@@ -280,12 +316,14 @@ class Campaign:
             fault = Fault("size", rng.randrange(1500, 20000))
         else:
             fault = Fault("full", rng.randrange(counts["flush"]))
+
         ended = place.run(arguments, fault)
         running = [
             p for p in place.outputs.glob("runs/*/*/status.json") if b'"running"' in p.read_bytes()
         ]
         if place.folder.is_mount():
             subprocess.run(["mount", "-o", "remount,size=64m", str(place.folder)], check=True)
+
         verdict = self.finished(place, arguments)
         if not ended.words or ended.code not in (0, 1, 2):
             verdict = f"NOT NAMED, {ended.told}"
@@ -296,6 +334,7 @@ class Campaign:
     def _signals(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
         arguments = self.arguments(case, LONG)
         signum, seconds = signal.Signals[case.kind], self.straight(arguments)[2]
+
         process = place.start(arguments)
         _wait(place.outputs.exists)
         time.sleep(rng.random() * seconds)
@@ -308,8 +347,9 @@ class Campaign:
         yield Row(case.kind, case.method, verdict)
 
     def _workers(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
-        """The worker, or the process that forks workers, dies while the run goes on."""
+        """Kill the worker, or the process that forks workers, during a run."""
         arguments = self.arguments(case, LONG)
+
         process = place.start(arguments)
         _wait(lambda: any(p.stat().st_size for p in place.outputs.glob("runs/*/*/metrics.jsonl")))
         (fork_server,) = children(process.pid)[:1] or (0,)
@@ -327,7 +367,10 @@ class Campaign:
         yield Row({"deaf": "| head", "mute": ">&-"}[case.kind], case.method, verdict)
 
     def _interpreter(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
-        """The user's way: a fresh interpreter, which may be hit while it imports; sweeps by joblib."""
+        """Run in a fresh interpreter, which may be hit while it imports.
+
+        Sweeps run by joblib.
+        """
         single, sweep = self.arguments(case, LONG), ["-m", "seed=0,1", *self.arguments(case, LONG)]
         joblib = case.kind in JOBLIB
         arguments = (
@@ -336,11 +379,13 @@ class Campaign:
         command = [sys.executable, "-m", "fedexp", *arguments]
         if shell := SHELL.get(case.kind):
             command = ["bash", "-c", shell.format(shlex.join(command))]
+
         out = place.folder / "said"
         with out.open("wb") as file:
             process = subprocess.Popen(
                 command, cwd=place.folder, stdout=file, stderr=file, start_new_session=True
             )
+
         place.sessions.append(process.pid)
         if not shell and not joblib:
             time.sleep(rng.random() * 8)
@@ -371,6 +416,7 @@ class Campaign:
             code: int | None = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             code = None
+
         ended = Ended(code, out.read_text(errors="replace"))
         orphans = place.left() if joblib else ""
         verdict = self.finished(place, sweep if joblib else single)
@@ -387,7 +433,10 @@ def _flipped(content: bytes, bit: int) -> bytes:
 
 
 def _kind_of(name: str) -> str:
-    """A file's place without what names the run, the content or the round: ``checkpoint/tensors/*.safetensors``."""
+    """Return a file's path without the names of the run, the content or the round.
+
+    An example is ``checkpoint/tensors/*.safetensors``.
+    """
     name = re.sub(r"^runs/[^/]+/[^/]+/", "", name)
     return re.sub(r"[0-9a-f]{2}/[0-9a-f]{16,}|[0-9a-f]{16,}|\d+", "*", name)
 
@@ -399,33 +448,42 @@ def _wait(there: Callable[[], Any]) -> None:
 
 
 def cases(groups: Sequence[str], methods: Sequence[str], disks: bool) -> Iterator[Case]:
-    """All of them, the kills last and without end. In three turns over the methods, each has every moment and every engine."""
+    """Yield all cases. The kills come last and do not end.
+
+    In three turns over the methods, each has every moment and every engine.
+    """
     if "damage" in groups:
         for method, kind in itertools.product(
             [m for m in KEEPING if m in methods], ["halfway", "done"]
         ):
             yield Case("damage", kind, method)
+
     if "disk" in groups:
         kinds = [*(["small disk"] if disks else []), "limited file sizes", "failing flushes"]
         for kind, method, number in itertools.product(
             kinds, ["scaffold", "dense", "fedma"], range(3)
         ):
             yield Case("disk", kind, method, number=number)
+
     if "signals" in groups:
         for kind, engine, number in itertools.product(
             ["SIGINT", "SIGTERM", "SIGHUP"], ENGINES, range(3)
         ):
             yield Case("signals", kind, engine=engine, number=number)
+
     if "workers" in groups:
         for kind, number in itertools.product(["worker", "fork server"], range(3)):
             yield Case("workers", kind, engine="workers", number=number)
+
     if "stdout" in groups:
         yield from (Case("stdout", kind) for kind in ("deaf", "mute"))
+
     if "interpreter" in groups:
         for number, kind in enumerate(
             ("SIGKILL", "SIGKILL", "SIGINT", "SIGINT", "SIGTERM", *SHELL, *JOBLIB)
         ):
             yield Case("interpreter", kind, "fedavg", "workers", number)
+
     for number in itertools.count() if "kills" in groups else ():
         turn, place = divmod(number, len(methods))
         engine = list(ENGINES)[(2 * turn + place) % 3]
@@ -444,22 +502,29 @@ SHORT = (
 )
 
 
-def _alone() -> bool:
-    """Whether this is a mount namespace of our own, for /dev/shm and small disks; where that may be, start again in one."""
+def _has_mount_namespace() -> bool:
+    """Return whether this process has a separate mount namespace.
+
+    It serves /dev/shm and small disks. If a namespace is permitted, the script starts
+    again in one.
+    """
     if "FEDEXP_CAMPAIGN" not in os.environ:
         may = subprocess.run(
             ["unshare", "-m", "mount", "-t", "tmpfs", "t", "/dev/shm"],
             capture_output=True,
             check=False,
         )
-        os.environ["FEDEXP_CAMPAIGN"] = "beside others" if may.returncode else "alone"
+        os.environ["FEDEXP_CAMPAIGN"] = "shared" if may.returncode else "isolated"
         if not may.returncode:
             os.execvp("unshare", ["unshare", "-m", sys.executable, *sys.argv])
-    return os.environ["FEDEXP_CAMPAIGN"] == "alone"
+    return os.environ["FEDEXP_CAMPAIGN"] == "isolated"
 
 
 class Journal:
-    """Rows of finished cases, a line a case; of other code it is another file."""
+    """The rows of finished cases, one line per case.
+
+    Other code has another file.
+    """
 
     def __init__(self, seed: int) -> None:
         code = hashlib.sha256()
@@ -490,21 +555,28 @@ def main() -> None:
     )
     parser.add_argument("--cases", nargs="+", choices=GROUPS, default=GROUPS)
     parser.add_argument(
-        "--short", action="store_true", help="a few of each, about 20 seconds; nothing is kept"
+        "--short",
+        action="store_true",
+        help="a few cases of each kind, about 20 seconds; nothing is stored",
     )
     parser.add_argument("--write", type=Path, help="also write the table to this Markdown file")
+
     options = parser.parse_args()
-    alone = _alone()
-    if alone:
+
+    isolated = _has_mount_namespace()
+    if isolated:
         subprocess.run(["mount", "-t", "tmpfs", "t", "/dev/shm"], check=True)
+
     journal = None if options.short else Journal(options.seed)
-    chosen = SHORT if options.short else cases(options.cases, options.only, alone)
+    chosen = SHORT if options.short else cases(options.cases, options.only, isolated)
+
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), options.seed, 5 if options.short else None)
         rows: list[tuple[Case, Row]] = []
         for case in chosen:
             if case.group == "kills" and sum(row.kills for _, row in rows) >= options.kills:
                 break
+
             found = journal.done.get(case.name) if journal else None
             if found is None:
                 found = campaign.rows(case)
@@ -517,6 +589,7 @@ def main() -> None:
                         flush=True,
                     )
             rows += [(case, row) for row in found]
+
     report(rows, options.write)
     if bad := [
         f"{case.name}: {row.what}, {row.how}: {row.verdict}" for case, row in rows if not row.good
@@ -525,15 +598,21 @@ def main() -> None:
 
 
 def report(rows: list[tuple[Case, Row]], path: Path | None) -> None:
-    """A line a method and moment, a line a kind of damaged file, a line a case of any other kind."""
+    """Write the table of all rows.
+
+    It has one line per method and moment, one per kind of damaged file, and one per
+    case of any other kind.
+    """
     kills = sum(row.kills for case, row in rows if case.group == "kills")
     table = Table(path, heading(f"{kills} kills"), ["what", "how", "runs", "kills", "outcome"])
+
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for _, row in sorted(
         rows,
         key=lambda pair: (GROUPS.index(pair[0].group), pair[0].group == "kills" and pair[1].what),
     ):
         found[row.what, row.how].append(row)
+
     for (what, how), alike in found.items():
         numbers = Counter(row.verdict for row in alike)
         outcome = ", ".join(f"{number} {verdict}" for verdict, number in numbers.most_common())

@@ -23,7 +23,8 @@ from typing import Any
 
 from tests.fork_server import Forked
 
-# files of attempts and costs, drawn from others, or for a resumption alone; result.json is compared by its values
+# Files of attempts and costs, files that are derived from others, and files that only a resumed
+# run reads. result.json is compared by its values
 VARYING = (
     "lock",
     "run.log",
@@ -49,18 +50,21 @@ COSTS = (
     "rate",
     "per_second",
 )
-PATIENCE = 120  # seconds for a run that takes one
+PATIENCE = 120  # seconds for a run that takes one second
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a process that is not hit from outside.
+    """A fault in a process that is not hit from outside.
 
     Args:
-        kind: none | count (events, into `counts`) | file, pass (death at an event) | full (no space from a flush on) |
-            size (of files at most) | deaf (nobody reads its output) | mute (it has no output).
-        at: number of the event, from 0; bytes.
-        after: die after it.
+        kind: ``none``. ``count`` counts events into `counts`. ``file`` and ``pass`` are
+            death at an event. ``full`` means that there is no space from a flush on.
+            ``size`` limits the size of files. ``deaf`` means that nothing reads the
+            output, ``mute`` that there is no output.
+        at: Number of the event, from 0, or a number of bytes.
+        after: Whether the process dies after the event.
+        counts: File for the numbers of events.
     """
 
     kind: str = "none"
@@ -70,7 +74,10 @@ class Fault:
 
 
 def job(arguments: list[str], fault: Fault) -> None:
-    """``fedexp ARGUMENTS`` in a session of its own; torch, Hydra and fedexp are there already."""
+    """Run ``fedexp ARGUMENTS`` in a separate session.
+
+    torch, Hydra and fedexp have been imported before.
+    """
     os.setsid()
     from fedexp.commands.run import run_command
     from fedexp.engines import workers
@@ -88,7 +95,10 @@ def job(arguments: list[str], fault: Fault) -> None:
 
 
 class _Forking:
-    """In place of `subprocess`, for the process that forks workers: a fork of this one, which spares it the imports."""
+    """A replacement of `subprocess` for the process that forks workers.
+
+    It is a fork of this process, which saves the imports.
+    """
 
     DEVNULL = subprocess.DEVNULL
 
@@ -121,7 +131,11 @@ class _Forking:
 
 
 def _armed(fault: Fault) -> dict[str, int]:
-    """Set `fault` up; returns the numbers of events, which go on counting."""
+    """Set `fault` up.
+
+    Returns:
+        The numbers of events, which continue to be counted.
+    """
     import torch
 
     from fedexp.core import trainer
@@ -135,14 +149,17 @@ def _armed(fault: Fault) -> dict[str, int]:
         def watched(*args: Any, **more: Any) -> Any:
             if os.getpid() != ours:
                 return whole(*args, **more)
+
             number, flushed = counts[kind], counts["flush"]
             counts[kind] += 1
             counts["flush"] += flush
             if fault.kind == "full" and flush and flushed >= fault.at:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
             dies = fault.kind == kind and number == fault.at
             if dies and not fault.after:
                 os.kill(ours, signal.SIGKILL)
+
             result = whole(*args, **more)
             if dies:
                 os.kill(ours, signal.SIGKILL)
@@ -156,6 +173,7 @@ def _armed(fault: Fault) -> dict[str, int]:
         watch(place, name, "file")
     for place, name in ((trainer, "run_backward"), (torch.autograd, "grad")):
         watch(place, name, "pass")
+
     if fault.kind == "size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.at, fault.at))
     if fault.kind == "mute":
@@ -169,7 +187,10 @@ def _armed(fault: Fault) -> dict[str, int]:
 
 
 def facts(outputs: Path) -> dict[str, Any]:
-    """What two executions of a run share: digests of files, and what result.json says beside costs."""
+    """Return everything that two executions of a run share.
+
+    These are digests of files, and the values of result.json except costs.
+    """
     found: dict[str, Any] = {}
     for folder in sorted(path.parent for path in outputs.glob("runs/*/*/result.json")):
         for path in sorted(folder.rglob("*")):
@@ -178,6 +199,7 @@ def facts(outputs: Path) -> dict[str, Any]:
                 found[f"{folder.parent.name}/{name}"] = hashlib.sha256(
                     path.read_bytes()
                 ).hexdigest()[:16]
+
         try:
             found[folder.parent.name] = _steady(json.loads((folder / "result.json").read_text()))
         except ValueError:
@@ -201,7 +223,7 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> str:
 
 @dataclass
 class Ended:
-    """How a process ended, and what it said."""
+    """The exit code and the output of a process."""
 
     code: int | None
     said: str
@@ -225,7 +247,11 @@ class Place:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, arguments: list[str], fault: Fault = Fault()) -> Forked:
-        """Launch; what earlier processes left is made old enough to be swept (containers may share a machine's name)."""
+        """Launch a run.
+
+        Unfinished files of earlier processes are made old enough to be swept.
+        Containers may share a machine's name.
+        """
         for path in _unfinished(self.outputs):
             os.utime(path, (time.time() - 7200,) * 2)
         process = Forked(self.folder, job, arguments, fault)
@@ -243,14 +269,20 @@ class Place:
         return Ended(process.returncode, out + err)
 
     def left(self) -> str:
-        """Names what should not be there after the last launch; empty: nothing."""
+        """Return the names of everything that must not be there after the last launch.
+
+        The result is empty if there is nothing.
+        """
+
         deadline = time.monotonic() + 10
         while (
             orphans := [pid for sid in self.sessions for pid in members(sid)]
         ) and time.monotonic() < deadline:
             time.sleep(0.02)
+
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
+
         left = [f"{len(orphans)} orphans"] if orphans else []
         left += [str(path.relative_to(self.folder)) for path in _unfinished(self.outputs)]
         left += [
@@ -269,7 +301,7 @@ def _unfinished(outputs: Path) -> list[Path]:
 
 
 def members(session: int) -> list[int]:
-    """Living processes of a session."""
+    """Return the living processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

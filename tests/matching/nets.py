@@ -1,4 +1,4 @@
-"""Networks whose units can, or cannot, be re-ordered."""
+"""Networks whose units can, or cannot, be reordered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMAGE, CLASSES = (2, 8, 8), 3
 
 
 class Concatenated(nn.Module):
-    """Two branches, one behind the other in the input of the last layer, and channels last when flattened."""
+    """A network whose last layer reads two branches, flattened with channels last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Concatenated(nn.Module):
 
 
 class PartlyFrozen(nn.Module):
-    """Clients train what follows the convolution and its norm."""
+    """A network of which only the layers after the convolution and its norm are trained."""
 
     frozen_parameters = ("conv.*", "norm.*")
 
@@ -39,7 +39,10 @@ class PartlyFrozen(nn.Module):
 
 
 class Gated(nn.Module):
-    """Channels multiplied by units of a linear layer, as in squeeze-and-excitation; LayerNorm before the output."""
+    """A network with channels multiplied by units of a linear layer.
+
+    This is as in squeeze-and-excitation. LayerNorm is before the output.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class Gated(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A parameter of one number a unit that no layer holds."""
+    """A network with a parameter of one number per unit that belongs to no layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class Scaled(nn.Module):
 
 
 class Ordered(nn.Module):
-    """The inputs of the last layer are running sums of the hidden units."""
+    """A network whose last layer reads running sums of the hidden units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +79,7 @@ class Ordered(nn.Module):
 
 
 class InputAdded(nn.Module):
-    """A skip connection from the input itself, whose columns have an order."""
+    """A network with a skip connection from the input, whose columns have an order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class InputAdded(nn.Module):
 
 
 class Half(nn.Module):
-    """The last layer sees half of the hidden units."""
+    """A network whose last layer reads half of the hidden units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ class Half(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """The output is a sum of two layers'."""
+    """A network whose output is a sum of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class TwoHeads(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One layer used twice, once on its own output."""
+    """A network that uses one layer twice, once on its own output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ class Repeated(nn.Module):
 
 
 class Crossed(nn.Module):
-    """Unit j of one layer is added to unit 5 - j of another."""
+    """A network in which unit j of one layer is added to unit 5 - j of another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +187,7 @@ REFUSED = {
 
 
 def weights_of(spec: ModelSpec, *names: object) -> Weights:
-    """Float64, no two units alike: norms and biases do not start at constants."""
+    """Return float64 weights without equal units: norms and biases are not constant."""
     start = Weights.init(spec, seed_of("nets", *names), torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(seed_of("noise", *names))
 

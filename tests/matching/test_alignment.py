@@ -1,4 +1,4 @@
-"""Alignment: recovers permutations, follows the layer recursion, and its costs are what they are called."""
+"""Alignment: recovered permutations, the recursion over layers, ground costs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def test_what_is_moved_does_not_depend_on_the_order_of_its_units(name):
 
 
 def test_rows_follow_the_recursion():
-    """Two hidden layers written out: T_1 of W_1, then T_2 of W_2 with its columns moved by T_1 (brute force)."""
+    """By brute force: T_1 of W_1, then T_2 of W_2 with its columns moved by T_1.
+
+    The network has two hidden layers.
+    """
     spec = MODELS["mlp"]
     structure = structure_of(spec, IMAGE)
     A, B = weights_of(spec, 1).params, weights_of(spec, 0).params
@@ -110,13 +113,13 @@ def test_ground_costs_are_distances(distance, normalize):
         )
 
 
-def test_zero_rows_have_costs():
+def test_ground_costs_of_zero_rows_are_finite():
     zero = torch.zeros(1, 3, 4, dtype=torch.float64)
     for transform in ("none", "log1p", "max", "median", "mean"):
         assert ground_costs(zero, zero[0], Alignment(transform=transform)).isfinite().all()
 
 
-def test_unaligned_biases_stay():
+def test_alignment_without_biases_leaves_them_in_place():
     spec = MODELS["mlp"]
     structure = structure_of(spec, IMAGE)
     weights = weights_of(spec, 0)

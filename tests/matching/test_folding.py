@@ -1,4 +1,4 @@
-"""BatchNorm taken into the layer before it: the same function, fewer layers."""
+"""BatchNorm folded into the layer before it: the same function with fewer layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.world import CPU
 
 
 class Normed(nn.Module):
-    """A linear layer with BatchNorm, the norm before or behind the activation, with or without statistics of its own."""
+    """A linear layer with BatchNorm before or after the activation.
+
+    The norm has running statistics or not.
+    """
 
     def __init__(
         self, *, norm: bool = True, between: str = "", affine: bool = True, stored: bool = True
@@ -80,8 +83,11 @@ def test_the_folded_model_computes_the_same_and_has_no_norm(name: str) -> None:
     torch.testing.assert_close(output(folded, x), output(weights, x), rtol=1e-10, atol=1e-10)
 
 
-def test_by_the_papers_formula() -> None:
-    """W' = gamma / sqrt(var + eps) W and b' = gamma (b - mean) / sqrt(var + eps) + beta, one channel at a time."""
+def test_folded_weights_equal_the_papers_formula() -> None:
+    """W' = gamma / sqrt(var + eps) W, one channel at a time.
+
+    b' = gamma (b - mean) / sqrt(var + eps) + beta.
+    """
     weights = weights_of(FOLDABLE["cnn with biases"], 2)
     folded, w, s = fold_batch_norm(weights, IMAGE), weights.params, weights.buffers
     for layer in range(2):
@@ -126,7 +132,7 @@ def test_a_folded_network_is_matched_and_grown_as_any_other() -> None:
         (normed(stored=False), "has no running statistics"),
     ],
 )
-def test_refusals(spec, match: str) -> None:
+def test_folding_of_unsuitable_networks_is_refused(spec, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         folded_spec(spec, IMAGE)
     with pytest.raises(ConfigError, match=match):

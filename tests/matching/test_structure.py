@@ -1,4 +1,4 @@
-"""Which units can be re-ordered: function unchanged, factors follow, soft maps agree with permutations."""
+"""Units that can be reordered: equal functions, moved factors and soft maps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_permutation_matrix_moves_as_its_permutation(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("soft", [False, True])
 def test_factors_of_a_layers_input_side_follow(name, soft):
-    """W K is what the moved weight times the moved factor is: the input side of both moves alike (also for kernels)."""
+    """The product W K is that of the moved weight and factor, also for kernels."""
     structure = structure_of(MODELS[name], IMAGE)
     weights = weights_of(MODELS[name], 0)
     generator = torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def test_flattened_maps_move_in_blocks():
 
 
 def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
-    """A block on the way up reads its size's maps from the way down, then the upsampled ones."""
+    """A block on the way up reads maps of the way down, then upsampled ones."""
     spec = MODELS["unet, BatchNorm"]
     structure = structure_of(spec, IMAGE)
     assert all(len(group.layers) == 1 for group in structure.groups)  # nothing is tied
@@ -128,7 +128,7 @@ def test_large_maps_are_traced_in_parts(monkeypatch):
         assert_same([found], [expected])
 
 
-def test_sums_tie_layers():
+def test_structure_of_summed_layers_has_one_group():
     structure = structure_of(MODELS["resnet, BatchNorm"], IMAGE)
     tied = {group.name: group.layers for group in structure.groups}
     assert tied["conv.weight"] == (

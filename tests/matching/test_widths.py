@@ -1,4 +1,4 @@
-"""Widths are data: a network with other widths is an ordinary model, to every part that handles models."""
+"""A network with other widths is an ordinary model to every part of fedexp."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CNN = {
 
 
 class Untrue(nn.Module):
-    """Says that its width is its argument, and has one more."""
+    """A network that claims its argument as its width and has one unit more."""
 
     def __init__(self, *, hidden: int = 4) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def output(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_only_what_is_named_changes(name: str) -> None:
+def test_spec_with_widths_changes_only_named_layers(name: str) -> None:
     spec = MODELS[name]
     sizes = {group.name: group.size for group in structure_of(spec, IMAGE).groups}
     assert with_widths(spec, IMAGE, sizes) == with_widths(spec, IMAGE, {}) == spec
@@ -89,7 +89,7 @@ def test_defaults_are_widths_too() -> None:
     "name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm", "unet, BatchNorm"]
 )
 def test_a_grown_model_computes_what_it_computed(name: str) -> None:
-    """Feature maps that are flattened included: an added channel shifts the columns of all that follow it."""
+    """In flattened maps, an added channel shifts the columns of all later ones."""
     weights = weights_of(MODELS[name], 3)
     groups = structure_of(weights.spec, IMAGE).groups
     grown = widened(
@@ -115,7 +115,7 @@ def test_a_grown_model_computes_what_it_computed(name: str) -> None:
         (spec_of("tests.matching.test_widths.Untrue"), {}, "does not return these widths"),
     ],
 )
-def test_refusals(spec, widths, match: str) -> None:
+def test_widths_that_do_not_fit_are_refused(spec, widths, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         with_widths(spec, IMAGE, widths)
 
@@ -200,7 +200,7 @@ def test_a_grown_model_is_evaluated_and_delivered_as_any_other(tmp_path: Path) -
     assert_same([stored.params, stored.buffers], [grown.params, grown.buffers])
 
 
-def test_what_is_kept_by_spec_is_evicted() -> None:
+def test_networks_cached_by_spec_are_evicted() -> None:
     world = make_world("method=fedavg")
     serial, evaluate = Serial(), Evaluator(world.env.task, 8)
     job = world.env.job(0, world.env.initial_weights(), {})

@@ -1,4 +1,7 @@
-"""What every method declares about itself; `test_contracts` refuses a method that is not here."""
+"""Contracts that every method declares.
+
+`test_contracts` refuses a method without them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reduction:
-    """Overrides under which a method is FedAvg.
+    """The overrides under which a method is FedAvg.
 
     Args:
-        against: overrides added to FedAvg.
-        tolerance: relative; 0 is to the bit.
+        against: Overrides added to FedAvg.
+        tolerance: Relative tolerance. 0 requires bit-identical results.
     """
 
     overrides: tuple[str, ...] = ()
@@ -24,8 +27,9 @@ class Exempt:
     """A contract that a method cannot keep.
 
     Args:
-        why: in words.
-        instead: the test that holds the method to something else, ``module.function`` of this folder.
+        why: Reason.
+        instead: The test that checks another property of the method, as
+            ``module.function`` of this folder.
     """
 
     why: str
@@ -34,16 +38,21 @@ class Exempt:
 
 @dataclass(frozen=True)
 class Declared:
-    """Contracts of one method; every other test of `test_contracts` holds for all of them.
+    """The contracts of one method.
+
+    All other tests of `test_contracts` hold for all methods.
 
     Args:
-        reduction: to FedAvg.
-        order: exempt where the order of the clients matters; `test_contracts` sees that it does.
-        copies: exempt where identical clients are something else than one of them; likewise.
-        descent: exempt where training raises the loss; likewise.
-        images: it needs samples with a range of pixels.
-        small: overrides that make it small enough for tests: less work of the server's own.
-        fewest: participants that it can work with.
+        reduction: Reduction to FedAvg.
+        order: Exemption if the order of the clients matters. `test_contracts` checks
+            that it does.
+        copies: Exemption if identical clients differ from one of them. It is checked
+            too.
+        descent: Exemption if training raises the loss. It is checked too.
+        images: Whether the method needs samples with a range of pixels.
+        small: Overrides that reduce the server's work, so that the method is fast
+            enough for tests.
+        fewest: Smallest number of participants.
     """
 
     reduction: Reduction | Exempt
@@ -60,7 +69,10 @@ MATCHED = Declared(
         "posterior means of matched units, of as many as there are",
         "test_pfnm.test_without_hidden_layers_and_prior_it_is_the_average",
     ),
-    copies=Exempt("the prior counts as sigma / sigma0 models", "test_pfnm.test_copies_shrink"),
+    copies=Exempt(
+        "the prior counts as sigma / sigma0 models",
+        "test_pfnm.test_pfnm_of_copies_is_shrunk_by_the_prior",
+    ),
 )
 
 NO_PRIOR = Exempt(
@@ -68,7 +80,8 @@ NO_PRIOR = Exempt(
     "test_fedma.test_with_fixed_widths_and_no_prior_it_is_the_average",
 )
 SHRUNK = Exempt(
-    "the prior counts as sigma / sigma0 models", "test_fedma.test_permuted_copies_shrink"
+    "the prior counts as sigma / sigma0 models",
+    "test_fedma.test_fedma_of_permuted_copies_is_shrunk_by_the_prior",
 )
 LAYERWISE = Declared(
     NO_PRIOR,
@@ -90,7 +103,10 @@ OWN_DRAWS = "every client draws features of its own"
 
 
 def distilled(test: str, *small: str) -> Declared:
-    """A method whose student learns from the clients' models on generated images; `test` says what it equals."""
+    """Declare a method whose student learns from clients' models on generated images.
+
+    `test` names the test that states what the method equals.
+    """
     why = "the student is taught by the clients' models, on images that are generated"
     return Declared(
         Exempt(why, test),
@@ -106,9 +122,9 @@ GENERATED = (
     "aggregator.nz=3",
     "aggregator.ngf=2",
 )
-DENSE = distilled("test_dense.test_an_epoch_is_that_of_a_loop_of_torchs", *GENERATED)
+DENSE = distilled("test_dense.test_dense_epochs_equal_a_torch_loop", *GENERATED)
 ADI = distilled(
-    "test_fed_adi.test_an_epoch_is_that_of_a_loop_of_torchs",
+    "test_fed_adi.test_fed_adi_epochs_equal_a_torch_loop",
     *("aggregator.N_inv=2", "aggregator.b=6", "aggregator.B=4"),
 )
 
@@ -160,13 +176,15 @@ DECLARED = {
     "fedmrur": MRUR,
     "fedmrur_closest_code": MRUR,
     "fedmrur_printed": Declared(
-        Exempt("the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"),
+        Exempt(
+            "the server goes uphill", "test_fedmrur.test_fedmrur_three_rounds_equal_a_plain_loop"
+        ),
         descent=Exempt(
-            "the server goes uphill", "test_fedmrur.test_three_rounds_are_the_plain_loop"
+            "the server goes uphill", "test_fedmrur.test_fedmrur_three_rounds_equal_a_plain_loop"
         ),
     ),
     "median": Declared(
-        Exempt("no mean of its clients", "test_robust.test_merging_is_the_plain_formula")
+        Exempt("no mean of its clients", "test_robust.test_robust_rules_equal_their_formulas")
     ),
     "trimmed_mean": Declared(
         Reduction(("aggregator.beta=0.0",), against=UNIFORM, tolerance=1e-12), fewest=3
@@ -176,7 +194,7 @@ DECLARED = {
     "ot_fusion": Declared(
         Exempt(
             "the mean of models that alignment moved",
-            "test_ot_fusion.test_nothing_to_move_is_the_average",
+            "test_ot_fusion.test_ot_fusion_without_hidden_units_equals_average",
         )
     ),
     "ot_fusion_nafi": Declared(
@@ -192,13 +210,13 @@ DECLARED = {
     "git_rebasin": Declared(
         Exempt(
             "the mean of models that matching moved",
-            "test_git_rebasin.test_nothing_to_move_is_the_average",
+            "test_git_rebasin.test_git_rebasin_without_hidden_units_equals_average",
         )
     ),
     "gamf": Declared(
         Exempt(
             "the mean of models that matching moved",
-            "test_gamf.test_nothing_to_move_is_the_average",
+            "test_gamf.test_gamf_without_hidden_units_equals_average",
         )
     ),
     "ma_echo": Declared(
@@ -244,9 +262,11 @@ DECLARED = {
     "fedgen": Declared(
         Reduction(("trainer.alpha=0", "trainer.beta=0")),
         order=Exempt(
-            OWN_DRAWS, "test_fedgen.test_the_generator_does_not_know_the_order_of_the_clients"
+            OWN_DRAWS, "test_fedgen.test_fedgen_generator_does_not_depend_on_client_order"
         ),
-        copies=Exempt(OWN_DRAWS, "test_fedgen.test_to_the_generator_copies_of_a_client_are_one"),
+        copies=Exempt(
+            OWN_DRAWS, "test_fedgen.test_fedgen_generator_of_copied_clients_equals_that_of_one"
+        ),
         small=(
             *FEW_STEPS,
             "aggregator.hidden=8",
@@ -260,27 +280,29 @@ DECLARED = {
     "dense_paper_literal": DENSE,
     "dense_coboost": DENSE,
     "fed_dafl": distilled(
-        "test_fed_dafl.test_both_learn_in_every_step_as_in_a_loop_of_torchs",
+        "test_fed_dafl.test_fed_dafl_epochs_equal_a_torch_loop",
         *("aggregator.iterations=2", "aggregator.b=6", "aggregator.nz=3", "aggregator.ngf=2"),
     ),
     "fed_adi": ADI,
     "fed_adi_full": ADI,
     "co_boosting": distilled(
-        "test_co_boosting.test_with_even_weights_plain_and_unmoved_it_is_dense", *GENERATED
+        "test_co_boosting.test_co_boosting_without_its_parts_equals_dense", *GENERATED
     ),
     "local": Declared(
-        Exempt("nothing is averaged", "test_reference_points.test_one_client_alone_is_fedavg")
+        Exempt(
+            "nothing is averaged", "test_reference_points.test_local_with_one_client_equals_fedavg"
+        )
     ),
     "ensemble": Declared(
         Exempt(
             "nothing is averaged",
-            "test_reference_points.test_ensemble_members_are_the_local_models",
+            "test_reference_points.test_ensemble_has_the_models_of_local_training",
         )
     ),
     "centralized": Declared(
         Exempt(
             "one pooled client",
-            "test_reference_points.test_a_full_batch_step_of_the_pool_is_fedavgs",
+            "test_reference_points.test_centralized_full_batch_step_equals_fedavg",
         )
     ),
 }

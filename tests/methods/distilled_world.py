@@ -1,4 +1,7 @@
-"""A tiny federation whose images can be generated, and its teachers: what the tests of data-free distillation run on."""
+"""A tiny federation whose images can be generated, and its teachers.
+
+The tests of data-free distillation run on it.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,20 @@ SIZES = (12, 9, 8)
 def small_world(
     method: str, *overrides: str, model: dict[str, Any] = CNN, data: FederatedData | None = None
 ) -> World:
-    """Batches of the bank, where there is one, are of 4 images."""
+    """Return a world whose bank, if there is one, has batches of 4 images."""
     short = () if method == "fed_dafl" else ("aggregator.B=4",)
     data = data or make_data(SIZES, images=True)
     return make_world(f"method={method}", *SMALL, *short, *overrides, data=data, model=model)
 
 
 def states(world: World) -> tuple[list[State], list[dict[str, float]]]:
-    """The state after every step, the clients' training first, and the metrics."""
+    """Return the state after every step, from the clients' training on, and the metrics."""
     steps = list(run(world.aggregator, world.env, Serial(), world.data))
     return [step.after.state for step in steps], [step.metrics for step in steps]
 
 
 def same(a: Weights, b: Weights) -> bool:
-    """Parameters and buffers, to the bit."""
+    """Return whether parameters and buffers are bit-identical."""
     left, right = ({**w.params, **w.buffers} for w in (a, b))
     return list(left) == list(right) and all(
         torch.equal(value, right[name]) for name, value in left.items()
@@ -51,7 +54,7 @@ def normalised(images: Tensor) -> Tensor:
 
 
 def divergence(t: Tensor, s: Tensor, tau: float) -> Tensor:
-    """(b,) tau^2 KL(t || s), as torch's distributions have it."""
+    """Compute tau^2 KL(t || s), (b,), with torch's distributions."""
     p, q = (torch.distributions.Categorical(logits=value / tau) for value in (t, s))
     return tau**2 * torch.distributions.kl_divergence(p, q)
 
@@ -71,7 +74,7 @@ def normal(name: str, epoch: int, *shape: int) -> Tensor:
 
 
 def of_norms(module: nn.Module, found: list[torch.Tensor]) -> None:
-    """From here on `module` adds its distances of statistics to `found`."""
+    """Make `module` append its distances of statistics to `found`."""
 
     def hook(layer: nn.BatchNorm2d, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         a = args[0].transpose(0, 1).flatten(1)
@@ -85,7 +88,10 @@ def of_norms(module: nn.Module, found: list[torch.Tensor]) -> None:
 
 
 def modules_of(state: State) -> tuple[list[nn.Module], list[Tensor]]:
-    """The teachers as modules of torch's, and a list to which each of their passes adds its distances of statistics."""
+    """Return the teachers as torch modules, and a list of distances of statistics.
+
+    Each of their passes appends to the list.
+    """
     modules, found = [kept.load().module() for kept in state["teachers"]], list[Tensor]()
     for module in modules:
         of_norms(module, found)
@@ -101,7 +107,7 @@ def one_pass(
     epoch: int,
     view: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> None:
-    """Distillation over the whole bank in batches of 4, each as `view` shows it."""
+    """Distil over the whole bank in batches of 4, each transformed by `view`."""
     images = torch.cat(bank)
     order = torch.randperm(
         len(images), generator=torch_generator(0, "distillation", 0, epoch, "order", 0)

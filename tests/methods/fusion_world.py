@@ -1,4 +1,4 @@
-"""Given models, handed to a fusion method as if clients had sent them."""
+"""Given models, passed to a fusion method as if clients had sent them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.world import World, assert_same, make_data, make_world
 
 
 def world_of(spec, *overrides: str) -> World:
-    """A world of `overrides` whose model is `spec`, on `tests.matching.nets`' inputs."""
+    """Return a world of `overrides` with the model `spec`.
+
+    The inputs are those of `tests.matching.nets`.
+    """
     from dataclasses import replace
 
     world = make_world(*overrides, data=make_data((8, 8), num_classes=CLASSES))
@@ -27,7 +30,7 @@ def world_of(spec, *overrides: str) -> World:
 def results_of(
     models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None
 ) -> list[ClientResult]:
-    """One result a model, with class counts where they are given."""
+    """Return one result per model, with class counts if they are given."""
     probes = [
         {} if counts is None else {"class_counts": {"n": torch.tensor(counts[i])}}
         for i in range(len(models))
@@ -41,18 +44,21 @@ def results_of(
 def fused(
     world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None
 ) -> Weights:
-    """What the world's method makes of `models`."""
+    """Return the model that the world's method makes of `models`."""
     assert isinstance(world.aggregator, FusionAggregator)
     return world.aggregator.fuse(results_of(models, counts), world.env)[0]
 
 
 def tensors(weights: Weights) -> list[dict[str, torch.Tensor]]:
-    """Parameters and buffers, for comparison."""
+    """Return parameters and buffers for comparison."""
     return [{**weights.params, **weights.buffers}]
 
 
 def models_of(spec, count: int) -> list[Weights]:
-    """Models whose units resemble each other: small changes of one network; model i's integer buffers are i."""
+    """Return models with similar units: small changes of one network.
+
+    Integer buffers of model i are i.
+    """
     base = weights_of(spec, "base")
     models = []
     for number in range(count):
@@ -71,7 +77,11 @@ def models_of(spec, count: int) -> list[Weights]:
 
 
 def average_of_units_that_stay(method: str, count: int) -> None:
-    """Asserts that `method` averages a network without hidden layers, and models whose every unit is nearest to itself."""
+    """Assert that `method` averages models without units to move.
+
+    These are a network without hidden layers, and models whose every unit is nearest to
+    itself.
+    """
     near = models_of(MODELS["cnn"], 1)[0]
     for models in (
         models_of(MODELS["linear"], count),

@@ -33,7 +33,11 @@ def models_near(start: Weights, count: int, distance: float = 0.3) -> list[Weigh
 def round_of(
     world: World, models: list[Weights], sizes: list[int] | None = None
 ) -> tuple[State, list[Metrics]]:
-    """The state after the first round in which clients returned `models`, and what each of its steps logged."""
+    """Run the first round, in which clients returned `models`.
+
+    Returns:
+        The state after it, and the metrics of each of its steps.
+    """
     aggregator = world.aggregator
     state = aggregator.init(world.env)
     sizes = sizes or [10] * len(models)
@@ -52,7 +56,7 @@ def round_of(
 
 
 def stored_after_every_step(world: World, folder: Path) -> Snapshot:
-    """A whole run; every step of it goes on from what the one before has left on disk."""
+    """Run to the end, with every step continued from the stored result of the last one."""
     snapshot = None
     while True:
         step = next(run(world.aggregator, world.env, Serial(), world.data, snapshot), None)

@@ -48,7 +48,10 @@ def test_masked_is_plain_where_every_class_is_everywhere() -> None:
 
 
 def test_a_row_is_the_mean_of_those_who_know_its_class() -> None:
-    """Class 0 on clients 0 and 2, class 1 on client 1 alone (one sample is not enough), class 2 on none."""
+    """Class 0 is on clients 0 and 2, class 1 only on client 1, class 2 on none.
+
+    One sample is not enough.
+    """
     models = models_of(SPEC, 3)
     world = world_of(SPEC, "method=average", "aggregator.last_layer=masked")
     result = fused(world, models, [[2, 1, 0], [1, 7, 1], [30, 0, 0]])
@@ -126,9 +129,8 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     for c in range(3):
         known = logits[mask[:, c], :, c]
         torch.testing.assert_close(together[:, c], known.mean(0) if len(known) else torch.zeros(5))
-    share = torch.rand(
-        4, 3, generator=torch.Generator().manual_seed(1)
-    )  # any weights of a class, not only 0 and 1
+    # Any weights of a class, not only 0 and 1
+    share = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
     weighted = world.experiment.task.combine(list(logits), "logits", share)
     torch.testing.assert_close(weighted, torch.einsum("ic,inc->nc", share / share.sum(0), logits))
     with pytest.raises(ValueError, match="for logits"):

@@ -1,6 +1,7 @@
-"""Averaging in parts: server halves that see what was applied, rules that collect the cohort, against plain loops.
+"""Averaging in parts: server halves that see the applied change, rules, plain loops.
 
-The plug-ins are those of `tests.reference`; the problem is softmax regression with full-batch steps, written out in numpy.
+The plug-ins are those of `tests.reference`. The problem is softmax regression with
+full-batch steps, written out in numpy.
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ def softmax_world(*overrides: str, rounds: int = 3, m: int = M) -> World:
 
 
 def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
-    """Of the mean cross-entropy of `client`'s data at softmax weights (classes, features)."""
+    """Return the gradient of the mean cross-entropy of `client`'s data.
+
+    It is taken at softmax weights (classes, features).
+    """
     index = world.data.partition.of(client)
     x, y = world.data.train.x[index].flatten(1).numpy(), world.data.train.y[index].numpy()
     p = np.exp(x @ w.T) / np.exp(x @ w.T).sum(1, keepdims=True)
     return (p - np.eye(3)[y]).T @ x / len(y)
 
 
-Local = Callable[
-    [int, np.ndarray, np.ndarray], np.ndarray
-]  # (client, gradient, w - w^t) -> what is subtracted, per lr
+# (client, gradient, w - w^t) -> the subtracted value divided by lr
+Local = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 def updates(world: World, round: int, w: np.ndarray, local: Local) -> tuple[list[int], np.ndarray]:
@@ -111,9 +114,8 @@ def dynamic(world: World) -> np.ndarray:
 def median(world: World) -> np.ndarray:
     w = np.zeros((3, 4))
     for round in range(3):
-        w = (
-            w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]
-        )  # the middle one of three
+        # The middle one of three
+        w = w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]
     return w
 
 
@@ -155,8 +157,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_three_rounds_are_the_plain_loop(case: str, tmp_path: Path) -> None:
-    """With partial participation: on the serial engine, stacked, and every round in a process of its own."""
+def test_averaging_three_rounds_equal_a_plain_loop(case: str, tmp_path: Path) -> None:
+    """With partial participation, on the serial engine, stacked, and resumed every round."""
     overrides, plain, m = CASES[case]
     world = softmax_world(*overrides, m=m)
     expected, after = plain(world), world.run()
@@ -249,7 +251,10 @@ def test_what_a_server_half_adds_is_measured_without_its_counts() -> None:
 def test_a_server_half_that_is_not_overridden_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One subtraction a client, none for what was applied; and the trainer's own hook is not called."""
+    """There is one subtraction per client, none for the applied change.
+
+    The trainer's own hook is not called.
+    """
     world, calls = softmax_world(rounds=1), []
     original = trees.sub
     monkeypatch.setattr(trees, "sub", lambda *a, **k: calls.append(a) or original(*a, **k))
@@ -304,7 +309,7 @@ def test_the_median_is_numpys_and_buffers_are_averaged(count: int) -> None:
             assert value == max(each)
 
 
-def test_the_median_ignores_one_client_gone_astray() -> None:
+def test_median_ignores_one_byzantine_client() -> None:
     world = softmax_world(MEDIAN, rounds=1, m=4)
     state = world.aggregator.init(world.env)
     results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
@@ -342,7 +347,10 @@ def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> Non
 
 @pytest.mark.parametrize("aggregator", [MEDIAN, NORMALIZED])
 def test_other_rules_keep_a_trainers_server_half(aggregator: str) -> None:
-    """SCAFFOLD's c stays the weighted mean of its c_i, and a server optimizer applies, whatever the direction is made of."""
+    """SCAFFOLD's c stays the weighted mean of its c_i for every rule.
+
+    A server optimizer applies the direction in any case.
+    """
     overrides = ("trainer=scaffold", "server_optimizer=fedadam", aggregator)
     world = make_world("method=fedavg", *overrides, "rounds=4", m=3)
     after = world.run()
@@ -373,7 +381,7 @@ def test_updates_that_cancel_are_not_blown_up() -> None:
 
 
 def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction() -> None:
-    """Twice the direction, twice every update: FedExP's ratio does not change with a factor."""
+    """FedExP's ratio does not change if the direction and every update are doubled."""
 
     class Doubled(Mean):
         def factor(self, merged, stats, env):
@@ -381,9 +389,8 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 
     world = softmax_world("server_optimizer=fedexp", "server_optimizer.eps=0.0", rounds=1)
     state = world.aggregator.init(world.env)
-    moves = [
-        torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)
-    ]  # orthogonal: eta_g is m / 2
+    # Orthogonal: eta_g is m / 2
+    moves = [torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)]
     results = results_of(state["weights"], moves)
     (once, a), (twice, b) = (x.update(state, results, world.env) for x in (Mean(), Doubled()))
     assert a["server/eta_g"] == pytest.approx(2.0) and b["server/eta_g"] == pytest.approx(2.0)
@@ -394,7 +401,7 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 def test_a_stream_holds_no_update_while_a_client_trains(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a mean's clients at most the last result is alive when the next is asked for, and no update."""
+    """At most the last result is alive when the next one is requested, and no update."""
     alive: list[weakref.ref[torch.Tensor]] = []
     results: list[weakref.ref[torch.Tensor]] = []
     original = trees.sub
@@ -420,6 +427,6 @@ def test_a_stream_holds_no_update_while_a_client_trains(
     assert len(results) == 8
 
 
-def test_the_pair_is_one_file() -> None:
+def test_feddyn_trainer_demands_the_server_of_its_file() -> None:
     """What the trainer demands is the class beside it."""
     assert any(demand.value is FedDynServer for demand in FedDyn().needs.demands)

@@ -34,8 +34,11 @@ from tests.world import CPU
 TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3")
 
 
-def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
-    """mu = epsilon = h = 0: DENSE in its profile of the same authors, all images counting in the divergence."""
+def test_co_boosting_without_its_parts_equals_dense() -> None:
+    """With mu = epsilon = h = 0 it is DENSE in the profile of the same authors.
+
+    All images count in the divergence.
+    """
     boosted = small_world(
         "co_boosting", *TINY, "aggregator.mu=0", "aggregator.epsilon=0", "aggregator.h=0"
     )
@@ -47,8 +50,11 @@ def test_with_even_weights_plain_and_unmoved_it_is_dense() -> None:
     assert rows[-1]["weights/min"] == rows[-1]["weights/max"] == pytest.approx(1 / 3)
 
 
-def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
-    """Three epochs with every term, weights that move from the second on, and images moved before each step of the student."""
+def test_co_boosting_epochs_equal_a_torch_loop() -> None:
+    """Three epochs have every term, and weights that move from the second epoch on.
+
+    Images are moved before each step of the student.
+    """
     keys = (
         "h=2",
         "lambda_a=0.5",
@@ -174,7 +180,11 @@ def test_weights_step_down_the_cross_entropy_within_their_box() -> None:
 
 
 def test_weights_learn_from_the_second_epoch_on_from_the_banks_logits() -> None:
-    """The first epoch's are even; the second's pass sees the first batch alone, with steps that decay; logits are stored."""
+    """The weights of the first epoch are even.
+
+    The pass of the second epoch uses only the first batch, with decaying steps. Logits
+    are stored.
+    """
     world = small_world("co_boosting", *TINY, "aggregator.mu=0.05", "aggregator.B=6")
     after, _ = states(world)
     weights = [state["own"]["weights"] for state in after[1:]]

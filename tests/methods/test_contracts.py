@@ -38,7 +38,10 @@ def data_of(method: str, *sizes: tuple[int, ...], copies: bool = False) -> Feder
 
 
 def test_every_method_declares_its_contracts() -> None:
-    """A method is here or refused; what it is exempt from, it says why, and which test holds it to something else."""
+    """A method must be declared.
+
+    Each exemption has a reason and names the test that checks another property.
+    """
     assert sorted(DECLARED) == METHODS
     for name, declared in DECLARED.items():
         for exempt in (declared.reduction, declared.order, declared.copies, declared.descent):
@@ -50,7 +53,7 @@ def test_every_method_declares_its_contracts() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_composes_and_names_itself(method: str) -> None:
+def test_method_config_composes_and_has_its_name(method: str) -> None:
     config = compose([f"method={method}"])
     assert config["method"] == method
     assert Experiment.of(config).config.method == method
@@ -77,7 +80,10 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_demand_is_held_against_the_config(method: str) -> None:
-    """A key that no test can violate must be added above; what a method demands of it, it is refused without."""
+    """A method is refused without what it demands of the config.
+
+    A key that no test can violate must be added above.
+    """
     for demand in Experiment.of(compose([f"method={method}"])).needs.demands:
         with pytest.raises(ConfigError) as error:
             Experiment.of(
@@ -119,8 +125,11 @@ def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_identical_clients_agree_with_one(method: str) -> None:
-    """Full-batch steps on copies of one client's data (one with as many as it needs): nothing to disagree about, or an
-    exemption with cause."""
+    """Clients with copies of one client's data, full batch, must agree.
+
+    The comparison uses one client, or the fewest that the method needs. Exemptions have
+    a reason.
+    """
     overrides = ("local.batch_size=100", "local.epochs=2")
     many = world_of(method, *overrides, data=data_of(method, (14,) * 4, copies=True))
     one = world_of(
@@ -135,7 +144,10 @@ def test_identical_clients_agree_with_one(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_client_order_does_not_matter(method: str) -> None:
-    """The same clients under other numbers, full batch: the same model up to the order of a sum, or an exemption with cause."""
+    """Renumbered clients, full batch, give the same model up to rounding of a sum.
+
+    Exemptions have a reason.
+    """
     overrides = ("local.batch_size=100", "local.epochs=2")
     data = data_of(method)
     order = [2, 0, 3, 1]
@@ -155,8 +167,8 @@ def test_execution_order_and_workers_do_not_change_bits(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_resumed_from_disk_is_straight(method: str, tmp_path: Path) -> None:
-    """Every round is stored and loaded again by a fresh object; nothing of the old process is used."""
+def test_method_resumed_from_disk_equals_an_uninterrupted_run(method: str, tmp_path: Path) -> None:
+    """Every round is stored and loaded by a fresh object that shares nothing."""
     straight = world_of(method, "rounds=4", m=3)
     expected = straight.run()
     snapshot = resumed(lambda rounds: world_of(method, f"rounds={rounds}", m=3), 4, tmp_path)
@@ -175,7 +187,10 @@ def test_empty_and_single_sample_clients(method: str) -> None:
 
 
 class Enormous(Serial):
-    """Clients return weights that are finite, as after steps that are far too long; their squares are not."""
+    """An engine whose clients return finite weights with infinite squares.
+
+    This happens after steps that are far too long.
+    """
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData

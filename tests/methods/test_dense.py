@@ -1,4 +1,4 @@
-"""DENSE: an independent loop, what is kept and what is left alone, its profiles, rounds, refusals; the student learns."""
+"""DENSE: an independent loop, stored values, profiles, rounds, refusals, learning."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3", "aggregator.l
 GENERATOR = generator_spec((1, 4, 4), 4, 3)
 
 
-def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
+def test_dense_epochs_equal_a_torch_loop() -> None:
     """Three epochs with modules, hooks and optimizers of torch's: the same student."""
     world = small_world(
         "dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4"
@@ -105,7 +105,10 @@ def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
 
 
 def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
-    """The same with one generator and its optimizer, z left alone, and the images after the last step; B does not matter."""
+    """Algorithm 1 has one generator with its optimizer, z does not change.
+
+    The images are those after the last step. B does not matter.
+    """
     world = small_world(
         "dense_paper_literal", *TINY, "aggregator.lambda_1=0", "aggregator.lambda_2=0"
     )
@@ -139,11 +142,8 @@ def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() ->
     world = small_world("dense", *TINY, "aggregator.b=5", "aggregator.B=4")
     after, rows = states(world)
     assert [row["bank"] for row in rows[1:]] == [5, 10, 15]
-    assert [row["distillation/steps"] for row in rows[1:]] == [
-        1,
-        3,
-        4,
-    ]  # of five images the fifth alone is no batch
+    # The fifth of five images does not form a batch
+    assert [row["distillation/steps"] for row in rows[1:]] == [1, 3, 4]
     for before, now in itertools.pairwise(after[1:]):
         old, new = before["own"]["bank"], now["own"]["bank"]
         assert len(new) == len(old) + 1
@@ -224,7 +224,10 @@ def test_without_batch_norm_its_term_changes_nothing() -> None:
 
 
 def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured as augmented in that step, kept un-augmented; steps so long that the last is not the best."""
+    """The loss is that of the augmented images, the stored images are not augmented.
+
+    Steps are so long that the last one is not the best.
+    """
     world = small_world("dense", *TINY, "aggregator.T_G=6", "aggregator.lr_generator=3.0")
     state = states(world)[0][1]
     made: list[synthesis.Synthesis] = []
@@ -263,7 +266,7 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 @pytest.mark.parametrize(
     ("method", "keys"), [("dense", TINY), ("fed_adi", ("aggregator.N_inv=2",))]
 )
-def test_before_the_first_step_it_is_not_the_generators_step_size(
+def test_dense_diverged_before_first_step_does_not_blame_step_size(
     method: str, keys: tuple[str, ...]
 ) -> None:
     """Clients of finite weights whose answers are not."""
@@ -285,7 +288,7 @@ def test_before_the_first_step_it_is_not_the_generators_step_size(
     ("dense", (*TINY, "aggregator.lr_generator=1e300"), "lr_generator, or bound gradients with aggregator.generator.clip"),
     ("fed_dafl", (*TINY[1:3], "aggregator.iterations=4", "aggregator.lr_generator=1e300"), "lr_generator or lr_student"),
 ])  # fmt: skip
-def test_what_diverges_names_the_key_of_its_step_size(
+def test_dense_with_diverging_training_names_its_step_size_key(
     method: str, keys: tuple[str, ...], remedy: str
 ) -> None:
     with pytest.raises(FedexpError, match="is not finite in") as raised:
@@ -322,7 +325,7 @@ def test_a_profile_is_its_column(method: str) -> None:
         assert found == value, key
 
 
-def test_rounds_start_where_they_are_told() -> None:
+def test_dense_rounds_start_from_the_configured_student() -> None:
     for start in ("previous", "fresh", "fedavg"):
         world = small_world(
             "dense", *TINY, "rounds=2", "aggregator.T=1", f"aggregator.student_start={start}"
@@ -366,7 +369,7 @@ def test_the_step_size_follows_half_a_cosine_over_the_epochs(
 def test_how_teachers_run_is_chosen_once_and_kept(
     chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a run resumed from any step, too; the last bits aside it is the same student."""
+    """A run resumed from any step keeps the choice. The student agrees up to last bits."""
     world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1")
     expected, rows = states(world)
     assert [row.get("teachers/stacked") for row in rows] == [0, None, 0, None]
@@ -400,7 +403,10 @@ def test_how_teachers_run_is_chosen_once_and_kept(
 def test_in_bfloat16_it_learns_nearly_the_same(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Teachers and generator alone, the student's passes are exact; switched off, autocast is never entered."""
+    """Only teachers and generator use bfloat16, the student's passes are exact.
+
+    If it is switched off, autocast is never entered.
+    """
     keys = ["dtype=float32", "aggregator.T=1"]
     keys += {
         "fed_adi": ["aggregator.N_inv=2"],
@@ -448,7 +454,7 @@ def test_in_bfloat16_it_learns_nearly_the_same(
     assert not same(near[-1]["student"], after[-1]["student"])
 
 
-def test_an_empty_cohort_changes_nothing() -> None:
+def test_dense_with_empty_cohort_keeps_its_state() -> None:
     world = small_world("dense", *TINY)
     begun = world.aggregator.init(world.env)
     state, metrics = world.aggregator.update(begun, [], world.env)
@@ -524,9 +530,8 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
     together = replace(aggregator, teachers="stacked")
     with pytest.raises(ConfigError, match="cannot be stacked: they differ in architecture"):
         together.init(mixed)
-    together.init(
-        replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),)))
-    )  # but the server's
+    # All but the server's
+    together.init(replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),))))
     choosy = ModelSpec.of({"_target_": "tests.methods.test_dense.Choosy"}, (1, 4, 4), 3)
     with pytest.raises(ConfigError, match="cannot be stacked: "):
         together.init(replace(env, specs=Specs(choosy)))
@@ -541,7 +546,10 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
 
 
 def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
-    """In a process of its own, which kills itself in call number `call`, from 0, of a function that `place` uses."""
+    """Run in a separate process that kills itself.
+
+    It dies in call number `call`, from 0, of a function that `place` uses.
+    """
     count, module = iter(range(100)), import_module(place)
     whole = getattr(module, name)
 
@@ -557,7 +565,7 @@ def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
 def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two client networks teach a third; processes die by kill -9 within the third and the fifth step."""
+    """Two client networks teach a third. Processes die within the third and the fifth step."""
     monkeypatch.setattr(running, "draw_curve", lambda rows, path, title: None)
     wide = "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [9]}"
     config = compose(
@@ -638,7 +646,10 @@ def test_a_generators_pictures_are_filed_as_the_student_sees_them(method: str) -
 
 
 def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (count, 1, 16, 16) of a horizontal bar, a vertical one, a square or a diagonal on noise, and their classes."""
+    """Return images (count, 1, 16, 16) and their classes.
+
+    The classes are a horizontal bar, a vertical one, a square or a diagonal, on noise.
+    """
     random = torch.Generator().manual_seed(seed)
     y = torch.multinomial(torch.tensor(share).float(), count, replacement=True, generator=random)
     x = torch.randint(0, 90, (count, 1, 16, 16), generator=random)
@@ -656,9 +667,10 @@ def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch
 
 
 def taught_by_shapes(seed: int, *keys: str) -> float:
-    """Accuracy of the student of three clients that hold two classes each almost alone; its loss has fallen.
+    """Return the accuracy of a student of three clients with mainly two classes each.
 
-    The ensemble is sure of its labels on the images: their cross-entropy is far below an even guess's, log 4.
+    Its loss has fallen. The ensemble is certain of its labels on the images: their
+    cross-entropy is far below an even guess's, log 4.
     """
     shares = ([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8])
     parts = [shapes(120, 10 * seed + number, share) for number, share in enumerate(shares)]
@@ -694,9 +706,10 @@ def taught_by_shapes(seed: int, *keys: str) -> float:
 
 
 def test_the_student_learns_from_images_alone() -> None:
-    """Well beyond chance, a quarter, and by the mean of seeds better than without L_BN and L_div.
+    """The accuracy is well above chance, a quarter.
 
-    With fewer images and steps the order of the two is a matter of the processor's last bits.
+    On average over seeds it is higher than without L_BN and L_div. With fewer images
+    and steps, the order of the two depends on the processor's last bits.
     """
     whole = [taught_by_shapes(seed) for seed in range(2)]
     similar = [

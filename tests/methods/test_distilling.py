@@ -1,4 +1,4 @@
-"""FedDF and FedBE: targets, students, and what training on the server keeps between steps."""
+"""FedDF and FedBE: targets, students, and state between the steps on the server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Normed(nn.Module):
 def world_of(
     method: str, *overrides: str, model: dict[str, Any] | None = None, **changes: Any
 ) -> World:
-    """A world whose aggregator has other values of fields besides those that `overrides` say."""
+    """Return a world of `overrides` whose aggregator has some other field values."""
     world = make_world(f"method={method}", *overrides, **({"model": model} if model else {}))
     world.experiment = replace(world.experiment, aggregator=replace(world.aggregator, **changes))
     return world
@@ -67,7 +67,10 @@ def params_of(state: dict[str, Any]) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
-    """w - lr grad KL(target || student), the target averaged by torch's own modules; the temperature divides both."""
+    """The step is w - lr grad KL(target || student), with the target by torch's modules.
+
+    The temperature divides the logits of both.
+    """
     world = world_of("feddf", average=average, temperature=2.0, epochs=1, optimizer=Sgd(), lr=0.7)
     teachers = models_near(world.env.initial_weights(), 3)
     state, _ = round_of(world, teachers, [10, 20, 30])
@@ -90,7 +93,10 @@ def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
 
 
 def test_a_students_step_size_follows_half_a_cosine() -> None:
-    """lr (1 + cos(pi t / T)) / 2 in step t of T, or the same in all: a loop of torch's own on the whole proxy."""
+    """It is lr (1 + cos(pi t / T)) / 2 in step t of T, or constant.
+
+    The comparison is a torch loop on the whole proxy.
+    """
     for schedule in ("cosine", "constant"):
         world = world_of(
             "feddf", epochs=4, batch_size=100, optimizer=Sgd(), lr=0.7, schedule=schedule
@@ -121,7 +127,7 @@ def test_a_students_step_size_follows_half_a_cosine() -> None:
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe"])
 def test_teachers_like_the_student_leave_it_alone(method: str) -> None:
-    """Nothing to learn: no gradient. And teachers are only asked."""
+    """If teachers equal the student, there is no gradient. Teachers do not change."""
     changes = {"samples": 0, "temperature": 1.0} if method == "fedbe" else {}
     world = world_of(method, optimizer=Sgd(momentum=0.9), lr=1.0, epochs=5, **changes)
     start = world.env.initial_weights()
@@ -210,9 +216,8 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
     assert_same(params_of(states[Same]), params_of(states[type(None)]), 1e-12)
     with pytest.raises(AssertionError):
         assert_same(params_of(states[Shifted]), params_of(states[Same]), 1e-6)
-    world = world_of(
-        "feddf", augment=True, epochs=2, optimizer=Sgd()
-    )  # student and teachers see the same
+    # Student and teachers see the same
+    world = world_of("feddf", augment=True, epochs=2, optimizer=Sgd())
     world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
     start = world.env.initial_weights()
     assert_same(params_of(round_of(world, [start] * 2)[0]), [start.params], 1e-12)
@@ -220,7 +225,10 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> None:
-    """Each client starts from a network of its own kind; the student, of another, takes autograd's step towards their mean."""
+    """Each client has another architecture, and the student yet another.
+
+    The student takes autograd's step towards the teachers' mean.
+    """
     changes = {
         "student_start": "fresh",
         "augment": augment,
@@ -255,7 +263,10 @@ def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> N
 
 
 def test_on_a_clients_own_samples_a_fresh_student_becomes_that_client() -> None:
-    """The longer it is taught, the closer it comes, and in the end it says what the client says as often as never before."""
+    """The student approaches the client with the number of steps.
+
+    In the end it agrees with the client most often.
+    """
     alone = make_world("method=fedavg", "rounds=10", data=make_data((60,)))
     teacher = alone.run().state["weights"]
     said = module_of(teacher)(alone.data.train.inputs(slice(None))).detach()
@@ -338,9 +349,8 @@ def test_interrupted_after_any_step_it_is_the_straight_run(
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe", "fedlaw"])
 def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(method: str) -> None:
-    world = world_of(
-        method, model=NORMED, epochs=2, batch_size=8
-    )  # 9 samples: a batch of one, which is left out
+    # 9 samples: a batch of one, which is left out
+    world = world_of(method, model=NORMED, epochs=2, batch_size=8)
     start = world.env.initial_weights()
     state, _ = round_of(world, models_near(start, 2))
     assert int(state["weights"].buffers["norm.num_batches_tracked"]) == 2
@@ -359,7 +369,10 @@ def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(meth
 
 
 def test_fedbes_teachers_count_alike() -> None:
-    """The mean, the clients and the drawn models; the mean of their probabilities to the power of 1 / T, normalised."""
+    """The teachers are the mean, the clients and the sampled models.
+
+    The target is the mean of their probabilities to the power of 1 / T, normalised.
+    """
     world = world_of("fedbe", samples=2, temperature=0.5)
     start, x = world.env.initial_weights(), proxy_inputs(world)
     models, p = models_near(start, 3), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
@@ -424,7 +437,10 @@ def test_the_students_average_is_that_of_every_second_one() -> None:
 
 
 def test_recomputed_statistics_are_torchs() -> None:
-    """`torch.optim.swa_utils.update_bn` on batches of one size; parameters and counters stay."""
+    """The reference is `torch.optim.swa_utils.update_bn` on batches of one size.
+
+    Parameters and counters do not change.
+    """
     spec = ModelSpec.of(NORMED, (1, 2, 2), 3)
     weights = Weights.init(spec, 3, CPU, torch.float64)
     samples = make_data((12,)).train

@@ -19,14 +19,20 @@ from tests.methods.distilled_world import (
 
 
 def competition(d: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    """1 - (KL(M || P) + KL(M || Q)) / 2 of softmaxes at temperature 3, all between 0.01 and 0.99, J at most 1."""
+    """Compute 1 - (KL(M || P) + KL(M || Q)) / 2 of softmaxes at temperature 3.
+
+    Probabilities are between 0.01 and 0.99, J is at most 1.
+    """
     p, q = (torch.distributions.Categorical(logits=logits / 3).probs for logits in (s, d))
     m, p, q = (value.clamp(0.01, 0.99) for value in ((p + q) / 2, p, q))
     return 1 - ((m * (m / p).log() + m * (m / q).log()).sum(1).mean() / 2).clamp(max=1)
 
 
-def test_an_epoch_is_that_of_a_loop_of_torchs() -> None:
-    """Pixels under a sigmoid, rolled by one offset a step, with every term; the best of four steps goes to the bank."""
+def test_fed_adi_epochs_equal_a_torch_loop() -> None:
+    """Pixels under a sigmoid are rolled by one offset per step, with every term.
+
+    The best of four steps goes to the bank.
+    """
     weights = ("w_f=0.3", "w_tv=0.01", "w_2=0.1", "w_c=2.0", "N_inv=4", "lr_pixels=0.5")
     world = small_world("fed_adi", *(f"aggregator.{one}" for one in weights))
     after, _ = states(world)

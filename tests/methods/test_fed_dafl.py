@@ -29,8 +29,11 @@ TINY = (
 )
 
 
-def test_both_learn_in_every_step_as_in_a_loop_of_torchs() -> None:
-    """Two epochs of three joint steps with modules and optimizers of torch's, teachers and their features twice computed."""
+def test_fed_dafl_epochs_equal_a_torch_loop() -> None:
+    """Two epochs of three joint steps use torch's modules and optimizers.
+
+    Teachers and their features are computed twice.
+    """
     world = small_world(
         "fed_dafl", *TINY, "aggregator.T=2", "aggregator.w_oh=0.4", "aggregator.w_a=0.7"
     )

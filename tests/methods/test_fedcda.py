@@ -1,4 +1,4 @@
-"""FedCDA against true weight vectors: its selection by loops over all combinations, its rounds written out again."""
+"""FedCDA: its selection against all combinations, its rounds written out again."""
 
 from __future__ import annotations
 
@@ -23,14 +23,10 @@ from fedexp.storage.stored_weights import FileBackedModelStore
 from fedexp.storage.tensors import TensorStore
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed
 
-NORMALISED = {
-    "_target_": "tests.engines.plugins.Normalised"
-}  # BatchNorm: floating buffers and a counter
-NEWEST_LAST = (
-    "aggregator.L=0.0",
-    "local.lr=0.4",
-    "local.batch_size=4",
-)  # steps so large that older models are better
+# BatchNorm: floating buffers and a counter
+NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}
+# Steps are so large that older models are better
+NEWEST_LAST = ("aggregator.L=0.0", "local.lr=0.4", "local.batch_size=4")
 
 
 def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) -> float:
@@ -41,7 +37,10 @@ def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) 
 
 
 class Instance:
-    """Random candidates of `sizes` models a client, `fixed` more whose choice is fixed, around one far point."""
+    """Random candidates around one far point.
+
+    There are `sizes` models per client, and `fixed` more whose choice is fixed.
+    """
 
     def __init__(
         self, seed: int, sizes: Sequence[int], fixed: int, D: int = 7, L: float = 1.0
@@ -102,9 +101,8 @@ class Instance:
 def test_the_selection_is_brute_force_over_true_vectors(
     groups: list[list[int]], fixed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14
-    )  # blocks of two numbers a row
+    # Blocks of two numbers per row
+    monkeypatch.setattr("fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14)
     moved = 0
     for seed in range(12):
         instance = Instance(seed, (3, 1, 2, 3), fixed, L=(0.3, 1.0, 5.0)[seed % 3])
@@ -132,7 +130,7 @@ def test_the_optimum_is_below_every_other_choice_and_knows_no_centre() -> None:
 
 
 def test_equal_choices_go_to_the_newest() -> None:
-    """All entries of a client equal: whatever it chooses is the same, and it keeps the newest."""
+    """If all entries of a client are equal, it keeps the newest."""
     instance = Instance(0, (2, 2), 1)
     for owner, losses in zip(instance.owners, instance.losses, strict=True):
         owner[:], losses[:] = np.round(owner[0]), losses[0]
@@ -166,7 +164,11 @@ def vector(tree: dict[str, torch.Tensor]) -> np.ndarray:
 @pytest.mark.parametrize("unseen", ["left_out", "initial"])
 @pytest.mark.parametrize("loss_term", ["true", "false"])
 def test_rounds_are_those_written_out(unseen: str, loss_term: str) -> None:
-    """FIFO, warm-up, whose choice is fixed, the mean over all clients seen, BatchNorm's statistics: over true vectors."""
+    """The reference works on true vectors.
+
+    It has FIFO, warm-up, fixed choices, the mean over all clients seen, and BatchNorm's
+    statistics.
+    """
     world = make_world(
         "method=fedcda",
         "aggregator.strategy=optimal",
@@ -331,11 +333,8 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
     coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
     assert "sampling=fixed bounds" in refusal("aggregator.B=1", "clients=20", *coins)
-    small = [
-        "method=fedcda",
-        "clients_per_round=2",
-        "limit.server_steps=2",
-    ]  # a smoke form has fewer groups, too
+    # A smoke variant has fewer groups too
+    small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]
     assert Experiment.of(compose(small)).extent.clients == 10
 
 

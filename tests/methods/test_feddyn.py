@@ -1,4 +1,4 @@
-"""FedDyn against its own mathematics: its minimiser in closed form, its fixed point, its server's invariant."""
+"""FedDyn: its minimiser in closed form, its fixed point, its server's invariant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ A = 0.5
 
 @dataclass(frozen=True)
 class LeastSquares(Classification):
-    """Half the squared distance of the output to the one-hot target: every client's f_i is a quadratic."""
+    """A task with half the squared distance of the output to the one-hot target.
+
+    Every client's f_i is a quadratic.
+    """
 
     cross_entropy: ClassVar[bool] = False
 
@@ -59,7 +62,10 @@ def quadratics(
 
 
 def normal_equations(world: World, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """H (features, features) and C (classes, features): the gradient of f_i at W is ``W H - C``."""
+    """Return H (features, features) and C (classes, features).
+
+    The gradient of f_i at W is ``W H - C``.
+    """
     index = world.data.partition.of(client)
     x = world.data.train.x[index].flatten(1).numpy()
     y = np.eye(2)[world.data.train.y[index].numpy()]
@@ -67,7 +73,10 @@ def normal_equations(world: World, client: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def test_one_client_follows_its_exact_minimisers() -> None:
-    """N = 1: ``argmin f - <g, w> + (a/2) ||w - w^t||^2`` by linear algebra, every round."""
+    """With N = 1, a round gives ``argmin f - <g, w> + (a/2) ||w - w^t||^2``.
+
+    It is computed by linear algebra in every round.
+    """
     world = quadratics("feddyn", (32,), 3, 300, f"trainer.a={A}")
     H, C = normal_equations(world, 0)
     w, g, d = np.zeros((2, 4)), np.zeros((2, 4)), np.zeros((2, 4))
@@ -80,11 +89,13 @@ def test_one_client_follows_its_exact_minimisers() -> None:
 
 
 def test_clients_that_differ_reach_the_minimiser_of_their_mean() -> None:
-    """FedAvg's fixed point is biased, FedDyn's is not; every g_i is then the client's own gradient there."""
+    """FedAvg's fixed point is biased, FedDyn's is not.
+
+    Every g_i is then the gradient of its own client there.
+    """
     fedavg, feddyn = (quadratics(method, (32, 20, 26), 60, 5) for method in ("fedavg", "feddyn"))
-    feddyn.env = replace(
-        feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0)
-    )  # of the order of H: quickest
+    # Fastest for an order of H
+    feddyn.env = replace(feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0))
     parts = [normal_equations(feddyn, client) for client in range(3)]
     best = sum(C for _, C in parts) @ np.linalg.inv(sum(H for H, _ in parts))
     after = feddyn.run()

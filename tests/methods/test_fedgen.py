@@ -64,7 +64,7 @@ def test_the_generators_loss_is_the_sum_written_out(ensemble: Any) -> None:
 
 
 def trained(world: World, heads: list[int], held: list[list[int]]) -> dict[str, Tensor]:
-    """The generator after the first round of clients with these heads and class counts."""
+    """Return the generator after the first round of clients with these heads and counts."""
     method: Any = world.aggregator
     state = method.init(world.env)
     models = models_near(state["weights"], max(heads) + 1, 2.0)
@@ -78,7 +78,7 @@ def trained(world: World, heads: list[int], held: list[list[int]]) -> dict[str, 
 COUNTS = [[3, 0, 5], [0, 4, 2], [6, 1, 0]]
 
 
-def test_the_generator_does_not_know_the_order_of_the_clients() -> None:
+def test_fedgen_generator_does_not_depend_on_client_order() -> None:
     world = world_of("fedgen", **SMALL)
     a = trained(world, [0, 1, 2], COUNTS)
     assert_same([trained(world, [2, 0, 1], [COUNTS[2], COUNTS[0], COUNTS[1]])], [a], 1e-9)
@@ -86,14 +86,16 @@ def test_the_generator_does_not_know_the_order_of_the_clients() -> None:
         assert_same([trained(world, [0, 1, 2], [COUNTS[1], COUNTS[0], COUNTS[2]])], [a], 1e-6)
 
 
-def test_to_the_generator_copies_of_a_client_are_one() -> None:
+def test_fedgen_generator_of_copied_clients_equals_that_of_one() -> None:
     world = world_of("fedgen", **SMALL)
     assert_same([trained(world, [0] * 3, [COUNTS[0]] * 3)], [trained(world, [0], COUNTS[:1])], 1e-9)
 
 
 def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
-    """In the third and fourth round: one Adam for both, at a step size that has decayed twice and three times, for classes that
-    somebody has two of, heads as sent."""
+    """The third and fourth round have one Adam, and a step size decayed two and three times.
+
+    Classes are those that a client has two samples of. Heads are as sent.
+    """
     world = world_of("fedgen", lr_decay=0.5, **SMALL)
     method: Any = world.aggregator
     state = method.init(world.env)
@@ -133,7 +135,10 @@ def test_the_generators_optimizer_outlives_a_round() -> None:
 
 
 def test_features_are_made_for_classes_that_somebody_has_more_than_one_of() -> None:
-    """Nobody has two of anything: the generator stays; clients are told of every class that somebody had."""
+    """If no client has two samples of a class, the generator does not change.
+
+    Clients receive every class that a client has had.
+    """
     world = world_of("fedgen", **SMALL)
     method: Any = world.aggregator
     state = method.init(world.env)
@@ -168,7 +173,10 @@ def test_a_generator_that_diverges_ends_the_run_in_words() -> None:
 
 
 def test_a_clients_step_is_autograds() -> None:
-    """Cross-entropy, alpha's and beta's terms of features that the server's generator makes, by torch's modules."""
+    """The loss has cross-entropy, and the terms of alpha and beta of generated features.
+
+    The reference uses torch's modules.
+    """
     alpha, beta, size, noise_size = 2.0, 3.0, 5, 3
     world, jobs = second_round(
         "local.epochs=null",

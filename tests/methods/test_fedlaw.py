@@ -79,7 +79,7 @@ def test_learning_starts_from_the_weighted_mean_or_from_the_plain_one() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_learning_is_a_loop_of_torchs_own(form: str) -> None:
-    """Adam on x and z by autograd through the mix of a functional network, full batch."""
+    """The reference is Adam on x and z by autograd through the mix, full batch."""
     world = world_of("fedlaw", form=form, epochs=4, lr=0.1)
     start, proxy = world.env.initial_weights(), world.env.proxy
     assert proxy is not None
@@ -122,7 +122,10 @@ def test_of_one_model_gamma_alone_is_learned() -> None:
 
 
 def test_in_the_variant_of_averages_the_shares_come_first_and_gamma_after_them() -> None:
-    """Of 8 epochs 4 move x, whose values after the last two of these are averaged; then z moves."""
+    """In the first 4 of 8 epochs x moves, and its last two values are averaged.
+
+    Then z moves.
+    """
     world = world_of("fedlaw", learn="swa", epochs=8, lr=0.3)
     method, models = world.aggregator, models_near(world.env.initial_weights(), 3)
     state, _ = method.update(method.init(world.env), results_of(models), world.env)

@@ -1,4 +1,4 @@
-"""Layer-wise matching: an independent loop form, closed forms, the steps of a round, cycles, and what is refused."""
+"""Layer-wise matching: an independent loop form, closed forms, steps, cycles, refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ EVEN = [[2, 3, 4]] * 4
 
 
 class Branches(nn.Module):
-    """Two convolutions of the image side by side, flattened into a linear layer with the image's mean before them."""
+    """A network with two parallel convolutions of the image, flattened.
+
+    The image's mean comes before them in the input of the linear layer.
+    """
 
     def __init__(self, *, a: int = 3, b: int = 2, hidden: int = 4) -> None:
         super().__init__()
@@ -114,7 +117,10 @@ def function_of(weights: Weights) -> torch.Tensor:
 
 
 def blocks(model: Weights) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    """Weight (out, units of the layer before, entries a unit) and bias of every layer of a chain."""
+    """Return weight and bias of every layer of a chain.
+
+    A weight has shape (out, units of the layer before, entries per unit).
+    """
     layers = structure_of(model.spec, IMAGE).layers
     found, units = [], IMAGE[0]
     for layer in layers:
@@ -212,7 +218,10 @@ def test_the_loop_form_agrees(name: str, options: dict) -> None:
 
 
 def shrunk(model: Weights, copies: int, ratio: float = 1.0) -> Weights:
-    """What N copies make of a model: all but the output layer counts N times, the prior sigma / sigma0 times."""
+    """Return the result of fusing N copies of a model.
+
+    All but the output layer counts N times, the prior sigma / sigma0 times.
+    """
     params = {}
     for name, value in model.params.items():
         mu0 = 0.1 if name.endswith("bias") else 0.0
@@ -225,8 +234,11 @@ def shrunk(model: Weights, copies: int, ratio: float = 1.0) -> Weights:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_permuted_copies_shrink(name: str) -> None:
-    """N / (N + 1) a layer, (0.1 + N b) / (N + 1) for biases, an output layer as it was; no unit is lost or added."""
+def test_fedma_of_permuted_copies_is_shrunk_by_the_prior(name: str) -> None:
+    """The factor is N / (N + 1) per layer. Biases become (0.1 + N b) / (N + 1).
+
+    The output layer does not change, and no unit is lost or added.
+    """
     spec, model = NETS[name], models_of(NETS[name], 1)[0]
     structure, world = structure_of(spec, IMAGE), matching(spec, gamma=0.01)
     for copies in (1, 4):
@@ -290,7 +302,10 @@ def test_without_new_units_models_stay_as_wide_as_the_widest() -> None:
 
 @pytest.mark.parametrize("name", ["resnet, one group", "gated", "cnn, BatchNorm", "concatenated"])
 def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
-    """Permuted copies give the model: norms, running statistics and tied layers move with their units."""
+    """Permuted copies give the model.
+
+    Norms, running statistics and tied layers move with their units.
+    """
     spec, model = MODELS[name], models_of(MODELS[name], 1)[0]
     structure = structure_of(spec, IMAGE)
     world = matching(spec, widths="fixed", fold_batch_norm=False, sigma0=1e12)
@@ -304,9 +319,12 @@ def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
     assert_same(tensors(result), tensors(model), 1e-9)
 
 
-def test_what_a_unit_is(monkeypatch) -> None:
-    """Its incoming weights over common inputs, then its bias, whose prior mean is 0.1; of tied layers the first alone; units
-    of frozen layers are not matched."""
+def test_fedma_unit_has_incoming_weights_and_bias(monkeypatch) -> None:
+    """A unit has its incoming weights over common inputs, then its bias.
+
+    The prior mean of the bias is 0.1. Of tied layers only the first counts, and units
+    of frozen layers are not matched.
+    """
     seen = []
 
     def spy(rows, q, mu0, options, order):
@@ -343,7 +361,10 @@ def test_what_a_unit_is(monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["block", "cnn", "branches"])
 def test_models_may_be_laid_out_at_any_time(name: str) -> None:
-    """After every group, or once at the end; layers that sums tie are replaced once their inputs are common, too."""
+    """They are laid out after every group, or once at the end.
+
+    Layers that sums tie are replaced when their inputs are common too.
+    """
     spec = {**NETS, "block": BLOCK}[name]
     options = BetaBernoulli(0.1, 2.0, fixed=name == "block")
     structure = structure_of(spec, IMAGE)
@@ -392,7 +413,7 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "cnn, BatchNorm"])
 def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
-    """Of models that agree about their units; rows of the output are weighted by class counts."""
+    """The models agree about their units. Output rows are weighted by class counts."""
     spec, models = MODELS[name], models_of(MODELS[name], 3)
 
     def near(tree, first):
@@ -424,7 +445,7 @@ def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_means_are_over_the_units_that_were_matched(name: str) -> None:
-    """Permuted copies are the model again; where no units are matched, the outputs are averaged."""
+    """Permuted copies give the model. Without matched units, the outputs are averaged."""
     spec, models = NETS[name], models_of(NETS[name], 2)
     structure = structure_of(spec, IMAGE)
     moved = [
@@ -569,7 +590,10 @@ def test_retraining_that_moves_nothing_is_one_shot_matching(model) -> None:
 
 
 def test_resumed_after_any_step_to_the_same_bits(tmp_path: Path) -> None:
-    """From disk, by a fresh object; three of four clients a round, so that some have no assignment."""
+    """A fresh object loads the state from disk.
+
+    Three of four clients take part per round, so that some have no assignment.
+    """
     straight = all_steps(training(model=CNN, m=3))
     assert len({frozenset(s.after.state["cohort"]) for s in straight}) == 3  # none, and two cohorts
     for at in range(1, len(straight)):
@@ -585,8 +609,11 @@ def test_resumed_after_any_step_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_clients_go_on_from_their_own_part() -> None:
-    """With every unit a unit of its own and no prior, a client's part is its own model; whoever was absent gets the units
-    that most have, and all parts are as wide as the first models."""
+    """If no units are matched and there is no prior, a client's part is its own model.
+
+    An absent client gets the units that most clients have. All parts are as wide as the
+    first models.
+    """
     engine = Seen()
     options = {"retrain": False, "gamma": 1e30, "sigma0": 1e14, "sweeps": 0}
     world = training("init=different", m=3, **options)
@@ -622,7 +649,7 @@ def test_with_fixed_widths_all_go_on_from_the_whole_model() -> None:
 
 
 def test_clients_that_are_skipped_leave_the_round() -> None:
-    """In a later step as in the first; without any, the model and the assignments stay."""
+    """This holds in every step. Without clients, model and assignments do not change."""
     world, engine = training(rounds=1), Seen()
     first = next(run(world.aggregator, world.env, engine, world.data)).after.state
     env = world.env.at(0, 1)

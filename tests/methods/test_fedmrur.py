@@ -1,4 +1,4 @@
-"""FedCM, FedSAM, MoFedSAM and FedMRUR: each other along their switches, plain loops, fixed points, the Lorentz geometry."""
+"""FedCM, FedSAM, MoFedSAM and FedMRUR: switches, plain loops, fixed points, geometry."""
 
 from __future__ import annotations
 
@@ -131,8 +131,11 @@ def plain_loop(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_three_rounds_are_the_plain_loop(case: str) -> None:
-    """Softmax regression by full-batch steps, two clients of four a round, a decaying step size; the printed one ascends."""
+def test_fedmrur_three_rounds_equal_a_plain_loop(case: str) -> None:
+    """The problem is softmax regression by full-batch steps with a decaying step size.
+
+    Two of four clients take part per round. The printed variant ascends.
+    """
     overrides, *how = CASES[case]
     extra = (*FULL_BATCH, "rounds=3", f"local.weight_decay={LAMBDA}")
     world = make_world(*overrides, *extra, data=make_data((20, 12, 20, 12)), model=SOFTMAX, m=2)
@@ -172,7 +175,10 @@ def naive_reduction(d2: Tensor, sigma: float, reduction: str) -> Tensor:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("layer", "reduction"), NAIVE)
 def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str) -> None:
-    """A loop of torch's own: H in both gradients, the mix, then clipping, then decay; and everything that is measured."""
+    """A torch loop has H in both gradients, the mix, then clipping, then decay.
+
+    All measured scalars are compared.
+    """
     gamma, sigma, beta, rho, alpha = 0.5, 0.3, 0.7, 0.2, 0.4
     values = f"gamma={gamma} sigma={sigma} beta={beta} rho={rho} alpha={alpha} layer={layer} reduction={reduction}"
     trainer = [f"trainer.{value}" for value in (*values.split(), "measure_gradient=true")]
@@ -247,7 +253,10 @@ def test_the_momentum_is_over_the_mean_number_of_steps_by_the_models_weights() -
 
 
 def test_at_the_received_model_the_term_is_constant() -> None:
-    """One step from w^t without ascent: R is 1 and its gradient 0, so the step is FedCM's to the bit."""
+    """In one step from w^t without ascent, R is 1 and its gradient 0.
+
+    So the step is bit-identical to FedCM's.
+    """
     one = ("rounds=1", "local.epochs=null", "local.steps=1")
     hyperbolic = make_world(
         "method=fedmrur_h", "trainer.rho=0.0", "trainer.gamma=50", "trainer.sigma=0.01", *one
@@ -282,7 +291,10 @@ class Bowl(Classification):
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_the_momentum_is_in_units_of_a_gradient_whatever_the_schedule(decay: float) -> None:
-    """Under a constant gradient 1 it is 1 - (1 - alpha)^t, for any step sizes and for clients with unequal steps."""
+    """Under a constant gradient 1 it is 1 - (1 - alpha)^t.
+
+    This holds for any step sizes and for clients with unequal steps.
+    """
     world = make_world(
         "method=fedcm", "trainer.alpha=0.25", f"local.lr_decay={decay}", "rounds=4", model=SOFTMAX
     )
@@ -293,7 +305,10 @@ def test_the_momentum_is_in_units_of_a_gradient_whatever_the_schedule(decay: flo
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_fixed_points_on_a_quadratic(inside: bool) -> None:
-    """``grad f + (lambda / alpha) w = 0`` with decay outside the mix, ``grad f + lambda w = 0`` inside."""
+    """They satisfy ``grad f + (lambda / alpha) w = 0`` with decay outside the mix.
+
+    With decay inside they satisfy ``grad f + lambda w = 0``.
+    """
     alpha, decay = 0.5, 0.4
     keys = (
         f"trainer.alpha={alpha}",
@@ -351,7 +366,10 @@ def test_the_distance_and_its_gradient_are_their_definitions(beta: float) -> Non
 
 
 def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
-    """Where the definition, in the same precision, is off by a quarter of its size or more, by the processor's sums."""
+    """In the same precision, the definition is wrong by at least a quarter of its value.
+
+    How much depends on the processor's sums.
+    """
     rng = np.random.default_rng(1)
     a = torch.from_numpy(rng.normal(size=(50, 512)) * 1.3).float()
     z = a + torch.from_numpy(rng.normal(size=a.shape) * 1e-3).float()
@@ -362,14 +380,16 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
     )
     longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    assert bool(
-        (squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all()
-    )  # of parallel vectors
+    # For parallel vectors
+    assert bool((squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all())
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
-def test_extremes_stay_finite(reduction: str) -> None:
-    """Zero, equal, opposite and huge representations in float32, and a sigma that takes every exponent over its bound."""
+def test_hyperbolic_regularizer_of_extreme_inputs_is_finite(reduction: str) -> None:
+    """Representations are zero, equal, opposite and huge in float32.
+
+    sigma takes every exponent over its bound.
+    """
     trainer = FedMRUR(sigma=1e-3, reduction=reduction)  # type: ignore[arg-type]
     a = torch.tensor([0.0, 1.0, 1e15, -1e15])[:, None].repeat(1, 3)
     for at in (a, -a, torch.zeros_like(a), a * (1 + 1e-6)):
@@ -432,16 +452,18 @@ def test_lengths_are_weighted_as_the_updates_are() -> None:
     assert amplification({"w": torch.tensor([0.6, 0.8])}, stats) == pytest.approx(3.0)
 
 
-def test_special_cohorts() -> None:
-    """Orthogonal unit updates: sqrt(m), and length 1. Equal ones: nothing. Opposite ones: w stays. One: to the bit."""
+def test_normalized_mean_of_special_cohorts_is_exact() -> None:
+    """Orthogonal unit updates: sqrt(m), and length 1.
+
+    Equal ones: nothing. Opposite ones: w stays. One: to the bit.
+    """
     eye = torch.eye(12, dtype=torch.float64)[:4].reshape(4, 3, 4)
     U, metrics = aggregated(list(eye))
     assert float(U.norm()) == pytest.approx(1.0) and metrics["server/factor"] == pytest.approx(2.0)
     move = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4)))
     torch.testing.assert_close(aggregated([move] * 3)[0], move, rtol=1e-12, atol=0)
-    assert (
-        float(aggregated([move, -move])[0].norm()) < 1e-14
-    )  # rounding, and not of the updates' length
+    # Rounding, not relative to the updates' length
+    assert float(aggregated([move, -move])[0].norm()) < 1e-14
     assert not aggregated([torch.zeros_like(move)] * 2)[0].any()
     alone = [[scale * move] for scale in (0.1, 1 / 3, 0.7, 1.1)]
     assert all(torch.equal(aggregated(u)[0], aggregated(u, "aggregator=mean")[0]) for u in alone)

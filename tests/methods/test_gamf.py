@@ -1,4 +1,4 @@
-"""GAMF: Sinkhorn, affinities and the schedules are the formulas', and permutations that were planted come back."""
+"""GAMF: Sinkhorn, affinities and schedules by formula, planted permutations."""
 
 from __future__ import annotations
 
@@ -91,9 +91,8 @@ def test_a_matrix_that_underflows_is_normalised_with_logarithms() -> None:
 def test_rows_and_columns_sum_to_one(iterations: int) -> None:
     S = doubly_stochastic(rows(4, 10, 10), 0.5, iterations)
     one = torch.ones(4, 10, dtype=torch.float64)
-    exact, near = (
-        (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))
-    )  # the last half-step's are exact
+    # The last half-step's are exact
+    exact, near = (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))
     torch.testing.assert_close(exact, one, rtol=0, atol=1e-14)
     torch.testing.assert_close(near, one, rtol=0, atol=1e-6)
 
@@ -114,7 +113,7 @@ def test_early_stop_ends_where_the_sums_are_right(monkeypatch) -> None:
     assert sum(made) == 1000
 
 
-def test_cold_is_the_best_permutation() -> None:
+def test_sinkhorn_at_low_temperature_is_the_best_permutation() -> None:
     V = rows(6, 5, 5)
     hard = permutation_matrices(V)
     torch.testing.assert_close(doubly_stochastic(V, 1e-3, 20_000, EARLY), hard, rtol=0, atol=1e-3)
@@ -134,7 +133,10 @@ def four_norm_kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("divide", [True, False])
 def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
-    """Two hidden layers and soft maps: rows with their inputs moved, columns with the next layer's units moved."""
+    """The MLP has two hidden layers, and the maps are soft.
+
+    Rows have moved inputs, columns the moved units of the next layer.
+    """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[7, 5], bias=False)
     structure, models = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(3)]
     U, first, second, last = (
@@ -170,7 +172,7 @@ def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
 
 
 def test_affinities_after_flattening_written_out() -> None:
-    """A channel's outgoing weights are its block of h * w columns for every unit of the next layer."""
+    """A channel's outgoing weights are its block of h * w columns for every next unit."""
     spec = spec_of("fedexp.models.cnn.ConvNet", channels=[4], kernel=3, hidden=[6], bias=False)
     structure, (a, b) = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(2)]
     conv, dense = (group.name for group in structure.groups)
@@ -232,7 +234,10 @@ ONE = spec_of("fedexp.models.mlp.MLP", hidden=[5])
 
 
 def test_the_joint_schedule(monkeypatch) -> None:
-    """Stages of one sweep each: tau and half-steps as published, the Hungarian method below 0.005."""
+    """Stages have one sweep each. tau and half-steps are the published ones.
+
+    The Hungarian method is used below 0.005.
+    """
     calls = recorded(monkeypatch)
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
     _, sweeps = match_jointly(
@@ -245,7 +250,10 @@ def test_the_joint_schedule(monkeypatch) -> None:
 
 
 def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
-    """After more than 50 counted sweeps; and the Hungarian method comes 75 sweeps before the end in any case."""
+    """It ends after more than 50 counted sweeps.
+
+    The Hungarian method starts 75 sweeps before the end in any case.
+    """
     calls = recorded(monkeypatch)
     monkeypatch.setattr(graduated_assignment, "_change", lambda *_: torch.tensor(1.0))
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
@@ -264,7 +272,7 @@ def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
     assert calls[225] != ("hungarian",) == calls[226]  # sweep 227
 
 
-def test_cycles_of_two_have_settled() -> None:
+def test_change_of_cycles_of_two_is_zero() -> None:
     a, b, c = rows(3, 4, 5, 5)
     change = graduated_assignment._change
     assert change(a, b, a) == change(a, a, b) == 0
@@ -273,7 +281,7 @@ def test_cycles_of_two_have_settled() -> None:
 
 
 def test_two_sweeps_written_out() -> None:
-    """A sweep of Sinkhorn and one of the Hungarian method, against the votes written out."""
+    """One sweep is of Sinkhorn, one of the Hungarian method. Votes are written out."""
     spec = MODELS["mlp"]
     structure, models = structure_of(spec, IMAGE), models_of(spec, 3)
     U = start_of(structure, 3)
@@ -285,9 +293,8 @@ def test_two_sweeps_written_out() -> None:
     assert sweeps == 2
     for name, u in hard.items():
         for i in range(3):
-            moved = (
-                u[i].T @ torch.arange(float(u.shape[1])).double()
-            )  # common unit b holds old unit u[:, b]
+            # Common unit b holds old unit u[:, b]
+            moved = u[i].T @ torch.arange(float(u.shape[1])).double()
             first = u[0].argmax(1)  # named after the first model's
             assert maps[i][name].tolist() == moved[first].tolist()
 
@@ -399,7 +406,7 @@ def test_one_model_is_returned_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_nothing_to_move_is_the_average(count: int) -> None:
+def test_gamf_without_hidden_units_equals_average(count: int) -> None:
     average_of_units_that_stay("gamf", count)
 
 

@@ -1,4 +1,4 @@
-"""Git Re-Basin: permutations that were planted come back, and the inner product of the weights only rises."""
+"""Git Re-Basin: planted permutations, and an inner product that never falls."""
 
 from __future__ import annotations
 
@@ -162,7 +162,10 @@ def test_many_models_come_closer() -> None:
 
 
 def test_one_hidden_layer_is_brute_forces_best() -> None:
-    """Incoming and outgoing weights and biases count; scaled so that each of the three alone would decide otherwise."""
+    """Incoming weights, outgoing weights and biases all count.
+
+    They are scaled so that each of the three on its own would decide otherwise.
+    """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[5])
     structure, decided = structure_of(spec, IMAGE), set()
     for seed in range(12):
@@ -213,7 +216,10 @@ def test_no_group_alone_can_do_better(spec) -> None:
 
 
 def test_visiting_orders_follow_their_names() -> None:
-    """The same names, the same permutations; other names reach other local optima of unrelated models."""
+    """Equal names give equal permutations.
+
+    Other names reach other local optima of unrelated models.
+    """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[12, 12, 12])
     structure, a, b = structure_of(spec, IMAGE), weights_of(spec, 0), weights_of(spec, 1)
 
@@ -229,7 +235,7 @@ def test_visiting_orders_follow_their_names() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_nothing_to_move_is_the_average(count: int) -> None:
+def test_git_rebasin_without_hidden_units_equals_average(count: int) -> None:
     average_of_units_that_stay("git_rebasin", count)
 
 
@@ -324,6 +330,6 @@ def test_settings_without_meaning_are_refused(override: str) -> None:
         Experiment.of(compose(["method=git_rebasin", f"aggregator.matching.{override}"]))
 
 
-def test_inner_product() -> None:
+def test_weight_matching_inner_product_equals_its_definition() -> None:
     a, b = weights_of(MODELS["cnn"], 0), weights_of(MODELS["cnn"], 1)
     assert inner_product(a.params, b.params) == pytest.approx(product(a, b))

@@ -1,4 +1,4 @@
-"""Training on the server queues its steps: an epoch reads tensors' values on the host as often, however many steps it has."""
+"""Server training queues its steps: host reads per epoch do not depend on their number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOVED = {Tensor.to, Tensor.cpu, Tensor.cuda, torch.tensor, torch.as_tensor, torc
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations whose result, or its shape, the host knows only once the device has come to them."""
+    """A counter of operations whose result, or its shape, requires the device to finish."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,10 @@ class Operations(TorchDispatchMode):
 
 
 class Calls(TorchFunctionMode):
-    """Counts what a CPU does without an operation: values as lists or arrays, and moves to a named device."""
+    """A counter of host reads without an operation.
+
+    These are values as lists or arrays, and moves to a named device.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +70,10 @@ class Calls(TorchFunctionMode):
 
 
 def reads(work: Callable[[], object]) -> tuple[int, int]:
-    """How often `work` reads values on the host, and how often it moves a tensor between host and device."""
+    """Return how often `work` reads values on the host, and how often it moves a tensor.
+
+    Moves are between host and device.
+    """
     with Calls() as calls, Operations() as operations:
         work()
     return calls.count + operations.count, calls.moves
@@ -87,7 +93,10 @@ def test_a_read_is_seen(read: Callable[[Tensor], object]) -> None:
 
 
 def epoch(method: str, steps: int, *keys: str) -> tuple[int, int]:
-    """Reads and moves of the second epoch, when the bank holds a batch; the student takes `steps` steps."""
+    """Return reads and moves of the second epoch, when the bank has one batch.
+
+    The student takes `steps` steps.
+    """
     world = small_world(method, "aggregator.b=12", "aggregator.T=2", *keys)
     *_, begun = itertools.islice(run(world.aggregator, world.env, Serial(), world.data), 2)
     logged: list[dict[str, float]] = []
@@ -114,13 +123,12 @@ CLIPPED = ("aggregator.generator.clip=0.1", "aggregator.student.clip=0.1")
 def test_an_epoch_with_a_bank_reads_as_often_however_many_steps_make_images_and_teach(
     method: str, key: str, keys: tuple[str, ...]
 ) -> None:
-    """Steps on images, of the student, of Co-Boosting's weights: all three times as many."""
+    """Steps on images, of the student and of Co-Boosting's weights are three times as many."""
     few = epoch(method, 2, *keys, f"aggregator.{key}=2", "aggregator.B=12")
     many = epoch(method, 6, *keys, f"aggregator.{key}=6", "aggregator.B=4")
     assert few[0] == many[0] > 0
-    if not any(
-        "views" in key for key in keys
-    ):  # noise and offsets of views are drawn where the images are
+    # Noise and offsets of views are drawn where the images are
+    if not any("views" in key for key in keys):
         assert few == many
 
 

@@ -1,4 +1,4 @@
-"""LDAM's margins and weights against figures worked out elsewhere, its loss against the formula, and where its scale is."""
+"""LDAM: margins and weights against known numbers, its loss, and its scale."""
 
 from __future__ import annotations
 

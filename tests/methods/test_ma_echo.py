@@ -1,4 +1,4 @@
-"""MA-Echo against its formulas in their plain form, closed forms of small cases, and its equivariances."""
+"""MA-Echo: its formulas in plain form, closed forms, and equivariances."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def test_without_projections_or_with_full_ones_it_is_the_average(step: float) ->
 
 @pytest.mark.parametrize("step", [0.5, 1.0, 1.6, 1.9])
 def test_complementary_subspaces_keep_both_models(step: float) -> None:
-    """P_1 + P_2 = I: the fixed point is W_1 P_1 + W_2 P_2, so each client's outputs on its own inputs are kept."""
+    """With P_1 + P_2 = I the fixed point is W_1 P_1 + W_2 P_2.
+
+    So each client's outputs on its own inputs are kept.
+    """
     Q, _ = torch.linalg.qr(random(8, 8))
     K = [Q[:, :3], Q[:, 3:]]
     local = [random(4, 8, seed=1), random(4, 8, seed=2)]
@@ -273,7 +276,10 @@ def test_the_exact_projector_is_the_papers_formula() -> None:
 
 
 def test_a_convolutions_updates_are_patches_of_the_mean_map() -> None:
-    """Kernel windows without padding, stride 2, row by row; each flattened as (channel, row, column)."""
+    """Kernel windows have no padding and stride 2, row by row.
+
+    Each is flattened as (channel, row, column).
+    """
     x = random(10, 2, 6, 6)
     layer = Layer("w", None, "conv", (3, 3), (1, 1), (1, 1))
     recursion = Projections(("w",), batch_size=10)._begin(layer, x, 1)
@@ -328,9 +334,10 @@ def cohort(world: World) -> list[ClientResult]:
     ("method", "rule"), [("ma_echo", RELEASED), ("ma_echo_algorithm1", PRINTED)]
 )
 def test_a_whole_fusion_is_the_plain_form(method: str, rule: LayerRule) -> None:
-    """Every hidden layer by the dense iteration with its bias as a column; the output layer over clients that have a class.
+    """Every hidden layer is the dense iteration with its bias as a column.
 
-    Algorithm 1 returns W, and its output layer is the plain mean.
+    The output layer is over clients that have a class. Algorithm 1 returns W, and its
+    output layer is the plain mean.
     """
     world = make_world(f"method={method}", "aggregator.T=7", model={**MLP, "hidden": [9, 6]})
     results = cohort(world)
@@ -410,7 +417,10 @@ def test_layers_that_match_no_pattern_are_averaged() -> None:
 
 
 def test_permuted_models_give_the_permuted_model() -> None:
-    """The same hidden permutation applied to all clients permutes the result: the function is unchanged."""
+    """The same hidden permutation of all clients permutes the result.
+
+    The function does not change.
+    """
     world = make_world("method=ma_echo", model={**MLP, "hidden": [9, 6]})
     results = cohort(world)
     first, second = world.env.layers[:2]
@@ -543,7 +553,10 @@ def test_a_mask_of_classes_needs_a_row_a_class(method: str, key: str, instead: s
 
 
 def test_alignment_first_is_fusing_the_aligned_models() -> None:
-    """The factors follow the models: probing the aligned models afresh gives the same fused function."""
+    """The factors follow the models.
+
+    New probes of the aligned models give the same fused function.
+    """
     model = {**MLP, "hidden": [9, 6]}
     world = make_world("method=ma_echo_ot", "init=different", model=model)
     results = cohort(world)

@@ -1,4 +1,4 @@
-"""Several lambdas on the same models, orders from the legacy generator, class counts from a file."""
+"""Several lambdas on one set of models, legacy orders, class counts from a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAMBDAS = (0.0, 1e-8, 0.3, 0.0, 3.0, 100.0)
 
 
 def problem(frequency: bool):
-    """Units of which a third are alike, in dimensions of one precision or of several."""
+    """Return units of which a third are alike, with one or several precisions."""
     rng = generator(1)
     common = 1.5 * torch.randn(14, 5, generator=rng, dtype=torch.float64)
     models = [common[torch.randperm(14, generator=rng)[:n]] for n in (8, 10, 7, 9)]
@@ -59,7 +59,7 @@ def same(a, b) -> bool:
 def test_each_lambda_is_to_the_bit_what_it_is_alone(
     kind: str, frequency: bool, threads: int, monkeypatch
 ) -> None:
-    """They part from each other at different places; orders of visits are common, or each has its own."""
+    """The lambdas diverge at different places. Visiting orders are common or separate."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     models, q, mu0 = problem(frequency)
     options = BetaBernoulli(0.9, 3.0, caps=False, penalty=kind)
@@ -205,7 +205,10 @@ def after(seed: int) -> dict:
 
 
 def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
-    """Layer after layer, the last hidden one first; of a grid, one lambda after the other, or all from the beginning."""
+    """Layers follow each other, the last hidden one first.
+
+    In a grid, one lambda follows the other, or all start from the beginning.
+    """
     for continued in (True, False):
         world = matching(
             MLPS["two"], "nafi", visits="raw", lam=[0.0, 0.1, 1.0], continued=continued, sweeps=3
@@ -218,9 +221,8 @@ def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
         assert np.array_equal(found, expected[[0, 2]] if continued else expected[[0, 0]])
     plain = matching(MLPS["one"], "pfnm", visits="raw")
     env = replace(plain.env, rounds=1, legacy=after(5))
-    a, b = (
-        plain.aggregator._orders(env, 4, [0], False) for _ in range(2)
-    )  # asking takes nothing from the stream
+    # Asking takes nothing from the stream
+    a, b = (plain.aggregator._orders(env, 4, [0], False) for _ in range(2))
     assert np.array_equal(a, b) and np.array_equal(
         a[0, 0, 0], np.random.RandomState(5).permutation(4)
     )
@@ -260,7 +262,10 @@ def test_class_counts_from_a_file_are_those_of_the_clients_that_take_part(tmp_pa
 def test_given_models_orders_and_counts_decide_everything(
     name: str, kind: str, tmp_path: Path
 ) -> None:
-    """Against the loop form, to 1e-9 in float64; seeds, the split and what clients would answer do not matter."""
+    """The loop form agrees to 1e-9 in float64.
+
+    Seeds, the split and the clients' own answers do not matter.
+    """
     spec, models, depth = MLPS[name], models_of(MLPS[name], 4), 1 if name == "one" else 2
     orders, counts = visits(depth, 5, 4), np.array(COUNTS)
     np.save(tmp_path / "orders.npy", orders)

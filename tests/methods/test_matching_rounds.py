@@ -1,4 +1,4 @@
-"""Several rounds of PFNM and NAFI: parts of the fused network, and matching from stored assignments."""
+"""Several rounds of PFNM and NAFI: parts of the fused network, stored assignments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDE = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6, 5]}
 @pytest.mark.parametrize("sweeps", [0, 3])
 @pytest.mark.parametrize("strength", [0.0, 0.2])
 def test_matching_from_assignments_is_the_loop_forms(sweeps: int, strength: float) -> None:
-    """Global units are numbered anew in their old order, without those that nobody has any more."""
+    """Global units are renumbered in their old order, without units of no client."""
     rng = generator(3)
     models = [torch.randn(n, 4, generator=rng, dtype=torch.float64) for n in (3, 4, 2)]
     start = [torch.tensor([7, 2, 4]), torch.tensor([2, 9, 3, 7]), torch.tensor([0, 9])]
@@ -45,7 +45,10 @@ def test_matching_from_assignments_is_the_loop_forms(sweeps: int, strength: floa
 
 @pytest.mark.parametrize("method", ["pfnm", "nafi"])
 def test_clients_train_their_parts_and_matching_goes_on_from_them(method: str, monkeypatch) -> None:
-    """Of the network of the round before: widths are those of the config, whoever was not there gets what most have."""
+    """Parts are those of the network of the round before, with the config's widths.
+
+    An absent client gets the units that most clients have.
+    """
     world = make_world(
         f"method={method}", "rounds=3", "init=different", "aggregator.gamma=20", model=WIDE, m=3
     )

@@ -1,4 +1,4 @@
-"""MOON against its loss written out in torch, its first round, and what it cannot work with."""
+"""MOON: its loss written out in torch, its first round, and refused settings."""
 
 from __future__ import annotations
 
@@ -116,8 +116,11 @@ def test_with_mu_zero_nothing_is_kept() -> None:
     assert not world.run().clients
 
 
-def test_other_models_leave_the_statistics_alone() -> None:
-    """One training batch a step: BatchNorm's counter says so; and the last model is kept with its statistics."""
+def test_moon_other_models_do_not_change_batch_norm_statistics() -> None:
+    """BatchNorm's counter shows one training batch per step.
+
+    The last model is kept with its statistics.
+    """
     world = make_world("method=moon", "rounds=2", model=NORMALISED)
     plain = make_world("method=fedavg", "rounds=2", model=NORMALISED)
     after = world.run()

@@ -94,7 +94,7 @@ def test_permuted_copies_are_recovered(name: str, variant: str) -> None:
     assert_same(tensors(fused(world, copies, [[2, 2, 2]] * 4)), tensors(model), 1e-13)
 
 
-def test_nothing_to_move_is_the_average() -> None:
+def test_ot_fusion_without_hidden_units_equals_average() -> None:
     average_of_units_that_stay("ot_fusion", 4)
 
 
@@ -111,7 +111,10 @@ def test_running_fusion_halves_and_later_models_weigh_more() -> None:
 
 
 def test_nafis_two_models_written_out() -> None:
-    """One hidden layer: model 1 onto model 0, output transported, biases averaged where they stand."""
+    """With one hidden layer, model 1 is moved onto model 0.
+
+    The output is transported, biases are averaged in place.
+    """
     spec = MODELS["mlp"]
     a, b = (m.params for m in models_of(spec, 2))
     structure = structure_of(spec, IMAGE)
@@ -135,7 +138,7 @@ def test_nafis_two_models_written_out() -> None:
 
 
 @pytest.mark.parametrize(("count", "reference"), [(1, 0), (2, 1), (3, 0)])
-def test_the_reference_stays(count: int, reference: int) -> None:
+def test_ot_fusion_keeps_the_units_of_its_reference(count: int, reference: int) -> None:
     spec = MODELS["cnn"]
     models = models_of(spec, count)
     moved, maps, _ = aligned(models, world_of(spec, "method=ot_fusion").env, Alignment())

@@ -1,4 +1,4 @@
-"""Bayesian matching: closed forms, an independent loop form, brute force, and what is refused."""
+"""Bayesian matching: closed forms, an independent loop form, brute force, refusals."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def chains(widths: list[tuple[int, ...]], biased: bool = True, scale: float = 1.0, seed: int = 0):
-    """Random networks with 4 inputs and 3 classes, hidden units half alike from model to model."""
+    """Return random networks with 4 inputs, 3 classes and half of the units alike."""
     rng = generator(seed)
     top = [max(w) for w in zip(*widths, strict=True)]
     common = [
@@ -184,7 +184,10 @@ def function_of(weights: Weights) -> torch.Tensor:
     ],
 )
 def test_the_loop_form_agrees(widths, biased, options, frequency) -> None:
-    """Unequal widths, classes absent at clients, any penalty: the same network in the same order of units."""
+    """The network and the order of its units agree.
+
+    Widths are unequal, clients lack classes, and all penalties are tested.
+    """
     models = chains(widths, biased)
     shares = class_shares(torch.tensor(COUNTS[: len(models)]))
     own = BetaBernoulli(**{"sigma": 0.9, "sigma0": 3.0, "caps": False, "sweeps": 3, **options})
@@ -250,7 +253,10 @@ def test_units_left_out_of_the_problem_would_not_have_been_chosen() -> None:
 
 
 def test_rewards_are_distances_to_posterior_means() -> None:
-    """sum_d (q w + G)^2 / (q + S) - G^2 / S = sum_d q w^2 - (S q / (S + q)) (w - G / S)^2, with precisions by dimension."""
+    """Precisions differ by dimension.
+
+    sum_d (q w + G)^2 / (q + S) - G^2 / S = sum_d q w^2 - (S q / (S + q)) (w - G / S)^2.
+    """
     options, rng = BetaBernoulli(0.9, 3.0, gamma=2.0, caps=False), generator()
     q = torch.tensor([[1, 1, 0.3, 0.5], [1, 1, 0.7, 0.4], [1, 1, 0.1, 0.6]], dtype=torch.float64)
     mu0 = torch.tensor([0, 0.1, 0, 0], dtype=torch.float64)
@@ -273,8 +279,11 @@ def test_rewards_are_distances_to_posterior_means() -> None:
 
 
 def test_the_papers_penalty_is_the_divergence() -> None:
-    """Against torch.distributions, with a prior mean, precisions by dimension and one that is 0; never negative; less the
-    more members a unit has, at its mean."""
+    """The reference is torch.distributions, with a prior mean and precisions by dimension.
+
+    One precision is 0. The penalty is never negative, and at its mean it falls with the
+    number of members.
+    """
     options, rng = BetaBernoulli(0.9, 3.0, caps=False), generator()
     q = torch.rand(4, 5, generator=rng).double() + 0.1
     q[3, 2] = 0
@@ -295,9 +304,8 @@ def test_the_papers_penalty_is_the_divergence() -> None:
             assert float(found[j, k]) == pytest.approx(float(expected), rel=1e-11)
             assert found[j, k] >= 0
     w, at_mean = torch.randn(1, 5, generator=rng).double(), []
-    pool = _UnitPool(
-        [w] * 6, torch.ones(6, 5).double(), w[0], options
-    )  # the prior's mean is w, and so is every posterior's
+    # The prior's mean is w, and so is every posterior's
+    pool = _UnitPool([w] * 6, torch.ones(6, 5).double(), w[0], options)
     state = pool.recomputed({0: torch.zeros(1).long()})
     for s in range(1, 6):
         form = penalty("paper", state.posterior, pool.q[s], pool.space)
@@ -308,7 +316,10 @@ def test_the_papers_penalty_is_the_divergence() -> None:
 
 @pytest.mark.parametrize("kind", PENALTIES)
 def test_penalties_pair_by_pair(kind: str) -> None:
-    """Against the loop form's, of units with up to 12 members and of a new one; the prior mean is not small."""
+    """The reference is the loop form, for units with up to 12 members and a new one.
+
+    The prior mean is not small.
+    """
     options, rng = BetaBernoulli(0.9, 3.0, caps=False), generator()
     mu0 = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     q = torch.rand(14, 3, generator=rng, dtype=torch.float64) + 0.2
@@ -363,7 +374,7 @@ def test_penalties_pair_by_pair(kind: str) -> None:
 
 
 @pytest.mark.parametrize("widths", [(4, 6, 3), (5, 5, 5)])
-def test_gammas_limits(widths: tuple[int, ...]) -> None:
+def test_pfnm_limits_of_gamma_decide_the_width(widths: tuple[int, ...]) -> None:
     models = [torch.randn(n, 4, generator=generator(n)).double() for n in widths]
     q, mu0 = torch.ones(3, 4).double(), torch.zeros(4).double()
     for gamma, width in ((1e-200, max(widths)), (1e200, sum(widths))):
@@ -395,8 +406,11 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
     torch.testing.assert_close(pool.matched(state.units).mean, G / S, rtol=1e-12, atol=1e-12)
 
 
-def test_caps() -> None:
-    """c_k counts as 10 at most; beyond 700 units one more, but as many as a model needs."""
+def test_pfnm_caps_bound_counts_and_new_units() -> None:
+    """c_k counts as at most 10.
+
+    Beyond 700 units one more is allowed, but as many as a model needs.
+    """
     capped, free = BetaBernoulli(caps=True), BetaBernoulli(caps=False)
 
     def values(
@@ -447,8 +461,11 @@ def shrunk(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MLPS)
-def test_copies_shrink(name: str, method: str) -> None:
-    """w N / (N + sigma / sigma0) for weights, and biases are drawn to 0.1; with shares, N of them count as one."""
+def test_pfnm_of_copies_is_shrunk_by_the_prior(name: str, method: str) -> None:
+    """Weights become w N / (N + sigma / sigma0), and biases are drawn to 0.1.
+
+    With shares, N copies count as one.
+    """
     spec, model = MLPS[name], models_of(MLPS[name], 1)[0]
     for frequency, copies in itertools.product((False, True), (1, 4)):
         world = matching(spec, method, class_frequency=frequency, sigma=0.9, sigma0=3.0)
@@ -482,7 +499,7 @@ def test_permuted_copies_are_recovered(name: str, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MLPS)
 def test_the_order_of_units_does_not_matter(name: str, method: str) -> None:
-    """Whatever each model's own order of hidden units, the fused network computes the same."""
+    """The fused network is the same function for every order of a model's hidden units."""
     spec = MLPS[name]
     world, structure, models = matching(spec, method), structure_of(spec, IMAGE), models_of(spec, 4)
     moved = [
@@ -531,7 +548,10 @@ def test_lambda_0_is_pfnm_to_the_bit_and_a_small_one_changes_no_assignment(
 
 
 def test_a_large_literal_divergence_forbids_new_units() -> None:
-    """Its terms that no weight enters are greatest for a new unit: widths fall to the local one."""
+    """Its terms without weights are greatest for a new unit.
+
+    So widths fall to the local one.
+    """
     models = [chain for seed in range(3) for chain in chains([(6,)], seed=seed)]
     shares = torch.full((3, 3), 1 / 3).double()
     widths = []
@@ -564,7 +584,10 @@ def test_without_hidden_layers_and_prior_it_is_the_average() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_class_absent_at_some_or_at_all(method: str) -> None:
-    """A client without a class says nothing about it; one that nobody has counts uniformly."""
+    """A client without a class does not contribute to it.
+
+    A class that no client has counts uniformly.
+    """
     shares = class_shares(torch.tensor([[1, 0, 0], [3, 0, 5]]))
     assert torch.equal(shares, torch.tensor([[0.25, 0.5, 0], [0.75, 0.5, 1]]).double())
     spec = MLPS["one"]
@@ -580,7 +603,10 @@ def test_a_class_absent_at_some_or_at_all(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_dead_units_are_matched_with_each_other(method: str) -> None:
-    """Units of zeros in every model: numbers stay finite, and they add nothing to the function."""
+    """With units of zeros in every model, numbers stay finite.
+
+    These units add nothing to the function.
+    """
     spec = MLPS["one"]
     models = []
     for model in models_of(spec, 3):
@@ -596,7 +622,7 @@ def test_dead_units_are_matched_with_each_other(method: str) -> None:
     assert all(bool(value.isfinite().all()) for value in result.params.values())
 
 
-def test_what_is_logged() -> None:
+def test_pfnm_logs_widths_and_matched_share() -> None:
     spec = MLPS["two"]
     world, models = matching(spec, "nafi", gamma=1e200), models_of(spec, 3)
     metrics = world.aggregator.fuse(results_of(models, COUNTS[:3]), world.env)[1]
@@ -628,7 +654,10 @@ def test_float32_models_are_matched_in_float64(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grown_model_is_evaluated_stored_and_trained_on(method: str, tmp_path: Path) -> None:
-    """Three rounds from different starts, with parts of a network that grew; what is stored is what was evaluated."""
+    """Three rounds have different starts and parts of a network that grew.
+
+    The stored model is the evaluated one.
+    """
     world = make_world(
         f"method={method}", "init=different", "aggregator.gamma=1e30", data=make_data((20, 12, 17))
     )
@@ -671,9 +700,8 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(
     for env in (other_seed, drawn.env.at(1)):
         assert not np.array_equal(drawn.aggregator._orders(env, 6, [0], False)[0], orders)
     node = {"_target_": "fedexp.methods.nafi.NAFI", "orders": str(file)}
-    assert pin({"aggregator": node}) == {
-        "aggregator.orders": file_sha256(file)
-    }  # what is in it is part of the run's name
+    # Its content is part of the run's identity
+    assert pin({"aggregator": node}) == {"aggregator.orders": file_sha256(file)}
     np.save(file, orders[:, :, ::-1])
     other = fused(given, models, counts).params
     assert any(
@@ -784,14 +812,14 @@ CHAINLESS = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CHAINLESS)
-def test_other_networks_are_refused(name: str, method: str) -> None:
+def test_pfnm_with_other_networks_is_refused(name: str, method: str) -> None:
     spec, words = CHAINLESS[name]
     with pytest.raises(ConfigError, match=words):
         AGGREGATORS[method]().check(spec, IMAGE)
 
 
 @pytest.mark.parametrize("name", [*MLPS, "linear"])
-def test_mlps_are_not(name: str) -> None:
+def test_pfnm_accepts_multi_layer_perceptrons(name: str) -> None:
     spec: ModelSpec = {**MLPS, **MODELS}[name]
     PFNM().check(spec, IMAGE)
 

@@ -1,4 +1,4 @@
-"""Local, ensemble and centralised training, and FedProx, against what they must equal."""
+"""Local, ensemble and centralised training, and FedProx, in known special cases."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedexp.tasks.classification import Classification
 from tests.world import assert_same, make_data, make_world
 
 
-def test_one_client_alone_is_fedavg() -> None:
+def test_local_with_one_client_equals_fedavg() -> None:
     data = make_data((20,))
     a = make_world("method=local", "rounds=1", data=data)
     b = make_world("method=fedavg", "rounds=1", data=data)
     assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
 
 
-def test_ensemble_members_are_the_local_models() -> None:
+def test_ensemble_has_the_models_of_local_training() -> None:
     a, b = make_world("method=local"), make_world("method=ensemble")
     assert_same(a.models(a.run()), b.models(b.run()))
 
@@ -33,7 +33,7 @@ def test_local_models_go_on_from_where_they_were() -> None:
     assert_same(two.models(two.run()), one.models(one.run()), 1e-12)
 
 
-def test_a_full_batch_step_of_the_pool_is_fedavgs() -> None:
+def test_centralized_full_batch_step_equals_fedavg() -> None:
     overrides = ("rounds=4", "local.batch_size=1000")
     a, b = make_world("method=centralized", *overrides), make_world("method=fedavg", *overrides)
     assert_same(a.models(a.run()), b.models(b.run()), 1e-10)
@@ -55,7 +55,10 @@ def test_ensemble_of_copies_is_the_model(combine: str) -> None:
 
 
 def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
-    """Two float32 members that give a class logits 200 and 300 below the best: log((e^-200 + e^-300) / 2)."""
+    """Two float32 members give a class logits 200 and 300 below the best.
+
+    The loss is log((e^-200 + e^-300) / 2).
+    """
     members = [torch.tensor([[0.0, -gap]]) for gap in (200.0, 300.0)]
     log_p = Classification().combine(members, "probs", None)
     torch.testing.assert_close(log_p, torch.tensor([[0.0, -200.0 - math.log(2)]]))
@@ -77,7 +80,10 @@ def test_evaluation_does_not_depend_on_its_batches() -> None:
 
 
 def test_different_starts_average_the_models() -> None:
-    """The mean of local models that began apart, by samples; from the second round on all begin with it."""
+    """The result is the mean, by samples, of local models with different starts.
+
+    From the second round on all clients start from it.
+    """
     mean, alone = (
         make_world(f"method={method}", "init=different", "rounds=1")
         for method in ("fedavg", "local")
@@ -125,6 +131,6 @@ def test_fedprox_hook_is_the_gradient_of_its_quadratic() -> None:
     "overrides",
     [("method=local", "trainer=scaffold"), ("method=ensemble", "server_optimizer=fedadam")],
 )
-def test_parts_without_effect_are_refused(overrides: tuple[str, ...]) -> None:
+def test_baselines_with_settings_without_effect_are_refused(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):
         make_world(*overrides)

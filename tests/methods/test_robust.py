@@ -1,4 +1,4 @@
-"""Rules that withstand clients gone astray: median, trimmed mean, Krum, against plain loops."""
+"""Byzantine-robust rules: median, trimmed mean and Krum against plain loops."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Collecting, int, Callable[[np.ndarray], np.ndarray]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_merging_is_the_plain_formula(case: str) -> None:
+def test_robust_rules_equal_their_formulas(case: str) -> None:
     """Whatever the clients' weights, and in whatever order they come."""
     rule, n, plain = CASES[case]
     trees = updates(n)
@@ -78,7 +78,7 @@ def test_merging_is_the_plain_formula(case: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["median", "trimmed_mean", "krum"])
-def test_one_client_gone_astray_moves_the_model_no_further_than_the_others_do(method: str) -> None:
+def test_robust_rules_bound_the_effect_of_one_byzantine_client(method: str) -> None:
     overrides = [f"method={method}", "rounds=1", "local.batch_size=100"]
     world = make_world(*overrides, data=make_data((20, 12, 17, 9, 15)), model=SOFTMAX)
     state = world.aggregator.init(world.env)

@@ -1,4 +1,4 @@
-"""SCAFFOLD against its own mathematics: unbiased fixed point, control invariants, options, momentum."""
+"""SCAFFOLD: unbiased fixed point, invariants of controls, options, momentum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.world import SOFTMAX, assert_same, make_data, make_world
 
 
 def mean_gradient_norm(world, weight: torch.Tensor, by_samples: bool = False) -> float:
-    """Norm of the gradient of the clients' mean objective at softmax weights (classes, features)."""
+    """Return the norm of the gradient of the clients' mean objective.
+
+    It is taken at softmax weights (classes, features).
+    """
     total = torch.zeros_like(weight)
     for client, n in enumerate(world.env.sizes):
         at = weight.clone().requires_grad_()
@@ -28,7 +31,10 @@ def mean_gradient_norm(world, weight: torch.Tensor, by_samples: bool = False) ->
 
 
 def two_clients(method: str, *overrides: str, sizes: tuple[int, int] = (32, 32)):
-    """Full-batch softmax regression of two clients with different label mixes: FedAvg's fixed point is biased."""
+    """Return full-batch softmax regression of two clients with different label mixes.
+
+    FedAvg's fixed point is biased.
+    """
     return make_world(
         f"method={method}",
         "aggregator.weights=uniform",
@@ -81,7 +87,10 @@ def test_correction_after_the_step_stays_bounded_where_the_gradients_would_diver
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_under_constant_gradients_momentum_leaves_no_drift(option: str) -> None:
-    """Steps so small that gradients do not change: with last round's controls all clients end in one point."""
+    """Steps are so small that gradients do not change.
+
+    With the last round's controls all clients end in one point.
+    """
     world = two_clients(
         "scaffold",
         f"trainer.option={option}",
@@ -170,7 +179,10 @@ def test_one_step_with_everyone_is_fedavg_because_corrections_cancel() -> None:
 
 
 def test_option_two_divides_by_the_lr_of_its_own_round() -> None:
-    """After rounds of one full-batch step its controls are option I's gradients, whatever the schedule of the step size."""
+    """After rounds of one full-batch step its controls are option I's gradients.
+
+    This holds for every schedule of the step size.
+    """
     one = (
         "local.batch_size=100",
         "local.epochs=null",

@@ -1,4 +1,4 @@
-"""FedNova, the FedOpt family and FedExP against formulas written out again, tensor by tensor."""
+"""FedNova, the FedOpt family and FedExP against formulas written out per tensor."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_fednova_normalises_by_the_lr_of_the_round() -> None:
 
 
 def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
-    """With a constant gradient, a client that takes twice the steps does not pull the direction toward itself."""
+    """Under a constant gradient, a client with twice the steps does not turn the direction."""
     world = make_world("method=fednova", "rounds=1", data=make_data((10, 10)))
     state = world.aggregator.init(world.env)
     old = state["weights"]
@@ -230,7 +230,10 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
 
 
 def test_updates_are_as_long_as_they_entered_fednovas_mean() -> None:
-    """u_i / a_i orthogonal and equally long for four clients: eta_g is half their number, whatever their steps."""
+    """u_i / a_i are orthogonal and equally long for four clients.
+
+    eta_g is half their number, whatever their steps.
+    """
     world = make_world(
         "method=fednova",
         "server_optimizer=fedexp",

@@ -30,16 +30,15 @@ def count(**arguments):
         return sum(p.numel() for p in ConvNet(**arguments).parameters())
 
 
-def test_parameter_counts():
+def test_convnet_has_expected_number_of_parameters():
     assert count(**MNIST) == 1_663_370
     assert count(**MNIST, padding="valid") == 582_026
     assert (
         count(**MAECHO)
         == 27 * 64 + 9 * (64 * 128 + 128 * 256) + 4096 * 1000 + 1000 * 500 + 500 * 10
     )
-    assert (
-        count(**MNIST, channels=(20, 50), padding="valid", hidden=(500,)) == 431_080
-    )  # LeNet, 800-500-10
+    # LeNet, 800-500-10
+    assert count(**MNIST, channels=(20, 50), padding="valid", hidden=(500,)) == 431_080
 
 
 def test_lenets_reach_their_linear_parts_with_the_papers_widths():
@@ -50,7 +49,7 @@ def test_lenets_reach_their_linear_parts_with_the_papers_widths():
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
-def test_forward_is_the_formula(padding):
+def test_convnet_forward_equals_its_formula(padding):
     model = ConvNet(
         input_shape=(2, 12, 10),
         num_classes=4,
@@ -161,9 +160,8 @@ def test_maecho_linear_weights_are_xavier_normal_and_convolutions_default():
     for layer in (*model.hidden, model.output):
         n, expected = layer.weight.numel(), (2 / sum(layer.weight.shape)) ** 0.5
         assert abs(layer.weight.std().item() / expected - 1) < 5 / (2 * n) ** 0.5
-        assert (
-            layer.weight.abs().max().item() > 3 * expected
-        )  # a normal has tails, a uniform of this std ends at 1.73
+        # A normal has tails, a uniform of this std ends at 1.73
+        assert layer.weight.abs().max().item() > 3 * expected
     for conv in model.convs:
         bound = conv.weight[0].numel() ** -0.5
         assert 0.95 * bound < conv.weight.abs().max().item() <= bound
@@ -224,7 +222,7 @@ def test_images_too_small_for_the_pools():
         ({"input_shape": (64,)}, "takes images"),
     ],
 )
-def test_impossible_networks(arguments, message):
+def test_convnet_with_impossible_arguments_raises(arguments, message):
     with pytest.raises(ValueError, match=message):
         ConvNet(**(MNIST | arguments))
 

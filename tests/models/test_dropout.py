@@ -30,7 +30,7 @@ def test_same_noise_same_mask_and_streams_differ():
     assert not torch.equal(layer(0.5, "a")(x), layer(0.5, "b")(x))
 
 
-def test_asks_for_its_stream_and_the_input_shape():
+def test_dropout_requests_noise_of_the_input_shape():
     asked = []
     module = layer(0.5, "dropouts.1")
     module.noise = lambda name, shape: asked.append((name, shape)) or torch.zeros(shape)
@@ -69,7 +69,7 @@ def test_training_without_noise_says_who_sets_it():
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, float("nan")])
-def test_impossible_probabilities(p):
+def test_dropout_with_impossible_probability_raises(p):
     with pytest.raises(ValueError, match="dropout must be"):
         Dropout(p)
 

@@ -16,14 +16,14 @@ def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def test_parameter_counts():
+def test_mlp_has_expected_number_of_parameters():
     image = {"input_shape": (1, 28, 28), "num_classes": 10}
     assert count(MLP(**image, hidden=(400, 200, 100), bias=False)) == 414_600
     assert count(MLP(**image, hidden=(200,))) == 784 * 200 + 200 + 200 * 10 + 10
     assert count(MLP(**image, hidden=())) == 7850
 
 
-def test_forward_is_the_formula():
+def test_mlp_forward_equals_its_formula():
     model = MLP(input_shape=(2, 3, 4), num_classes=5, hidden=(7, 6)).double()
     x = torch.randn(9, 2, 3, 4, dtype=torch.float64, generator=torch_generator("x"))
     h = x.reshape(9, 24)
@@ -92,6 +92,6 @@ def test_each_hidden_layer_drops_on_its_own():
         {"input_shape": (1, 0, 8)},
     ],
 )
-def test_impossible_networks(arguments):
+def test_mlp_with_impossible_arguments_raises(arguments):
     with pytest.raises(ValueError, match="at least"):
         MLP(**({"input_shape": (1, 8, 8), "num_classes": 10} | arguments))

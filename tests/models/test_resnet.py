@@ -37,7 +37,7 @@ def on_meta(**arguments):
         ("cifar", 200, 11_271_432),
     ],
 )
-def test_parameter_counts(norm, stem, classes, expected):
+def test_resnet_has_expected_number_of_parameters(norm, stem, classes, expected):
     model = on_meta(input_shape=(3, 32, 32), num_classes=classes, norm=norm, stem=stem)
     assert sum(p.numel() for p in model.parameters()) == expected
 
@@ -107,9 +107,8 @@ def test_every_convolution_is_followed_by_its_norm_so_its_scale_cancels():
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 module.weight.mul_(7)
-        torch.testing.assert_close(
-            model(x), before, rtol=1e-3, atol=1e-4
-        )  # eps 1e-5 does not scale along
+        # Eps 1e-5 does not scale along
+        torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
 
 
 def test_group_norm_treats_samples_alone_and_groups_together():
@@ -204,6 +203,6 @@ def test_any_image_size_works(stem, shape):
         ({"stem": "cifar", "final_pool": 0}, "last map of 4x4"),
     ],
 )
-def test_impossible_networks(arguments, message):
+def test_resnet_with_impossible_arguments_raises(arguments, message):
     with pytest.raises(ValueError, match=message):
         ResNet(**(CIFAR | arguments))

@@ -1,4 +1,4 @@
-"""Frozen extractors: torchvision's numbers, files of weights, what stays frozen, features computed once."""
+"""Frozen extractors: torchvision's numbers, weight files, stored features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORLD = [
 
 
 def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """torchvision's network in evaluation mode, all of its numbers random, and its state."""
+    """Return torchvision's network with random numbers in evaluation mode, and its state."""
     torchvision_datasets()  # makes the import below pass beside any torch
     import torchvision
 
@@ -97,10 +97,10 @@ def refused(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> None:
+def test_extractor_with_unusable_file_is_refused_before_training(tmp_path: Path) -> None:
     said = refused()
     assert "model.pretrained=/path/to/resnet18.pth" in said and "model.random_features=true" in said
-    assert "is not there" in refused(f"model.pretrained={tmp_path}/none.pth")
+    assert "does not exist" in refused(f"model.pretrained={tmp_path}/none.pth")
     assert "not both" in refused(
         f"model.pretrained={tmp_path}/none.pth", "model.random_features=true"
     )
@@ -109,15 +109,17 @@ def test_files_that_will_not_do_are_refused_before_training(tmp_path: Path) -> N
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     assert "cannot be read" in refused(f"model.pretrained={tmp_path}/broken.safetensors")
     torch.save([1, 2], tmp_path / "list.pth")
-    assert "no state dictionary" in refused(f"model.pretrained={tmp_path}/list.pth")
+    assert "not contain a state dictionary" in refused(f"model.pretrained={tmp_path}/list.pth")
     deep = tmp_path / "deep.pth"
     torch.save(torchvision_state(34)[1], deep)
     said = refused(f"model.pretrained={deep}")
-    assert "not this network's" in said and "stages.0.2.conv1.weight" in said
-    assert "not those the config names" in refused(f"model.pretrained={deep}", "model.sha256=0123")
+    assert "do not belong to this network" in said and "stages.0.2.conv1.weight" in said
+    assert "not the ones that the config names" in refused(
+        f"model.pretrained={deep}", "model.sha256=0123"
+    )
 
 
-def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
+def test_identity_of_pretrained_file_depends_on_its_content(tmp_path: Path) -> None:
     def hash_of(name: str) -> str:
         return config_hash(
             compose(["model=resnet18_features", f"model.pretrained={tmp_path}/{name}.pth"])
@@ -132,7 +134,7 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
 def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is trained on has none; what the extractor sees does."""
+    """Features are not normalised, the inputs of the extractor are."""
     monkeypatch.chdir(tmp_path)
     quick = [*TINY, "clients=3", "rounds=1", "limit.train=60", "limit.test=20"]
     local = fedexp.run([*quick, "method=local"])
@@ -143,7 +145,10 @@ def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
 
 
 def whole_and_split(*overrides: str):
-    """The same experiment trained as one network and, on features, as its head alone; equal initial heads."""
+    """Return an experiment trained as one network, and as only its head on features.
+
+    The initial heads are equal.
+    """
     config = compose([*WORLD, "dtype=float64", *overrides])
     split = Experiment.of(config)
     assert split.extractor is not None and split.input_shape == (16,)
@@ -256,7 +261,7 @@ def test_runs_share_features_and_keep_the_head_alone(tmp_path: Path) -> None:
 
 
 def test_statistics_of_a_frozen_extractor_never_move() -> None:
-    """Neither in a network that was in evaluation mode in between, nor by the mean's rounding."""
+    """Neither a network that was in evaluation mode before nor rounding changes them."""
     experiment = Experiment.of(compose([*WORLD, "dataset.augment={flip: 0.5}"]))
     data = experiment.load(CPU)
     env = experiment.env(data, CPU)

@@ -1,4 +1,4 @@
-"""U-Net: its layers and channels, its forward pass written out, and what it refuses."""
+"""U-Net: its layers and channels, its forward pass, and refused arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def test_the_default_has_nafis_nineteen_layers_and_reads_ronnebergers_channels()
 
 
 def doubled(x: Tensor, axis: int) -> Tensor:
-    """Linear interpolation at a quarter and three quarters between the centres of neighbours, the edge's own value outside."""
+    """Interpolate linearly at a quarter and three quarters between neighbours' centres.
+
+    Outside, the value is that of the edge.
+    """
     x = x.movedim(axis, 0)
     before, after = torch.cat([x[:1], x[:-1]]), torch.cat([x[1:], x[-1:]])
     return (
@@ -81,7 +84,7 @@ def test_forward_is_the_network_written_out() -> None:
         ((3, 32, 32), {"down": [[4], [0]], "up": [[4]]}, "every convolution a channel"),
     ],
 )
-def test_what_cannot_be_built_is_said(
+def test_unet_with_impossible_arguments_raises(
     shape: tuple[int, int, int], kwargs: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -22,7 +22,7 @@ def _seeded():
     (40, 1, 563_930, 37),
     (28, 10, 36_479_194, 25),  # Zagoruyko and Komodakis 2016, Table 5: 36.5 M
 ])  # fmt: skip
-def test_parameters_and_norms(depth, widen, parameters, norms):
+def test_wide_resnet_has_expected_parameters_and_norms(depth, widen, parameters, norms):
     with torch.device("meta"):
         model = WideResNet(**CIFAR, depth=depth, widen=widen)
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -42,8 +42,11 @@ def test_multiplications_of_an_image():
     assert 2 * sum(total) == pytest.approx(53e6, rel=0.02)
 
 
-def test_a_block_is_the_formula():
-    """The projection takes the activated input, the identity the raw one; evaluation mode."""
+def test_pre_activation_block_equals_its_formula():
+    """The projection reads the activated input, the identity the raw one.
+
+    The network is in evaluation mode.
+    """
     model = WideResNet(input_shape=(2, 9, 8), num_classes=3, depth=16).double().eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -73,7 +76,7 @@ def test_a_block_is_the_formula():
     torch.testing.assert_close(model(x), features @ model.output.weight.T + model.output.bias)
 
 
-def test_initialisation():
+def test_wide_resnet_initialisation_follows_the_paper():
     for module in WideResNet(**CIFAR).modules():
         if isinstance(module, nn.Conv2d):
             w = module.weight
@@ -100,6 +103,6 @@ def test_a_head_of_cosines_is_their_scaled_values():
     ({"input_shape": (64,)}, "takes images"),
     ({"cosine_scale": 0.0}, "cosine_scale must be positive"),
 ])  # fmt: skip
-def test_impossible_networks(arguments, message):
+def test_wide_resnet_with_impossible_arguments_raises(arguments, message):
     with pytest.raises(ValueError, match=message):
         WideResNet(**(CIFAR | arguments))

@@ -81,9 +81,8 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
 def test_a_full_memo_stores_no_more_answers(tmp_path: Path) -> None:
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3))
-    memo = ClientCache(
-        Counting(), tmp_path, 1e-9, NUMERICS, "code"
-    )  # one byte: the first answer fills it
+    # One byte: the first answer fills it
+    memo = ClientCache(Counting(), tmp_path, 1e-9, NUMERICS, "code")
     asked = [job.asking(job.start, job.probes) for job in jobs]
     stored = [len(list(tmp_path.rglob("*.safetensors"))) for _ in memo.map(asked, world.data)]
     assert stored == [1] * len(jobs) and len(jobs) > 1

@@ -85,9 +85,8 @@ def widened(old: Weights, grow: int, env: Env) -> Weights:
     params = {}
     for name, drawn in fresh.params.items():
         before = old.params[name]
-        value = (
-            torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn
-        )  # its new columns are zero
+        # Its new columns are zero
+        value = torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn
         value[tuple(slice(0, size) for size in before.shape)] = before
         params[name] = value
     return Weights(spec, params, fresh.buffers)

@@ -1,4 +1,4 @@
-"""Clients of several architectures: who has which, what is refused, and that each trains as if all had its own."""
+"""Clients of several architectures: assignment, refused configs, equal training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _tiny_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def archs(*overrides: str, clients: int = 5) -> list[int]:
-    """The number in `TINY` of every client's network."""
+    """Return the number in `TINY` of every client's network."""
     specs = Experiment.of(compose([*QUICK, "method=local", *overrides])).specs
     return [TINY.index(specs.of(client).arch) for client in range(clients)]
 
@@ -66,7 +66,7 @@ def same(a: Weights, b: Weights) -> bool:
     )
 
 
-def test_who_has_which() -> None:
+def test_architectures_assign_networks_to_clients() -> None:
     assert archs(CYCLE) == [0, 1, 2, 0, 1]
     ranges = "architectures.clients={tiny_cnn:0-1,tiny_mlp:[4,2-2],tiny_bn:3}"
     assert archs(ranges) == [1, 1, 0, 2, 0]
@@ -125,7 +125,9 @@ def test_content_counts_and_not_the_place_of_a_file() -> None:
     (["architectures.clients=[tiny_mlp,broken]"], ["cannot take the data set's inputs"]),
     ([CYCLE, "method=ensemble", "aggregator.combine=masked", "architectures.clients=[tiny_mlp,five]"], ["every class"]),
 ])  # fmt: skip
-def test_mistakes_are_refused(overrides: list[str], said: list[str]) -> None:
+def test_architectures_with_faulty_config_are_refused(
+    overrides: list[str], said: list[str]
+) -> None:
     Path("short.json").write_text('["tiny_mlp"]')
     Path("conf/model/broken.yaml").write_text(
         "_target_: torch.nn.Linear\nin_features: 3\nout_features: 10\n"
@@ -139,7 +141,7 @@ def test_mistakes_are_refused(overrides: list[str], said: list[str]) -> None:
 
 
 class Padded(torch.nn.Module):
-    """Ten logits whose last layer has other rows."""
+    """A network of ten logits whose last layer has another number of rows."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -154,7 +156,10 @@ class Padded(torch.nn.Module):
     "method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 )
 def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
-    """Refused although the data are not even there; what distils without data takes any in one shot."""
+    """The refusal needs no data.
+
+    One-shot distillation without data accepts any architecture.
+    """
     free = method.startswith(("local", "ensemble", "dense", "fed_dafl", "fed_adi", "co_boosting"))
     error, words = (DataError, "nowhere") if free else (ConfigError, "one architecture")
     with pytest.raises(error, match=words):
@@ -174,7 +179,10 @@ def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
 
 
 def test_fedsyns_five_networks() -> None:
-    """Table 3's, by their parameters; nothing that averages takes them."""
+    """The networks have Table 3's numbers of parameters.
+
+    Averaging methods refuse them.
+    """
     config = compose(["experiment=fedsyn/table3", "method=local"])
     models = config["architectures"]["models"]
     sizes = []
@@ -246,7 +254,7 @@ def test_workers_train_them_to_the_same_bits() -> None:
     assert serial.result["per_client"] == workers.result["per_client"]
 
 
-def test_resumed_from_disk_is_straight(tmp_path: Path) -> None:
+def test_mixed_architectures_resumed_from_disk_equal_an_uninterrupted_run(tmp_path: Path) -> None:
     experiment = Experiment.of(
         compose([*QUICK, CYCLE, "method=ensemble", "aggregator.combine=masked", "rounds=3"])
     )

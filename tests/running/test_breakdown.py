@@ -1,4 +1,4 @@
-"""Accuracy by class and at every client: against a count sample by sample, in a run, and where it is refused."""
+"""Accuracy by class and client: counted per sample, in a run, and refused settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drawn(world: World, number: int) -> Weights:
 
 
 def hits(model: Weights, world: World, index: Sequence[int]) -> list[float]:
-    """1 for each training sample at `index` that the softmax regression has right, else 0."""
+    """Return 1 for each sample at `index` that the model classifies correctly, else 0."""
     train = world.data.train
     scores = train.x[list(index)].flatten(1) @ model.params["fc.weight"].T
     return (scores.argmax(1) == train.y[list(index)]).double().tolist()
@@ -38,7 +38,10 @@ def hits(model: Weights, world: World, index: Sequence[int]) -> list[float]:
 
 @pytest.fixture
 def world() -> World:
-    """Four clients, one of them empty, and shares held out of two; batches of five cut across classes and clients."""
+    """Return four clients, one of them empty, two with held-out shares.
+
+    Batches of five cut across classes and clients.
+    """
     data = make_data((20, 12, 0, 9, 5, 4), seed=3)
     lists = [data.partition.of(client) for client in range(6)]
     parts = make_parts([lists[0], lists[1], lists[2], lists[3]])

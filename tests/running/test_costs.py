@@ -1,4 +1,4 @@
-"""What a run cost: steps a second, memory before and after, and where the time goes."""
+"""The costs of a run: steps per second, memory before and after, phases."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
 
 
 class Stacking(Serial):
-    """Claims that all but a job's first step ran stacked; remembers what it was given."""
+    """An engine that claims to have stacked all but a job's first step.
+
+    It records its input.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +163,7 @@ def test_peak_memory_is_a_high_water_mark_that_a_run_begins_anew() -> None:
     assert largest({"ram": 1, "gpu": 3}, {"ram": 2}) == {"ram": 2, "gpu": 3}
 
 
-def test_children_count() -> None:
+def test_peak_memory_includes_child_processes() -> None:
     import subprocess
     import sys
 
@@ -211,7 +214,10 @@ def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
 
 @pytest.mark.parametrize(("overrides", "trees"), [(["method=fedavg"], 1), (["method=scaffold"], 2)])
 def test_an_estimate_is_the_formulas(overrides: list[str], trees: int) -> None:
-    """``d + p (c + 4 s) + a max(s b, e / 4)``; SCAFFOLD's clients keep a tree as large as their model."""
+    """The formula is ``d + p (c + 4 s) + a max(s b, e / 4)``.
+
+    SCAFFOLD's clients keep a tree as large as their model.
+    """
     world = make_world(*overrides, "local.batch_size=8")
     d, p = world.data.train.x.nbytes, trees * 8 * (4 * 8 + 8 + 8 * 3 + 3)
     a = 400 * 4 * 8  # of 4 float64 inputs
@@ -231,9 +237,8 @@ def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPat
         for free, near in ((2 * needed, False), (2 * needed - 2, True)):
             monkeypatch.setattr(peak_memory_module, "free_memory", lambda device, free=free: free)
             assert is_near_limit(jobs, world.data, engine, 8) is near
-    assert not is_near_limit(
-        [], world.data, Serial(), 8
-    )  # nothing is trained: the models are stored ones
+    # Nothing is trained: the models are stored ones
+    assert not is_near_limit([], world.data, Serial(), 8)
 
 
 def test_free_memory_is_what_the_machine_and_the_control_group_leave(
@@ -261,7 +266,9 @@ def test_free_memory_is_what_the_machine_and_the_control_group_leave(
     assert free_memory(CPU) > 5000 * 1024  # unknown: all there is
 
 
-def test_where_memory_is_plenty_nothing_is_probed(stored: tuple[dict[str, Any], list[str]]) -> None:
+def test_peak_memory_far_from_the_limit_is_not_probed(
+    stored: tuple[dict[str, Any], list[str]],
+) -> None:
     result, _ = stored
     assert result["memory_probe"] is None
     assert not (Path(result["folder"]) / "run.log").exists()  # nothing to say
@@ -350,9 +357,8 @@ def test_a_profile_is_a_trace_with_the_phases_and_a_table(
         row["seconds"]["train"] for row in read_jsonl(Path(result["folder"]) / "timing.jsonl")
     )
     (train,) = [row["seconds"] for row in report["phases"] if row["name"] == "train"]
-    assert (
-        train <= (measured + result["seconds"]["setup"]) * 1.05
-    )  # settling the engine is counted there
+    # Settling the engine is counted there
+    assert train <= (measured + result["seconds"]["setup"]) * 1.05
 
 
 def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(

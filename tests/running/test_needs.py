@@ -1,4 +1,4 @@
-"""What plug-ins need is held against each other and against the config, in words, before anything is loaded."""
+"""Needs of plug-ins are checked against each other and the config before loading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HERE = "tests.running.test_needs"
 
 @dataclass(frozen=True)
 class Asking(Mean):
-    """An aggregator that needs a server optimizer of its own liking."""
+    """An aggregator that needs a certain server optimizer."""
 
     @property
     def needs(self) -> Needs:
@@ -46,14 +46,14 @@ class Sampled(PlainTrainer):
 
 @dataclass(frozen=True)
 class OnFeatures(PlainTrainer):
-    """A trainer that runs the head alone."""
+    """A trainer that runs only the head."""
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_head(spec, input_shape)
 
 
 class Bounded(MLP):
-    """Its output is not its last layer's."""
+    """A network whose output is not that of its last layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(super().forward(x))
@@ -90,7 +90,7 @@ def test_a_trainer_without_its_server_optimizer_is_refused() -> None:
         assert words in said
 
 
-def test_a_rule_of_aggregation_is_asked_for() -> None:
+def test_server_optimizer_without_its_aggregation_rule_is_refused() -> None:
     said = refused(TRAINER, *SERVER)
     assert (
         "server optimizer FedDynServer gives every client the same weight" in said
@@ -117,7 +117,7 @@ def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
 
 
 def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, **config) -> None:
-    """Three plug-ins of the given needs, by default none."""
+    """Check three plug-ins with the given needs, by default none."""
     kinds = [PlainTrainer, Mean, type(server_optimizer or PlainServerStep())]
     plugins = []
     for number, kind in enumerate(kinds):
@@ -152,7 +152,7 @@ def test_needs_that_agree_unite() -> None:
         )
 
 
-def test_data_that_a_plugin_needs() -> None:
+def test_plugin_without_the_data_it_needs_is_refused() -> None:
     for number, name in enumerate(
         ("trainer PlainTrainer", "aggregator Mean", "server optimizer PlainServerStep")
     ):

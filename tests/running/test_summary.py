@@ -17,7 +17,7 @@ ACC, LOSS = "test/global/acc", "test/global/loss"
 
 
 def summary(values: list[float], *overrides: str) -> dict[str, Any]:
-    """Of a run that was evaluated in every second round."""
+    """Return the summary of a run that was evaluated in every second round."""
     rows: list[dict[str, Any]] = []
     for number, value in enumerate(values, 1):
         rows += [
@@ -28,14 +28,13 @@ def summary(values: list[float], *overrides: str) -> dict[str, Any]:
 
 
 def test_the_last_ten_can_be_pooled_over_runs() -> None:
-    """Two runs' twenty values have the mean and deviation that their results add up to."""
+    """Mean and deviation of two runs' twenty values follow from their results."""
     runs = [[0.9, 0.9, *(0.1 * k for k in range(10))], [0.05 * k for k in range(10)]]
     found = [summary(values) for values in runs]
     assert [run["last_10"][ACC] for run in found] == [runs[0][2:], runs[1]]
     assert found[0]["mean_last_10"][ACC] == pytest.approx(0.45)
-    assert found[0]["std_last_10"][ACC] == pytest.approx(
-        0.1 * math.sqrt((10**2 - 1) / 12)
-    )  # of equidistant values
+    # For equidistant values
+    assert found[0]["std_last_10"][ACC] == pytest.approx(0.1 * math.sqrt((10**2 - 1) / 12))
     assert found[0]["best"][ACC] == 0.9 and found[0]["metrics"][ACC] == pytest.approx(0.9)
     pooled = [value for run in found for value in run["last_10"][ACC]]
     mean = sum(pooled) / 20
@@ -47,7 +46,11 @@ def test_the_last_ten_can_be_pooled_over_runs() -> None:
 
 
 def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
-    """Per series and share; those on test data are oracles, numbers of other names and of single clients are not looked at."""
+    """There is a last and a best value per series and share.
+
+    Those on test data are oracles. Numbers of other names and of single clients are
+    ignored.
+    """
     curve = [(1, 1, 0.2), (1, 2, 0.7), (2, 1, 0.6), (2, 2, 0.7), (2, 3, 0.4)]
     traced = [
         {

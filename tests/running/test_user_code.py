@@ -1,4 +1,4 @@
-"""A user's own code: what it draws, what it raises, what is kept of it."""
+"""User code: its random draws, its errors, and its stored sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plugin(group: str, module: str, source: str, **keys: object) -> str:
-    """Write ``MODULE.py``, whose class is ``Mine``, and its YAML; the override that chooses it."""
+    """Write ``MODULE.py`` with a class ``Mine``, and its YAML.
+
+    Returns:
+        The override that selects it.
+    """
     sys.modules.pop(module, None)
     Path(f"{module}.py").write_text(textwrap.dedent(source))
     Path("conf", group).mkdir(parents=True, exist_ok=True)
@@ -44,7 +48,7 @@ def plugin(group: str, module: str, source: str, **keys: object) -> str:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Torch's global generator as it was: no test may leave it changed."""
+    """Restore torch's global generator, which no test may leave changed."""
     with torch.random.fork_rng(devices=[]):
         yield
 
@@ -87,7 +91,7 @@ def test_a_trainer_that_draws_from_a_global_generator_is_refused(
         assert words in told, told
 
 
-def test_one_that_would_be_stacked_too(capsys) -> None:
+def test_stacked_trainer_that_draws_globally_is_refused(capsys) -> None:
     mine = plugin("trainer", "draws_stacked", TRAINER.format(draw="torch.rand(())"))
     with restored():
         assert (
@@ -100,7 +104,9 @@ def test_one_that_would_be_stacked_too(capsys) -> None:
 @pytest.mark.parametrize(("method", "arguments"), [
     ("init", "env"), ("update", "state, results, env"),
 ])  # fmt: skip
-def test_an_aggregator_that_does_is_named(method: str, arguments: str, capsys) -> None:
+def test_aggregator_that_draws_globally_is_refused_by_name(
+    method: str, arguments: str, capsys
+) -> None:
     mine = plugin(
         "aggregator", f"draws_in_{method}", AGGREGATOR.format(method=method, arguments=arguments)
     )

@@ -74,9 +74,8 @@ def test_epochs_on_the_server_are_steps_of_one_round(tmp_path: Path) -> None:
     assert ["train/loss" in row for row in rows] == [True, False, False, False, False]
     assert ["test/global/acc" in row for row in rows] == [False, False, False, False, True]
     assert rows[-1]["student/loss"] < rows[1]["student/loss"]
-    assert (
-        result["headline"]["value"] > 0.5
-    )  # of ten classes, and no image of theirs reached the server
+    # It has ten classes, and no image of a client reached the server
+    assert result["headline"]["value"] > 0.5
     assert result["test_data_in_training"] is None
 
 

@@ -1,4 +1,4 @@
-"""Ends of a process that storage has to survive."""
+"""Ends of a process that storage must survive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def before_every_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
-    """Call `look` where a kill would make a difference: before every rename and every deletion."""
+    """Call `look` before every rename and every deletion, where a kill matters."""
     unlink, rename = Path.unlink, Path.replace
 
     def unwatched() -> None:
@@ -28,7 +28,7 @@ def before_every_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None
 
 @contextmanager
 def interrupted_at(line: int, *files: str) -> Iterator[None]:
-    """KeyboardInterrupt at the `line`-th executed line of the package's `files`."""
+    """Raise KeyboardInterrupt at the `line`-th executed line of `files`."""
     executed = 0
 
     def trace(frame, event, arg):

@@ -1,4 +1,4 @@
-"""Client states: the same as a plain dict, whatever lies on disk, whenever the process is stopped."""
+"""Client states equal a plain dict whenever the process stops."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_as_a_dict_and_after_every_save_on_disk(tmp_path: Path, held: int, every
 def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_there(
     tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder as a kill would leave it, before every rename and every deletion."""
+    """The folder is as a kill would leave it before a rename or deletion."""
     run, killed = tmp_path / "run", tmp_path / "killed"
     run.mkdir()
     saver = Checkpoint(run, CPU, held * SIZE / 1e9)
@@ -118,7 +118,7 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("held", [0, 2])
 def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, held: int) -> None:
-    """A KeyboardInterrupt at every 61st line of the states' code; then the save that a run makes on its way out."""
+    """A KeyboardInterrupt comes at every 61st line, then the final save of a run."""
     interrupted = 0
     for stop in itertools.count(1, 61):
         folder = tmp_path / str(stop)

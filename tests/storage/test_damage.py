@@ -1,4 +1,4 @@
-"""Files that were altered are refused by name, or computed again; one run's do not stop the others."""
+"""Altered files are refused by name, or computed again. They do not stop other runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUICK = ["rounds=1", "clients=2", "model.hidden=[4]", "limit.train=40", "limit.t
 
 
 def flip(path: Path, at: int = -1) -> None:
-    """One bit."""
+    """Flip one bit of a file."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
@@ -57,7 +57,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(*overrides: str) -> tuple[dict[str, Any], list[str]]:
-    """The result, and all notes."""
+    """Run, and return the result and all notes."""
     said: list[str] = []
     result = execute(compose([*QUICK, *overrides]), say=said.append)
     log = Path(result["folder"]) / "run.log"  # once training began, they are printed
@@ -134,7 +134,9 @@ def test_a_changed_digit_of_the_metrics_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path, {"metrics_sha256": mark[1]})
 
 
-def test_a_damaged_memo_heals_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_cache_with_damaged_entry_is_repaired(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, _ = start()
     shutil.rmtree(root / "runs")
     entries = sorted((root / "memo").glob("*/*.safetensors"))
@@ -315,9 +317,8 @@ def test_altered_labels_do_not_get_the_true_datas_result(
         start(*mnist)
     labels.unlink()
     loads.clear()
-    assert (
-        start(*mnist)[0]["metrics"] == first["metrics"] and not loads
-    )  # nothing to compare with, and nothing fetched
+    # Nothing to compare with, and nothing fetched
+    assert start(*mnist)[0]["metrics"] == first["metrics"] and not loads
 
 
 def test_a_flipped_bit_of_decoded_arrays_is_decoded_again(tmp_path: Path) -> None:
@@ -335,7 +336,7 @@ def full(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPERM, errno.EMFILE])
-def test_what_the_machine_refuses_is_said_in_words(
+def test_run_with_system_error_reports_it_without_traceback(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:
     def refused(*_: Any) -> None:
@@ -353,7 +354,9 @@ def test_what_the_machine_refuses_is_said_in_words(
     )
 
 
-def test_commands_say_in_words_what_the_machine_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_with_system_error_report_it_without_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run_guarded(full) == 1  # type: ignore[arg-type]
     assert "No space left" in capsys.readouterr().err
 
@@ -401,13 +404,13 @@ def test_under_a_root_that_is_read_only_a_finished_runs_result_is_returned(
 
 
 def _age(file: Path, recent: Path) -> None:
-    """Two hours old, its folder too, but for `recent`."""
+    """Make files and their folder two hours old, except `recent`."""
     if file != recent:
         for path in (file, file.parent) if file.parent.name.endswith(".deleted") else (file,):
             os.utime(path, (time.time() - 7200,) * 2)
 
 
-def test_what_a_killed_process_left_goes_at_the_next_launch(root: Path) -> None:
+def test_launch_removes_files_of_a_killed_process(root: Path) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     dead, alive = (f"{socket.gethostname()}.{pid}" for pid in (process.pid, os.getppid()))

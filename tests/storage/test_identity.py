@@ -59,7 +59,7 @@ NO_PLUGINS: dict[str, Any] = dict.fromkeys(("trainer", "task", "model", "archite
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Copy the package and let the hashes read the copy, as if the user's checkout were there."""
+    """Copy the package and let the hashes read the copy like a user's checkout."""
     original = Path(fedexp.__file__).parent
     copied = tmp_path / "fedexp"
     shutil.copytree(original, copied, ignore=shutil.ignore_patterns("__pycache__"))
@@ -204,7 +204,7 @@ def test_config_hash_has_a_later_key_only_at_another_value(
 
 
 def test_config_hash_of_a_stored_config_keeps_its_value() -> None:
-    """Stored runs are found by this hash, so the keys that it leaves out and its form must stay."""
+    """Stored runs are found by this hash, so its form and its omitted keys must stay."""
     left_out = dict.fromkeys([
         "checkpoint", "choices", "data_root", "deterministic", "device", "engine", "logger",
         "memo", "on_running", "output_root", "overrides", "reuse", "state", "threads",

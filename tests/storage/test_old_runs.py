@@ -123,7 +123,7 @@ REPEATED = [FEDAVG, SCAFFOLD, LOCAL, MA_ECHO]
 
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the stored runs, and return their `output_root` relative to the working directory."""
+    """Copy the stored runs and return their `output_root`, a relative path."""
     shutil.copytree(FIXTURE / "outputs", tmp_path / "outputs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
@@ -177,7 +177,7 @@ def is_repeated(old: fedexp.Run, new: fedexp.Run) -> bool:
 
 
 def is_same_machine(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether two results come from machines with the same floating-point kernels."""
+    """Return whether two results come from the same floating-point kernels."""
     old, new = old["environment"], new["environment"]
     return (
         old["processor"] == new["processor"]

@@ -1,4 +1,4 @@
-"""State survives disk to the bit; identity covers what it must and nothing else; journals are cut where they end."""
+"""State on disk, the identity of runs, journals and run folders."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def assert_equal(a, b) -> None:
         assert a == b
 
 
-def test_state_through_json_and_disk(tmp_path: Path) -> None:
+def test_state_encoded_and_loaded_is_equal(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     models = FileBackedModelStore(store, CPU, lambda: 0)
     text = json.dumps(encode(example(), store.put, models.name_of))
@@ -94,7 +94,7 @@ def test_trees_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+def test_encode_of_unsupported_values_raises(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="set"):
         encode({"x": {1, 2}}, TensorStore(tmp_path).put, str)
 
@@ -147,12 +147,12 @@ def test_a_torn_timing_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     ["reuse=false"], ["memo.enabled=false"], ["logger=tensorboard"], ["state.memory_gb=0.1"], ["dataset.download=true"],
     ["deterministic=true"],
 ])  # fmt: skip
-def test_where_and_how_fast_is_no_part_of_identity(overrides: list[str]) -> None:
+def test_config_hash_ignores_place_and_speed(overrides: list[str]) -> None:
     assert identity.config_hash(compose(overrides)) == identity.config_hash(compose([]))
 
 
 def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
-    """Results from before it keep their address."""
+    """Results from before the key existed keep their run ID."""
     config = compose(["method=fed_adi"])
     for group, keys in (
         ("aggregator", {"tv"}),
@@ -173,7 +173,7 @@ def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
     "method=fedprox", "trainer=fedprox", "dtype=float64", "eval.every=2", "headline.rule=mean_last_10", "debug=smoke",
     "precision=bf16", "debug=profile", "eval.per_class=true", "eval.per_client=true", "limit.proxy=3",
 ])  # fmt: skip
-def test_what_decides_the_result_is(override: str) -> None:
+def test_config_hash_changes_with_keys_that_decide_the_result(override: str) -> None:
     assert identity.config_hash(compose([override])) != identity.config_hash(compose([]))
 
 
@@ -201,7 +201,7 @@ def test_code_hash_sees_code_and_not_comments(
 
 
 def forget_sources() -> None:
-    """As in a new process."""
+    """Clear the cached sources, as in a new process."""
     identity._module.cache_clear()
     identity._fingerprint.cache_clear()
 
@@ -243,7 +243,7 @@ def test_code_hash_covers_the_methods_own_modules() -> None:
 
 
 def test_what_trains_a_client_knows_no_aggregator() -> None:
-    """Local models are shared by methods and outlive a change of the server's code."""
+    """Methods share local models, which survive a change of the server's code."""
     hashes = {
         m: identity.training_code_hash(compose([f"method={m}"]).values)
         for m in ("fedavg", "local", "fedprox")
@@ -251,7 +251,7 @@ def test_what_trains_a_client_knows_no_aggregator() -> None:
     assert hashes["fedavg"] == hashes["local"] != hashes["fedprox"]
 
 
-def test_set_aside_loses_nothing(tmp_path: Path) -> None:
+def test_run_folder_set_aside_keeps_its_files(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run" / "code")
     folder.acquire("fail", print)
     assert folder.set_aside() is None
@@ -274,7 +274,7 @@ def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Two configs whose hashes begin alike would share it."""
+    """Two configs whose hashes begin alike would share the folder."""
     mine, other = ({"config": "0" * 16 + end, "code": "c" * 32} for end in "ab")
     first = RunFolder(tmp_path / "run", mine)
     first.acquire("fail", print)
@@ -319,7 +319,7 @@ def test_address_names_method_and_data(tmp_path: Path) -> None:
 
 
 def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
-    """An option in a subfolder of its group; a method that is called like a path."""
+    """Examples are options in subfolders and methods named like a path."""
     config = compose([f"output_root={tmp_path}"])
     for method, dataset in (("fedavg", "sub/mine"), ("../../../x", "digits"), ("x" * 300, "..")):
         choices = {**config.choices, "dataset": dataset}
@@ -330,10 +330,10 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
         assert folder.path in [run.path for run in find_runs(tmp_path.resolve())]
 
 
-def test_what_replaces_a_file_is_on_disk_first(
+def test_replacing_flushes_the_new_file_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the metrics before the checkpoint that counts on them."""
+    """Metrics are flushed before the checkpoint that relies on them."""
     done: list[str] = []
     replace = Path.replace
     monkeypatch.setattr(

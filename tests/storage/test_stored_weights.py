@@ -1,4 +1,4 @@
-"""StoredWeights models: the same as models in the state, whatever lies on disk, whenever the process is stopped."""
+"""Stored models equal models in the state, whenever the process stops."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ Expected = dict[str, list[Weights]]
 def play(
     saver: Checkpoint, count: int, every: int = 2, clients: int = 5
 ) -> Iterator[tuple[Snapshot, Expected, bool]]:
-    """What a run does, step by step: (snapshot, its kept models, whether it is about to be saved).
+    """Yield snapshot, stored models and whether a save follows, for the steps of a run.
 
-    Every step two clients get another state and model; the last two models of each are kept.
+    In every step two clients get another state and model. The last two models of each
+    are stored.
     """
     now: Snapshot = Snapshot(0, {"kept": {}}, saver.client_states)
     expected: Expected = {}
@@ -124,7 +125,7 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
 def test_interrupted_at_any_line_the_finished_step_can_be_saved(
     tmp_path: Path, held: int, saves: bool
 ) -> None:
-    """Then the save that a run makes on its way out, or none because it is interrupted again; and its clean-up."""
+    """Then the run saves, unless it is interrupted again, and cleans up."""
     interrupted = 0
     for stop in itertools.count(1, 71):
         folder = tmp_path / str(stop)
@@ -161,7 +162,7 @@ def test_interrupted_at_any_line_the_finished_step_can_be_saved(
 
 
 @pytest.mark.parametrize("held", [0, 1, 3, 20])
-def test_memory_and_disk_hold_what_they_should(tmp_path: Path, held: int) -> None:
+def test_stored_models_are_in_memory_up_to_the_limit(tmp_path: Path, held: int) -> None:
     saver = Checkpoint(tmp_path, CPU, held * SIZE / 1e9)
     for snapshot, expected, saves in play(saver, 20, every=3):
         assert_kept(snapshot.state, expected)
@@ -243,7 +244,7 @@ def test_written_and_hashed_once_by_content(
     assert len(hashed) == 3 and len(written) == 2
 
 
-def test_equal_by_spec_and_content(tmp_path: Path) -> None:
+def test_stored_models_are_equal_by_spec_and_content(tmp_path: Path) -> None:
     memory, disk = ModelStore(), Checkpoint(tmp_path, CPU, 0).models
     for one, two in itertools.product((memory, disk), repeat=2):
         first, other = one.store(model_of(1, 1)), model_of(1, 1)
@@ -252,7 +253,7 @@ def test_equal_by_spec_and_content(tmp_path: Path) -> None:
         assert first != two.store(replace(other, spec=replace(SPEC, kwargs=())))
 
 
-def test_what_is_kept_is_no_view_of_something_larger() -> None:
+def test_stored_model_is_not_a_view_of_a_larger_tensor() -> None:
     stack = torch.arange(12.0).reshape(3, 4)
     own = torch.ones(2)
     kept = ModelStore().store(Weights(SPEC, {"a": stack[1], "b": own}, {})).load()
@@ -260,7 +261,7 @@ def test_what_is_kept_is_no_view_of_something_larger() -> None:
 
 
 def test_a_checkpoint_takes_models_from_elsewhere(tmp_path: Path) -> None:
-    """From memory, and from another run's folder."""
+    """Models come from memory, and from another run's folder."""
     mine, other = Checkpoint(tmp_path / "mine", CPU), Checkpoint(tmp_path / "other", CPU, 0)
     kept = [ModelStore().store(model_of(0, 1)), other.models.store(model_of(0, 2))]
     mine.save(Snapshot(1, {"kept": {"0": kept}}, {}), set(), 0)
@@ -334,7 +335,7 @@ def all_kept(snapshot: Snapshot) -> dict[str, list[Tree]]:
 
 
 def test_the_keepers_mean_is_the_mean_of_what_it_keeps() -> None:
-    """Without a run folder: plain memory."""
+    """This needs no run folder: models are in memory."""
     world, trained = keeper_world(), {}
 
     class Records(Serial):

@@ -361,9 +361,8 @@ def test_every_claim_is_held_against_what_the_paper_prints(
         found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, form=form)  # type: ignore[arg-type]
         assert (found.printed, found.contradicted) == (shown, contradicted)
         assert [row.printed for row in found.rows] == [True, True, False, None]
-    assert (
-        result({"a": ["ours"]}, {}, printed=printed).printed == ""
-    )  # that column is not the paper's
+    # That column is not the paper's
+    assert result({"a": ["ours"]}, {}, printed=printed).printed == ""
 
 
 def test_printed_numbers_of_the_other_tests() -> None:

@@ -317,10 +317,8 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
         completed(first, [replace(other, seeds=[7])])
 
 
-TAILS = {
-    0: [-0.25, 0.5, 0.125],
-    1: [0.75, 0.3125, 0.0625],
-}  # by seed; below zero: a spreadsheet's formula
+# By seed; below zero: a spreadsheet's formula
+TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}
 
 
 def tailed(job: Job, method: str) -> dict[str, Any]:
@@ -401,17 +399,14 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
         False,
         True,
     ] * 2
-    elsewhere = {
-        "headline": {**POOLING["headline"], "pooled_rounds": "last_10.test/global/acc"}
-    }  # of another kind of method
+    # It belongs to another kind of method
+    elsewhere = {"headline": {**POOLING["headline"], "pooled_rounds": "last_10.test/global/acc"}}
     for made in (report(tmp_path, tailed), report(tmp_path, tailed, **elsewhere)):
         assert all(c.n == 2 and c.last_10 == () for c in made.cells if c.method != "dense")
 
 
-SCORES = {
-    "0.5": (0.60, 0.70),
-    "1": (0.65, 0.55),
-}  # of a grid's points: on test data, on held-out data
+# Values at the grid's points on test data and on held-out data
+SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}
 
 
 def scored(job: Job, method: str) -> dict[str, Any]:
@@ -433,9 +428,8 @@ def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path
         assert made.cells[0].values == pytest.approx(values) and made.cells[0].chosen == points
         assert made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.form == "full"
         (row, _) = made.claims[0].rows
-        assert (
-            row.estimate == pytest.approx(values[0] - 50) and row.n == 2
-        )  # claims see what was chosen
+        # Claims use the chosen point
+        assert row.estimate == pytest.approx(values[0] - 50) and row.n == 2
         assert dict(made.facts)["runs"] == "12 of 12"
     assert [bool(made.methods[0].oracle) for made in (oracle, held)] == [True, False]
     assert dict(held.assumptions)[

@@ -34,9 +34,8 @@ def test_lists_of_architectures_last_and_files_do_not(
     assert _is_lasting(config) is lasts
     Path("conf/experiment").mkdir(parents=True)
     assert _is_lasting(config) is lasts
-    Path("conf/experiment/mine.yaml").write_text(
-        "architectures: {clients: names.yaml}\n"
-    )  # may be what was chosen
+    # It may be the chosen point
+    Path("conf/experiment/mine.yaml").write_text("architectures: {clients: names.yaml}\n")
     assert _is_lasting(config) is (lasts and len(overrides) == 1)
 
 

@@ -276,9 +276,8 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
     text = page(report(keys=("beta",), cells=cells, agreement=()), links)
     first, second = re.findall(r"<li><span class=\"pair\">.*?</li>", text, flags=re.DOTALL)
     assert re.findall('href="(.*?)"', first) == ["../runs/a/0", "../runs/a/0/config.yaml"]
-    assert (
-        not re.findall("href", second) and "<code>runs/a/1</code>" in second
-    )  # no folder: no link
+    # No folder: no link
+    assert not re.findall("href", second) and "<code>runs/a/1</code>" in second
     for line, seed, value, difference in (
         (first, 0, "49.00", "−1.00"),
         (second, 1, "51.50", "+1.50"),

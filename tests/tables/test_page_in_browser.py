@@ -139,9 +139,8 @@ def test_it_sorts_by_number_and_by_text_with_missing_ones_last(opened: Chrome) -
     assert press(opened, "Method") == "ascending"
     assert column(opened, "Method") == ["Average"] * 4 + ["OT †"] * 4 + ["Ours (ma_echo)"] * 3
     assert press(opened, "clients") == "ascending"
-    assert (
-        column(opened, "clients") == ["5"] * 6 + ["10"] * 5
-    )  # as numbers: as texts 10 would come first
+    # As numbers: as texts 10 would come first
+    assert column(opened, "clients") == ["5"] * 6 + ["10"] * 5
     assert len(opened.find_elements("css selector", "[aria-sort]")) == 1
 
 
@@ -167,11 +166,8 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
     Select(opened.find_element("name", "c0")).select_by_visible_text("10")
     assert column(opened, "clients") == ["10"] * 3
     opened.find_element("css selector", "[type=reset]").click()
-    for typed, clients in (
-        ("5", ["5"] * 6),
-        ("10.0", ["10"] * 5),
-        ("0.0", []),
-    ):  # a value, never a part of a number
+    # A value, never a part of a number
+    for typed, clients in (("5", ["5"] * 6), ("10.0", ["10"] * 5), ("0.0", [])):
         box = opened.find_element("name", "text")
         box.clear()
         box.send_keys(typed)
@@ -270,9 +266,8 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     assert "runs/fedavg-mnist-0a/1b" in box().text
     ActionChains(opened).move_to_element(opened.find_element("tag name", "h1")).perform()
     WebDriverWait(opened, 5).until(lambda _: box() is None)
-    opened.execute_script(
-        "location.hash = '#cell-clients-10-beta-0.5-ma_echo'"
-    )  # an address with a cell's anchor opens it
+    # An address with a cell's anchor opens it
+    opened.execute_script("location.hash = '#cell-clients-10-beta-0.5-ma_echo'")
     WebDriverWait(opened, 5).until(lambda _: box() is not None)
     assert "Ours (ma_echo), clients 10, beta 0.5" in box().text
 
@@ -310,9 +305,8 @@ def test_a_command_is_copied_or_selected(chrome: Chrome, tmp_path: Path) -> None
             chrome.execute_script("return String(getSelection())").strip()
             == "fedexp-table run t --seeds 1"
         )
-    chrome.find_element(
-        "link text", f"config {hashes[1][:16]}"
-    ).click()  # the second click from the number
+    # The second click from the number
+    chrome.find_element("link text", f"config {hashes[1][:16]}").click()
     opened = chrome.find_element("css selector", f"[id='config-{hashes[1][:16]}']")
     WebDriverWait(chrome, 5).until(lambda _: opened.get_attribute("open"))
     assert "seed: 1" in opened.text and "rounds" not in opened.text

@@ -65,9 +65,8 @@ def test_an_interval_that_rounding_left_beside_its_number_is_drawn() -> None:
 
 @pytest.mark.parametrize("many", [1, 12])
 def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> None:
-    methods = tuple(
-        Method(f"m{i}", f"$_{i}^") for i in range(many)
-    )  # neither mathematics nor hidden
+    # Neither mathematics nor hidden
+    methods = tuple(Method(f"m{i}", f"$_{i}^") for i in range(many))
     cells = tuple(
         cell({"rank": r}, m.key, 1.0, r / 10, r / 9) for m in methods for r in (1, 10, 100)
     )
@@ -132,9 +131,8 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
         for c in of.cells
         if c.method == m and c.delta is not None
     ]
-    shown = [
-        c for c in shown if math.isfinite(c.delta or 0.0)
-    ]  # the proposed method first; no row for a diverged run
+    # The proposed method first; no row for a diverged run
+    shown = [c for c in shown if math.isfinite(c.delta or 0.0)]
     assert [x for x, _, _ in drawn] == [[c.delta] for c in shown]
     for (_, _, look), c in zip(drawn, shown, strict=True):
         colour, marker, _ = delta.LOOKS[texts.word(c)]
@@ -165,19 +163,13 @@ def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(
     with bars() as drawn:
         curves.over_last_key(report())
     assert drawn[0][2]["yerr"][0] == report().cells[2].sd
-    assert [x for x, _, _ in drawn] == [
-        [0.01, 0.5],
-        [0.01, 0.5],
-        [0.01],
-        [0.5],
-        [0.01, 0.5],
-    ]  # no line crosses a hole
+    # No line crosses a hole
+    assert [x for x, _, _ in drawn] == [[0.01, 0.5], [0.01, 0.5], [0.01], [0.5], [0.01, 0.5]]
     assert drawn[0][1] == [80.0, 66.13]
     assert ticks == [[(0.01, "0.01"), (0.5, "0.5")]] * 2
     apart = [look["transform"].transform((0.1, 50.0)) for _, _, look in drawn]
-    assert (
-        max(abs(a[0] - b[0]) for a, b in combinations(apart[:3], 2)) < 8.1 / 72 * 100
-    )  # pixels: no other value is near
+    # Pixels: no other value is near
+    assert max(abs(a[0] - b[0]) for a, b in combinations(apart[:3], 2)) < 8.1 / 72 * 100
 
 
 def test_the_proposed_method_stands_out_and_reference_points_step_back() -> None:

@@ -292,9 +292,8 @@ def test_long_labels_and_conditions_wrap_and_are_never_cut(width: int) -> None:
         "? inconclusive (far)",
         *label.split(),
     ):
-        assert not Counter(text.replace(" ", "")) - Counter("".join(lines)), (
-            text
-        )  # broken perhaps, but all there
+        # Broken perhaps, but all there
+        assert not Counter(text.replace(" ", "")) - Counter("".join(lines)), text
 
 
 def test_labels_are_never_markup() -> None:

@@ -196,9 +196,8 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     )
     first = full[0].jobs[0]
     assert first.overrides[-2:] == ("seed=0", "local.epochs=3")
-    assert (
-        "init=same" in first.overrides and "init=different" in first.declared
-    )  # of two for one key the later counts
+    # The later of two values for one key counts
+    assert "init=same" in first.overrides and "init=different" in first.declared
     (local, ensemble, _) = slots(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
@@ -222,9 +221,8 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
     assert altered("model.hidden=[3]") == {True} and altered(
         "model.hidden=[3]", given={"model.hidden": {}}
     ) == {False}
-    assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {
-        False
-    }  # no such cell
+    # No such cell
+    assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {False}
     assert altered("++model.hidden=[3]") == altered("++seed=3") == {True}
 
 
@@ -438,9 +436,8 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
                 for job in launch_order(cells)
             }
     left = set[tuple[str, ...]]().union(*jobs)
-    while (
-        left
-    ):  # few jobs that have everything between them: composing one takes a fifth of a second
+    # A few jobs that cover everything together, because composing one takes a fifth of a second
+    while left:
         most = max(jobs, key=lambda has: len(has & left))
         assert compose(list(jobs[most]))["seed"] == 0
         left -= most

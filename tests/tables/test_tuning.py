@@ -118,9 +118,8 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     )
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
-    assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {
-        *first
-    }  # the method's own rules are this column's
+    # The method's own rules are this column's
+    assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {*first}
     assert "local.lr=9" not in first and not any("held_out" in override for override in first)
     own = table.columns["local_tuned"]
     assert own.label == "Local acc, tuned (local.lr=0.2)" and own.role == "ours" and not own.why

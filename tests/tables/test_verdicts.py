@@ -69,10 +69,8 @@ def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
 
         assert said.interval is not None
         low, high = said.interval
-        for edge in (
-            low,
-            high,
-        ):  # shifted by an end of its interval, the difference is just significant
+        # Shifted by an end of its interval, the difference is just significant
+        for edge in (low, high):
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
         assert said.verdict == expected(
             low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance

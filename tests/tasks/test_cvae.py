@@ -137,9 +137,8 @@ def test_loss_is_bernoulli_reconstruction_plus_kl(world, noisy: bool) -> None:
     logits, mean, logvar = plain_forward(weights.params, x, batch.y, noise)
     missed = F.binary_cross_entropy(torch.sigmoid(logits), x, reduction="none").sum(1)
     expected = torch.stack([missed, kl_to_standard_normal(mean, logvar)], 1)
-    torch.testing.assert_close(
-        ours, expected, rtol=1e-6, atol=1e-6
-    )  # normalised data are kept in float32's constants
+    # Normalised data are kept in float32's constants
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_evaluation_uses_labels_and_averages_over_images(world) -> None:
@@ -233,9 +232,8 @@ def test_samples_are_a_function_of_code_and_label(trained) -> None:
     torch.testing.assert_close(images.flatten(1), expected)
     train = torch.stack([data.train.x[data.train.y == k].double().mean(0) / 255 for k in range(10)])
     distance = torch.cdist(images.flatten(1), train.flatten(1))
-    assert (
-        distance.argmin(1) == labels
-    ).sum() >= 4  # a zero code draws about the mean digit of its label
+    # A zero code draws about the mean digit of its label
+    assert (distance.argmin(1) == labels).sum() >= 4
 
 
 def test_the_decoder_on_mnist_has_the_papers_widths() -> None:

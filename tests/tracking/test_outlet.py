@@ -35,9 +35,8 @@ def test_a_run_goes_on_without_a_reader(
     (status,) = tmp_path.glob("outputs/runs/*/*/status.json")
     assert '"done"' in status.read_text()
     if kind == "pipe":
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # what it still holds; a process's own stdout is at rest by then
+        # The files that it still holds. A process's own stdout is idle by then
+        with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
 
 

@@ -187,12 +187,8 @@ def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> 
     assert summary["oracle/test/global/acc"] == 0.4 and summary["partition/sha256"] == "5"
     assert "rounds_to_target" not in summary
     kinds = {r.WhichOneof("record_type") for r in found}
-    assert not kinds & {
-        "stats",
-        "output",
-        "output_raw",
-        "environment",
-    }  # neither system stats, console nor machine
+    # Neither system stats, console nor machine
+    assert not kinds & {"stats", "output", "output_raw", "environment"}
 
 
 @pytest.mark.usefixtures("wandb_home")
@@ -201,9 +197,8 @@ def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(
     tmp_path: Path, status: str, code: int
 ) -> None:
     other = Wandb()
-    other.open(
-        info(tmp_path / "other", id="other", name="x" * 300), []
-    )  # still open, as a run that hangs would be
+    # It is still open, as a run that hangs would be
+    other.open(info(tmp_path / "other", id="other", name="x" * 300), [])
     logger = Wandb(project="p")
     logger.open(info(tmp_path / "mine"), [])
     logger.log(ROWS[0])

@@ -1,4 +1,4 @@
-"""The bound on schemes that draw until a condition holds."""
+"""The bound on schemes that sample until a condition holds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fedexp.data.partition import Partitioner
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedPartitioner(Partitioner):
-    """A scheme that draws again until its condition holds, or a bound is met.
+    """A scheme that samples again until its condition holds, or a bound is met.
 
     Args:
-        max_draws: at most so many draws ...
-        max_seconds: ... in at most so many seconds of computing, whatever else the machine does.
+        max_draws: Largest number of attempts.
+        max_seconds: Largest number of seconds of computing for all attempts, whatever
+            else the machine does.
     """
 
     max_draws: int = 100_000
@@ -28,9 +29,12 @@ class BoundedPartitioner(Partitioner):
         require(self.max_seconds > 0, f"max_seconds must be positive, got {self.max_seconds}")
 
     def attempts(self) -> Iterator[int]:
-        """1, 2, 3 ... until a bound is met; the first is always given."""
+        """Count the attempts, 1, 2, 3 ..., until a bound is met.
+
+        The first attempt is always given.
+        """
         start = time.thread_time()
-        for draw in range(1, self.max_draws + 1):
-            yield draw
+        for attempt in range(1, self.max_draws + 1):
+            yield attempt
             if time.thread_time() - start > self.max_seconds:
                 return

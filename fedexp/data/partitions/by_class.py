@@ -9,22 +9,28 @@ from fedexp.data.partition import from_owners
 
 
 def deal_equally(labels: np.ndarray, holders: np.ndarray, rng: np.random.RandomState) -> Partition:
-    """Shuffle each class (ascending classes) and cut it in nearly equal parts among its holders (ascending clients).
+    """Shuffle each class and cut it in nearly equal parts among its holders.
+
+    Classes are taken in ascending order, and so are the clients of a class.
 
     Args:
-        labels: (n,).
-        holders: (clients, classes) bool; every class that occurs has a holder.
+        labels: Labels of shape (n,).
+        holders: (clients, classes) bool. Every class that occurs has a holder.
+        rng: Source of the shuffles.
     """
     owner = np.empty(len(labels), dtype=np.int64)
     order = []
+
     for k in range(holders.shape[1]):
         members = np.flatnonzero(labels == k)
         if not len(members):
             continue
         rng.shuffle(members)
+
         clients = np.flatnonzero(holders[:, k])
         sizes = np.full(len(clients), len(members) // len(clients), dtype=np.int64)
         sizes[: len(members) % len(clients)] += 1
         owner[members] = np.repeat(clients, sizes)
         order.append(members)
+
     return from_owners(owner, len(holders), np.concatenate(order))

@@ -1,4 +1,7 @@
-"""Each class is dealt to the clients in Dirichlet proportions: the split of the matching and fusion papers."""
+"""Each class is dealt to the clients in Dirichlet proportions.
+
+This is the split of the matching and fusion papers.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,34 @@ from fedexp.core.data import Partition
 from fedexp.core.errors import DataError
 from fedexp.data.partitions.bounded import BoundedPartitioner
 
-MAX_REDRAWS = 10_000  # of one class's proportions
+MAX_REDRAWS = 10_000  # for the proportions of one class
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(BoundedPartitioner):
-    """Per class over clients, in the order of random calls of the published code, so that published partitions replay.
+    """The Dirichlet split: proportions of clients within each class.
 
-    Per class: shuffle its ascending indices, draw p ~ Dir(alpha 1_N), cut at floor(cumsum(p) n_c), the rest to the last
-    client. Gated: p is zero for a client that already holds n/N samples or more, and the whole draw is repeated until
-    the smallest client has `min_size`. At the end every client's list is shuffled. Where p is zero for every client that
-    is not full (small alpha), the published code computes with NaN; here that class's proportions are drawn again.
+    Random calls have the order of the published code, so that published partitions are
+    reproduced. Per class: shuffle its ascending indices, draw p ~ Dir(alpha 1_N), cut
+    at floor(cumsum(p) n_c), and give the rest to the last client. At the end every
+    client's list is shuffled.
 
-    Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023 (MA-Echo), Zhang et al. 2022 (DENSE).
-    The ungated form, one draw without either rule, is Hsu et al. 2019 and FedLAW.
-    Of samples that are all of one class (images with masks) it draws the clients' sizes, as NAFI's K = 1 (Xiao & Cheng 2023).
+    If gated, p is zero for a client that already holds n/N samples or more. The whole
+    partition is sampled again until the smallest client has `min_size`. If p is zero
+    for every client that is not full (small alpha), the published code computes with
+    NaN. Here that class's proportions are drawn again.
+
+    Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
+        (MA-Echo), Zhang et al. 2022 (DENSE). The ungated form, one sample without
+        either rule, is that of Hsu et al. 2019 and FedLAW. If all samples are of one
+        class (images with masks), the scheme draws the clients' sizes, as NAFI's K = 1
+        (Xiao & Cheng 2023).
 
     Args:
-        alpha: concentration; towards 0 each class has one owner.
-        gated: keep sizes near n/N.
-        min_size: for the gated form the papers' 10.
+        alpha: Concentration. Towards 0 each class has one owner.
+        gated: Whether sizes are kept near n/N.
+        min_size: Number of samples that a client must have. For the gated form, the
+            default is the papers' 10.
     """
 
     one_class: ClassVar[bool] = True
@@ -49,62 +60,80 @@ class Dirichlet(BoundedPartitioner):
     def name(self) -> str:
         return "dirichlet"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         classes = [np.flatnonzero(labels == k) for k in range(num_classes)]
+
         if not self.gated:
             order, counts = self._deal(classes, len(labels), clients, rng)
             return _assemble(order, counts, rng, {"draws": 1})
+
         possible = len(labels) >= self.min_size * clients
         if not possible and self.on_small in ("error", "repair"):
             raise DataError(
-                f"{len(labels)} samples cannot give {clients} clients min_size={self.min_size} each",
+                f"{len(labels)} samples cannot give {clients} clients "
+                f"min_size={self.min_size} each",
                 where="partition dirichlet",
-                expected=f"{clients * self.min_size} samples or more",
+                expected=f"at least {clients * self.min_size} samples",
                 got=len(labels),
                 do="lower partition.min_size or use fewer clients",
             )
+
         first = rng.get_state()
-        best, worst, draw = -1, len(labels), 0
-        for draw in self.attempts() if possible else ():
+        best, worst, attempt = -1, len(labels), 0
+        for attempt in self.attempts() if possible else ():
             order, counts = self._deal(classes, len(labels), clients, rng)
             smallest = int(counts.sum(axis=1).min())
             best, worst = max(best, smallest), min(worst, smallest)
             if smallest >= self.min_size:
-                return _assemble(order, counts, rng, {"draws": draw})
+                return _assemble(order, counts, rng, {"draws": attempt})
+
         if self.on_small == "error":
             raise DataError(
-                f"{draw} draws of the gated Dirichlet split all left a client under min_size={self.min_size}",
-                where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, {len(labels)} samples",
-                expected=f"a smallest client with {self.min_size} samples or more",
-                got=f"smallest client between {worst} and {best} samples over the draws",
-                do="choose partition.on_small=repair|drop|allow, lower partition.min_size, raise partition.alpha, use fewer "
-                "clients, partition.gated=false, or raise partition.max_draws and partition.max_seconds",
+                "the gated Dirichlet split left a client with fewer than "
+                f"min_size={self.min_size} samples (attempts: {attempt})",
+                where=f"partition dirichlet: alpha={self.alpha}, {clients} clients, "
+                f"{len(labels)} samples",
+                expected=f"a smallest client with at least {self.min_size} samples",
+                got=f"smallest client between {worst} and {best} samples over the attempts",
+                do="choose partition.on_small=repair|drop|allow, lower partition.min_size, "
+                "raise partition.alpha, use fewer clients, partition.gated=false, "
+                "or raise partition.max_draws and partition.max_seconds",
             )
-        # The policy works on the first draw: which draw the clock stopped at differs between machines.
+
+        # The policy works on the first attempt, because the attempt at which the clock stops
+        # differs between machines
         rng.set_state(first)
         order, counts = self._deal(classes, len(labels), clients, rng)
-        return _assemble(order, counts, rng, {"draws": max(draw, 1), "gate": "not met"})
+        return _assemble(order, counts, rng, {"draws": max(attempt, 1), "gate": "not met"})
 
     def _deal(
         self, classes: list[np.ndarray], n: int, clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """One draw: each class's shuffled indices, and (clients, classes) how many each client takes of them in turn."""
+        """Sample once.
+
+        Returns:
+            The shuffled indices of each class, and the number of them that each client
+            takes in turn, (clients, classes).
+        """
         order: list[np.ndarray] = []
         counts = np.zeros((clients, len(classes)), dtype=np.int64)
         held = np.zeros(clients, dtype=np.int64)
         concentration = np.repeat(self.alpha, clients)
+
         for k, members in enumerate(classes):
             shuffled = members.copy()
             rng.shuffle(shuffled)
             order.append(shuffled)
+
             proportions = self._proportions(
                 concentration, held < n / clients if self.gated else None, k, rng
             )
             cuts = (np.cumsum(proportions) * len(shuffled)).astype(np.int64)[:-1]
             counts[:, k] = np.diff(cuts, prepend=0, append=len(shuffled))
             held += counts[:, k]
+
         return order, counts
 
     def _proportions(
@@ -115,25 +144,28 @@ class Dirichlet(BoundedPartitioner):
         rng: np.random.RandomState,
     ) -> np.ndarray:
         for _ in range(MAX_REDRAWS):
-            drawn = rng.dirichlet(concentration)
-            # All are full only where the remaining classes are empty
+            proportions = rng.dirichlet(concentration)
+            # All clients are full only if the remaining classes are empty
             if is_open is not None and is_open.any():
-                drawn = drawn * is_open
-            total = drawn.sum()
-            if total > 0:  # false for NaN
-                return drawn / total if is_open is not None else drawn
+                proportions = proportions * is_open
+
+            total = proportions.sum()
+            if total > 0:  # also false for NaN
+                return proportions / total if is_open is not None else proportions
         raise DataError(
-            f"{MAX_REDRAWS} draws of class {k}'s proportions were all zero on the clients that are not full",
+            f"{MAX_REDRAWS} draws of class {k}'s proportions were all zero "
+            "on the clients that are not full",
             where=f"partition dirichlet: alpha={self.alpha}, {len(concentration)} clients",
             expected="an alpha at which floating-point Dirichlet draws are not all zero",
-            do="raise partition.alpha (0.01 works), or use partition=label_groups for classes without overlap",
+            do="raise partition.alpha (0.01 works), "
+            "or use partition=label_groups for classes without overlap",
         )
 
 
 def _assemble(
     order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState, info: dict[str, Any]
 ) -> Partition:
-    """Clients' lists: their pieces class after class, then shuffled client by client."""
+    """Build the clients' lists: pieces class after class, then shuffled per client."""
     clients, num_classes = counts.shape
     owner = np.repeat(np.tile(np.arange(clients), num_classes), counts.T.ravel())
     indices = np.concatenate(order)[np.argsort(owner, kind="stable")]

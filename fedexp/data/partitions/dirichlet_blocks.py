@@ -15,15 +15,17 @@ from fedexp.data.partitions.dirichlet import Dirichlet
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletBlocks(BoundedPartitioner):
-    """FedDF's split (Lin et al. 2020), which FedCDA cites: the shuffled pool is cut into blocks, one for every ten clients.
+    """FedDF's split (Lin et al. 2020), which FedCDA cites.
 
-    Within a block of n_b samples for c clients each class is dealt in proportions ~ Dir(alpha 1_c), nothing to a client that
-    holds n_b / c samples, and the block is drawn again until the smallest client has half of that. So no client is
-    empty, and sizes stay comparable.
+    The shuffled pool is cut into blocks, one for every ten clients. Within a block of
+    n_b samples for c clients each class is dealt in proportions ~ Dir(alpha 1_c). A
+    client that holds n_b / c samples gets nothing more. The block is sampled again
+    until the smallest client has half of that. So every client has samples, and sizes
+    stay comparable.
 
     Args:
-        alpha: concentration; towards 0 each class of a block has one owner.
-        block: clients a block; the last block has the remaining ones.
+        alpha: Concentration. Towards 0 each class of a block has one owner.
+        block: Clients per block. The last block has the remaining ones.
     """
 
     alpha: float = 0.5
@@ -38,30 +40,35 @@ class DirichletBlocks(BoundedPartitioner):
     def name(self) -> str:
         return "dirichlet_blocks"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         if clients > len(labels):
             raise DataError(
-                "every client gets half its equal share or more, and the pool has less than a sample each",
+                "every client gets at least half its equal share, but there are more clients than "
+                "samples",
                 where="clients",
-                expected=f"{len(labels)} or fewer",
+                expected=f"at most {len(labels)}",
                 got=clients,
                 do="lower clients",
             )
+
         order = rng.permutation(len(labels))
         parts: list[np.ndarray] = []
         draws = 0
+
         for first in range(0, clients, self.block):
             own = min(self.block, clients - first)
             start, stop = (len(labels) * bound // clients for bound in (first, first + own))
             at = order[start:stop]
+
             dealt = Dirichlet(
                 alpha=self.alpha,
                 min_size=max(1, len(at) // (2 * own)),
                 max_draws=self.max_draws,
                 max_seconds=self.max_seconds,
-            ).draw(labels[at], num_classes, own, rng)
+            ).sample(labels[at], num_classes, own, rng)
             draws += int(dealt.info["draws"])
             parts += [at[dealt.of(client)] for client in range(own)]
+
         return Partition.from_lists(parts, draws=draws)

@@ -1,4 +1,4 @@
-"""Equal sizes, each client with a class prior of its own."""
+"""Equal sizes, each client with a separate class prior."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.data.partition import Partitioner, from_owners
 
-# Clients whose draws are made at a time: bounds the memory of the (draws, classes) comparison
+# Clients that draw at a time. It bounds the memory of the (draws, classes) comparison
 _ROWS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletPerClient(Partitioner):
-    """Each client draws a class prior q ~ Dir(alpha 1_C) and its samples' classes from it, without replacement.
+    """A split in which each client draws a class prior q ~ Dir(alpha 1_C).
 
-    Sizes differ by at most one (the first clients get the extra sample) and no sample is used twice, as Co-Boosting has it;
-    FL-Simulator's variant, which refills an exhausted class and so repeats images, is `DirichletRefilled`.
-    The hand-out goes in whole passes. In a pass every client draws classes for all samples it still lacks; of a class that
-    is asked for more often than it has samples, randomly chosen draws are granted and the class is exhausted; the next
-    pass draws from the priors renormalised over what is left (from the remaining pool where a prior has nothing left).
-    A pass that does not finish exhausts a class, so there are at most C + 1, and a million clients take seconds.
+    It draws its samples' classes from q, without replacement. Sizes differ by at most
+    one (the first clients get the extra sample). No sample is used twice, as in
+    Co-Boosting. FL-Simulator's variant refills an exhausted class and so repeats
+    images. It is `DirichletRefilled`.
+
+    The assignment has whole passes. In a pass every client draws classes for all
+    samples it still lacks. If a class is asked for more often than it has samples,
+    randomly chosen requests are granted and the class is exhausted. The next pass draws
+    from the priors renormalised over the remaining classes, or from the remaining pool
+    if nothing of a prior is left. A pass that does not finish exhausts a class, so
+    there are at most C + 1 passes, and a million clients take seconds.
 
     Args:
-        alpha: concentration over classes; towards 0 each client has one class.
+        alpha: Concentration over classes. Towards 0 each client has one class.
     """
 
     alpha: float = 0.5
@@ -39,7 +44,7 @@ class DirichletPerClient(Partitioner):
     def name(self) -> str:
         return "dirichlet_per_client"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         n = len(labels)
@@ -47,9 +52,12 @@ class DirichletPerClient(Partitioner):
         left = np.array([len(pool) for pool in pools])
         lacks = np.full(clients, n // clients, dtype=np.int64)
         lacks[: n % clients] += 1
+
         priors = class_priors(self.alpha, clients, num_classes, rng)
+
         owner = np.empty(n, dtype=np.int32)
         passes = 0
+
         while lacks.any():
             passes += 1
             who, what = _ask(priors, lacks, left, rng)
@@ -61,6 +69,7 @@ class DirichletPerClient(Partitioner):
                 owner[pool[: len(asking)]] = asking
                 left[k] -= len(asking)
                 lacks -= np.bincount(asking, minlength=clients)
+
         partition = from_owners(owner, clients, rng.permutation(n))
         partition.info["passes"] = passes
         return partition
@@ -69,12 +78,17 @@ class DirichletPerClient(Partitioner):
 def class_priors(
     alpha: float, clients: int, num_classes: int, rng: np.random.RandomState
 ) -> np.ndarray:
-    """(clients, classes) float32 rows of Dir(alpha 1_C); float32 because a million clients are meant to fit."""
+    """Draw one class prior of Dir(alpha 1_C) per client.
+
+    Returns:
+        Rows of shape (clients, classes), float32, so that a million clients fit in
+        memory.
+    """
     priors = np.empty((clients, num_classes), dtype=np.float32)
     for start in range(0, clients, _ROWS):
         rows = rng.standard_gamma(alpha, size=(min(_ROWS, clients - start), num_classes))
         total = rows.sum(axis=1, keepdims=True)
-        # Every gamma underflowed: the limit of Dir(alpha -> 0) is one class
+        # If every gamma underflowed, take one class, the limit of Dir(alpha -> 0)
         empty = np.flatnonzero(total[:, 0] == 0)
         rows[empty, rng.randint(num_classes, size=len(empty))] = 1
         priors[start : start + len(rows)] = rows / np.where(total > 0, total, 1)
@@ -84,25 +98,36 @@ def class_priors(
 def _ask(
     priors: np.ndarray, lacks: np.ndarray, left: np.ndarray, rng: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For every sample that is still lacking: its client (int32) and the class that the client's prior draws."""
+    """Draw a class from its client's prior for every sample that is still lacking.
+
+    Returns:
+        The client (int32) and the class of each of these samples.
+    """
     needy = np.flatnonzero(lacks)
     who = np.repeat(needy.astype(np.int32), lacks[needy])
     what = np.empty(len(who), dtype=np.int32)
+
     remaining = np.where(left > 0, 1.0, 0.0)
     last = int(np.flatnonzero(left)[-1])
     stop = 0
+
     for start in range(0, len(needy), _ROWS):
         rows = needy[start : start + _ROWS]
+
         weights = priors[rows] * remaining
         spent = weights.sum(axis=1) == 0
         weights[spent] = left
         edges = np.cumsum(weights, axis=1)
+
         draws = lacks[rows]
         row = np.repeat(np.arange(len(rows)), draws)
         point = rng.random_sample(len(row)) * edges[row, -1]
         classes = np.zeros(len(row), dtype=np.int32)
-        for k in range(last):  # column by column: no (draws, classes) array
+        # Column by column, without a (draws, classes) array
+        for k in range(last):
             classes += point >= edges[row, k]
+
         what[stop : stop + len(row)] = classes
         stop += len(row)
+
     return who, what

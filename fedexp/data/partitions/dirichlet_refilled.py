@@ -1,4 +1,4 @@
-"""Equal sizes, each client with a class prior of its own, classes refilled."""
+"""Equal sizes, each client with a separate class prior, classes refilled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletRefilled(RefilledPartitioner):
-    """FedMRUR's Dir(mu), as FL-Simulator has it: every client's prior is a draw from Dir(alpha 1_C).
+    """FedMRUR's Dir(mu), as in FL-Simulator.
+
+    Every client's class prior is drawn from Dir(alpha 1_C).
 
     Args:
-        alpha: mu, concentration over classes; towards 0 each client has one class.
+        alpha: Concentration mu over classes. Towards 0 each client has one class.
     """
 
     alpha: float = 0.6

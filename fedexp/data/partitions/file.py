@@ -1,4 +1,4 @@
-"""A partition that was drawn before."""
+"""A partition that was sampled before."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from fedexp.data.partition import CutPartition, Partitioner, impossible, load_pa
 
 @dataclass(frozen=True, kw_only=True)
 class File(Partitioner):
-    """``partition.safetensors`` of an earlier run, on the same data set with the same proxy and limits.
+    """The partition in ``partition.safetensors`` of an earlier run.
 
-    If that run cut a validation share, the file holds it too and it is used again.
+    The data set, proxy and limits must be the same. If that run cut a validation share,
+    the file contains it and it is used again.
 
     Args:
-        path: relative ones start at the working directory.
-        sha256: expected hash of the assignment (as in result.json), or None.
+        path: Path of the file. Relative paths start at the working directory.
+        sha256: Expected hash of the assignment (as in result.json), or None.
     """
 
     one_class: ClassVar[bool] = True
@@ -42,29 +43,31 @@ class File(Partitioner):
         super().check(clients, num_classes)
         if not Path(self.path).expanduser().is_file():
             raise impossible(
-                "the partition file is not there" if self.path else "no partition file is given",
+                "the partition file does not exist" if self.path else "no partition file is given",
                 "path",
                 "partition.safetensors of an earlier run",
                 self.path or "nothing",
                 "set partition.path=FILE; relative paths start at the working directory",
             )
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         partition = load_partition(Path(self.path).expanduser())
         info = partition.info
         if self.sha256 is not None and partition.sha256 != self.sha256:
             raise self._unfit(
-                "holds another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
+                "contains another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
             )
+
         if info.get("pool", len(labels)) != len(labels):
             raise self._unfit(
-                "was drawn for another pool of training samples",
+                "was sampled for another pool of training samples",
                 f"{len(labels)} samples",
                 f"{info['pool']} samples",
                 "use the data set, proxy and limits of the run that wrote it",
             )
+
         asked = int(info.get("asked_clients", partition.num_clients))
         if clients not in (asked, partition.num_clients):
             raise self._unfit(
@@ -73,14 +76,16 @@ class File(Partitioner):
                 f"{asked} clients",
                 f"set clients={asked}",
             )
+
         cut = float(info.get("val_fraction", 0.0))
         if isinstance(partition, CutPartition) and self.val_fraction not in (0.0, cut):
             raise self._unfit(
-                "already holds a validation share of another size",
+                "already contains a validation share of another size",
                 f"partition.val_fraction={self.val_fraction}",
                 f"val_fraction={cut}",
                 f"set partition.val_fraction={cut}",
             )
+
         return partition
 
     def _unfit(

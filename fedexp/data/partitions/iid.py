@@ -1,4 +1,4 @@
-"""Every client a random sample of the same size."""
+"""Every client gets a random sample of the same size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fedexp.data.partition import Partitioner
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(Partitioner):
-    """The "homo" variant of the matching papers: one permutation, cut in N nearly equal parts, the larger first."""
+    """The "homo" variant of the matching papers.
+
+    One permutation is cut in N nearly equal parts, the larger ones first.
+    """
 
     one_class: ClassVar[bool] = True
 
@@ -21,7 +24,7 @@ class Iid(Partitioner):
     def name(self) -> str:
         return "iid"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         size, larger = divmod(len(labels), clients)

@@ -1,4 +1,4 @@
-"""The classes of every client, written out."""
+"""The classes of every client, listed in the config."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from fedexp.data.partitions.by_class import deal_equally
 
 @dataclass(frozen=True, kw_only=True)
 class LabelGroups(Partitioner):
-    """Client i holds the classes ``groups[i]``; a class with several holders is shuffled and split equally among them.
+    """A split in which client i holds the classes ``groups[i]``.
+
+    A class with several holders is shuffled and split equally among them.
 
     Args:
-        groups: one list of classes per client.
+        groups: One list of classes per client.
     """
 
     scales: ClassVar[bool] = False
@@ -35,7 +37,7 @@ class LabelGroups(Partitioner):
             )
             require(
                 min(group, default=0) >= 0,
-                f"groups[{client}] holds a negative class: {list(group)}",
+                f"groups[{client}] contains a negative class: {list(group)}",
             )
 
     @property
@@ -44,6 +46,7 @@ class LabelGroups(Partitioner):
 
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)
+
         if len(self.groups) != clients:
             raise impossible(
                 "one group of classes per client is needed",
@@ -54,6 +57,7 @@ class LabelGroups(Partitioner):
                 if self.groups
                 else "set partition.groups='[[0,1],[2,3],...]'",
             )
+
         named = {k for group in self.groups for k in group}
         if max(named, default=0) >= num_classes:
             raise impossible(
@@ -64,12 +68,13 @@ class LabelGroups(Partitioner):
                 "correct partition.groups",
             )
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         holders = np.zeros((clients, num_classes), dtype=bool)
         for client, group in enumerate(self.groups):
             holders[client, list(group)] = True
+
         orphans = np.flatnonzero(
             (np.bincount(labels, minlength=num_classes) > 0) & ~holders.any(axis=0)
         )
@@ -77,8 +82,9 @@ class LabelGroups(Partitioner):
             raise DataError(
                 "classes without a client: their samples would be lost",
                 where="partition.groups",
-                expected="each class that occurs in some group",
-                got=f"class {', '.join(map(str, orphans[:20]))} in none",
+                expected="each class that occurs in at least one group",
+                got=f"class {', '.join(map(str, orphans[:20]))} in no group",
                 do="add them to a group",
             )
+
         return deal_equally(labels, holders, rng)

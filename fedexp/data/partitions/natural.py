@@ -1,4 +1,4 @@
-"""Clients as the data have them: writers, domains."""
+"""Clients as they occur in the data: writers or domains."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from fedexp.data.partition import Partitioner, from_owners
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partitioner):
-    """Whole owners (writers, domains) in random groups, one group a client; no owner has two clients.
+    """Whole owners (writers, domains) in random groups, one group per client.
 
-    As many clients as owners: client i is owner i. With `split_owners`, more clients than owners are allowed: each owner's
-    samples are shuffled and divided equally among its clients, which stand side by side (MA-Echo's twelve of six domains).
+    An owner has only one client. If there are as many clients as owners, client i is
+    owner i. With `split_owners`, more clients than owners are allowed. Then each
+    owner's samples are shuffled and divided equally among its clients, which have
+    consecutive numbers (MA-Echo's twelve of six domains).
 
     Args:
-        owners_per_client: ``all`` deals every owner, group sizes differing by one at most; a number draws so many for each
-            client and leaves the other owners and their samples out.
-        split_owners: may an owner's samples be divided?
+        owners_per_client: ``all`` assigns every owner, with group sizes that differ by
+            at most one. A number draws as many owners for each client and leaves out
+            the other owners and their samples.
+        split_owners: Whether an owner's samples may be divided.
     """
 
     deals: ClassVar[Literal["labels", "owners"]] = "owners"
@@ -37,21 +40,20 @@ class Natural(Partitioner):
         require(
             per == "all" or per >= 1, f"owners_per_client must be 'all' or at least 1, got {per}"
         )
-        require(
-            per == "all" or not self.split_owners, "split_owners goes with owners_per_client=all"
-        )
+        require(per == "all" or not self.split_owners, "split_owners needs owners_per_client=all")
 
     @property
     def name(self) -> str:
         return "natural"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         present, owner = np.unique(labels, return_inverse=True)
         owners = len(present)
         if clients > owners and self.split_owners:
             return self._divided(owner, owners, clients, rng)
+
         asked = clients if self.owners_per_client == "all" else clients * self.owners_per_client
         if asked > owners:
             raise DataError(
@@ -59,15 +61,19 @@ class Natural(Partitioner):
                 where="clients",
                 expected=f"at most {owners} owners (writers, domains) in all",
                 got=f"{asked} for {clients} clients",
-                do="lower clients or partition.owners_per_client; or divide owners with partition.split_owners=true",
+                do="lower clients or partition.owners_per_client; "
+                "or divide owners with partition.split_owners=true",
             )
+
         order = rng.permutation(owners) if asked < owners else np.arange(owners)
         used = order if self.owners_per_client == "all" else order[:asked]
         client_of = np.full(owners, -1)
         client_of[used] = np.arange(len(used)) % clients
+
         client = client_of[owner]
         at = np.flatnonzero(client >= 0)
         dealt = from_owners(client[at], clients)
+
         info: dict[str, str | int | float | bool] = {"owners": len(used)}
         if len(at) < len(client):
             info |= {"unused_owners": owners - len(used), "dropped_samples": len(client) - len(at)}

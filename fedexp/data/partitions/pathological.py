@@ -1,4 +1,4 @@
-"""Every client exactly n classes."""
+"""Exactly n classes per client."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from fedexp.data.partitions.by_class import deal_equally
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological(BoundedPartitioner):
-    """ "#Class = n" of NIID-Bench and MA-Echo's Fig. 9: client i holds class i mod C and n - 1 further random classes.
+    """The "#Class = n" split of NIID-Bench and MA-Echo's Fig. 9.
 
-    Each class is shuffled and split equally among its holders. With fewer clients than classes a draw can leave a class
-    without a holder; it is then repeated, so that no sample is lost.
+    Client i holds class i mod C and n - 1 further random classes. Each class is
+    shuffled and split equally among its holders. With fewer clients than classes, an
+    attempt can leave a class without a holder. The scheme then samples again, so that
+    no sample is lost.
 
     Args:
-        classes_per_client: n.
+        classes_per_client: Number n of classes per client.
     """
 
-    scales: ClassVar[bool] = False  # few clients cannot hold all classes
+    # Few clients cannot hold all classes
+    scales: ClassVar[bool] = False
 
     classes_per_client: int = 2
 
@@ -46,38 +49,44 @@ class Pathological(BoundedPartitioner):
         refuse_more_classes(self.classes_per_client, num_classes)
         if self.classes_per_client * clients < num_classes:
             raise impossible(
-                f"{clients} clients with {self.classes_per_client} classes each cannot hold {num_classes} classes",
+                f"{clients} clients with {self.classes_per_client} classes each "
+                f"cannot hold {num_classes} classes",
                 "classes_per_client",
-                f"{-(-num_classes // clients)} or more",
+                f"at least {-(-num_classes // clients)}",
                 self.classes_per_client,
                 "raise partition.classes_per_client or clients",
             )
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         occurring = np.bincount(labels, minlength=num_classes) > 0
-        draw, orphans = 0, np.zeros(0, np.int64)
-        for draw in self.attempts():
+
+        attempt, orphans = 0, np.zeros(0, np.int64)
+        for attempt in self.attempts():
             holders = self._holders(num_classes, clients, rng)
             orphans = np.flatnonzero(occurring & ~holders.any(axis=0))
             if not len(orphans):
                 partition = deal_equally(labels, holders, rng)
-                partition.info["draws"] = draw
+                partition.info["draws"] = attempt
                 return partition
+
         raise DataError(
-            f"{draw} draws all left a class without a client",
-            where=f"partition pathological: {clients} clients, {self.classes_per_client} classes each",
-            expected=f"each of {num_classes} classes with a holder",
-            got=f"class {', '.join(map(str, orphans[:8]))} without one in the last draw",
-            do=f"use {num_classes} clients or more, raise partition.classes_per_client, or give partition=label_groups",
+            f"every split left a class without a client (attempts: {attempt})",
+            where=f"partition pathological: {clients} clients, "
+            f"{self.classes_per_client} classes each",
+            expected=f"a client for each of {num_classes} classes",
+            got=f"class {', '.join(map(str, orphans[:8]))} without one in the last attempt",
+            do=f"use at least {num_classes} clients, raise partition.classes_per_client, "
+            "or set partition=label_groups",
         )
 
     def _holders(self, num_classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
-        """(clients, classes) bool."""
+        """Sample which clients hold which classes, (clients, classes) bool."""
         client = np.arange(clients)
         rank = rng.random_sample((clients, num_classes))
-        rank[client, client % num_classes] = -1  # the first of each client's classes
+        # The first of each client's classes
+        rank[client, client % num_classes] = -1
         chosen = np.argpartition(rank, self.classes_per_client - 1, axis=1)[
             :, : self.classes_per_client
         ]
@@ -87,10 +96,10 @@ class Pathological(BoundedPartitioner):
 
 
 def refuse_more_classes(classes_per_client: int, num_classes: int) -> None:
-    """`ConfigError` if a client is to hold more classes than there are."""
+    """Raise `ConfigError` if a client is to hold more classes than there are."""
     if classes_per_client > num_classes:
         raise impossible(
-            "a client cannot hold more classes than there are",
+            "a client cannot hold more classes than the data set has",
             "classes_per_client",
             f"1 to {num_classes}",
             classes_per_client,

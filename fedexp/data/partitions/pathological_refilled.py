@@ -1,4 +1,4 @@
-"""Equal sizes, every client n classes with equal probabilities, classes refilled."""
+"""Equal sizes, n classes of equal probability per client, classes refilled."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 
 @dataclass(frozen=True, kw_only=True)
 class PathologicalRefilled(RefilledPartitioner):
-    """FedMRUR's Path(n), as FL-Simulator has it: n distinct classes a client, uniformly drawn, each with probability 1 / n.
+    """FedMRUR's Path(n), as in FL-Simulator.
 
-    A class without a client stays out, with its samples.
+    Every client has n distinct classes, uniformly drawn, each with probability 1 / n. A
+    class without a client is left out, with its samples.
 
     Args:
-        classes_per_client: n.
+        classes_per_client: Number n of classes per client.
     """
 
     classes_per_client: int = 10
@@ -43,12 +44,13 @@ class PathologicalRefilled(RefilledPartitioner):
         n = self.classes_per_client
         if n > classes:
             raise DataError(
-                f"the pool has samples of {classes} classes, and every client needs {n}",
+                f"the pool has samples of {classes} classes, but every client needs {n}",
                 where="partition.classes_per_client",
-                expected=f"{classes} or less",
+                expected=f"at most {classes}",
                 got=n,
                 do="lower partition.classes_per_client, or raise limit.train",
             )
+
         chosen = rng.random_sample((clients, classes)).argsort(axis=1)[:, :n]
         priors = np.zeros((clients, classes))
         np.put_along_axis(priors, chosen, 1 / n, axis=1)

@@ -1,4 +1,7 @@
-"""Equal sizes handed out by class priors, a class that has run out starting again: images occur more than once, or never."""
+"""Equal sizes assigned by class priors, with classes that are refilled.
+
+A class that has run out starts again. So images occur more than once, or never.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ from fedexp.data.partition import Partitioner
 
 @dataclass(frozen=True, kw_only=True)
 class RefilledPartitioner(Partitioner):
-    """FL-Simulator's hand-out, hence FedMRUR's: a random client that is not full draws a class from its prior, and gets the
-    next image of that class. Where the class has run out, all its images are there again, and the class is drawn anew.
+    """FL-Simulator's assignment, which FedMRUR uses too.
 
-    Clients have floor(n / N) samples each, the first the remainder as well. ``info`` counts the samples that are held more
-    than once (``repeated_samples``) and by nobody (``dropped_samples``). It is the published distribution, not its stream.
+    A random client that is not full draws a class from its prior, and gets the next
+    image of that class. If the class has run out, all its images are available again,
+    and the class is drawn anew. Clients have floor(n / N) samples each. The first also
+    gets the remainder. ``info`` counts the samples that are assigned more than once
+    (``repeated_samples``) or to no client (``dropped_samples``). The distribution is
+    the published one, the random stream is not.
     """
 
     def __post_init__(self) -> None:
@@ -31,43 +37,54 @@ class RefilledPartitioner(Partitioner):
 
     @abstractmethod
     def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
-        """(clients, classes) probabilities, rows that sum to 1.
+        """Return each client's class probabilities.
 
         Args:
-            classes: those that the pool has samples of.
+            classes: Number of classes of which the pool has samples.
+            clients: Number of clients.
+            rng: Source of randomness.
+
+        Returns:
+            Probabilities of shape (clients, classes), with rows that sum to 1.
         """
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         if clients > len(labels):
             raise DataError(
-                "clients of equal size need a sample each",
+                "clients of equal size need at least one sample each",
                 where="clients",
-                expected=f"{len(labels)} or fewer",
+                expected=f"at most {len(labels)}",
                 got=clients,
                 do="lower clients",
             )
+
         occurring = np.flatnonzero(np.bincount(labels, minlength=num_classes))
         pools = [rng.permutation(np.flatnonzero(labels == k)).tolist() for k in occurring]
         sizes = np.full(clients, len(labels) // clients, dtype=np.int64)
         sizes[0] += len(labels) % clients
+
         edges = np.cumsum(self.priors(len(pools), clients, rng), axis=1)
         who = _turns(sizes, rng)
+
         point = rng.random_sample(len(who)) * edges[who, -1]
         what = np.zeros(len(who), dtype=np.int64)
-        for k in range(len(pools) - 1):  # column by column: no (draws, classes) array
+        # Column by column, without a (draws, classes) array
+        for k in range(len(pools) - 1):
             what += point >= edges[who, k]
+
         given = np.empty(len(who), dtype=np.int64)
         left = [len(pool) for pool in pools]
-        for turn, drawn in enumerate(what.tolist()):
-            k = drawn
+        for turn, sampled in enumerate(what.tolist()):
+            k = sampled
             while not left[k]:
                 left[k] = len(pools[k])
                 own = edges[who[turn]]
                 k = int(np.searchsorted(own[:-1], rng.random_sample() * own[-1], side="right"))
             left[k] -= 1
             given[turn] = pools[k][left[k]]
+
         used = len(np.unique(given))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         info: dict[str, str | int | float | bool] = {
@@ -78,14 +95,19 @@ class RefilledPartitioner(Partitioner):
 
 
 def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-    """(sum of sizes,) whose turn it is: always a random one of the clients that are not full."""
+    """Return the client of each turn: always a random one of those that are not full.
+
+    Returns:
+        Clients of shape (sum of sizes,).
+    """
     clients, lacks = len(sizes), sizes.copy()
     turns = [np.zeros(0, np.int64)]
     while lacks.any():
         asked = rng.randint(clients, size=int(lacks.sum()) + clients)
         order = np.argsort(asked, kind="stable")
         counts = np.bincount(asked, minlength=clients)
-        nth = np.empty(len(asked), dtype=np.int64)  # how often the client was drawn before
+        # How often the client was drawn before
+        nth = np.empty(len(asked), dtype=np.int64)
         nth[order] = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts)
         turns.append(asked[nth < lacks[asked]])
         lacks -= np.minimum(counts, lacks)

@@ -1,4 +1,4 @@
-"""Sorted by label, cut into shards, a few shards a client."""
+"""The label-sorted pool, cut into shards, with a few shards per client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedexp.data.partition import Partitioner, from_owners
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(Partitioner):
-    """McMahan et al. 2017, and FedCDA's "Shards(S)": N S nearly equal shards of the label-sorted pool, shuffled, S each.
+    """McMahan et al. 2017, and FedCDA's "Shards(S)".
 
-    A shard may cross class borders, so S shards are not S classes.
+    The label-sorted pool is cut into N S nearly equal shards. They are shuffled, and
+    each client gets S. A shard may cross class borders, so S shards are not S classes.
 
     Args:
-        shards: S, shards a client.
+        shards: Number S of shards per client.
     """
 
     shards: int = 2
@@ -32,7 +33,7 @@ class Shards(Partitioner):
     def name(self) -> str:
         return "shards"
 
-    def draw(
+    def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         n, total = len(labels), clients * self.shards
@@ -40,17 +41,20 @@ class Shards(Partitioner):
             raise DataError(
                 f"{n} samples cannot be cut into {total} shards",
                 where="partition.shards",
-                expected=f"{max(1, n // clients)} or less"
+                expected=f"at most {max(1, n // clients)}"
                 if clients <= n
-                else f"{n} clients or less",
+                else f"at most {n} clients",
                 got=f"{self.shards} shards for each of {clients} clients",
                 do="lower partition.shards or clients",
             )
+
         by_label = np.argsort(labels, kind="stable")
         sizes = np.full(total, n // total, dtype=np.int64)
         sizes[: n % total] += 1
+
         shard_owner = np.empty(total, dtype=np.int64)
         shard_owner[rng.permutation(total)] = np.repeat(np.arange(clients), self.shards)
+
         owner = np.empty(n, dtype=np.int64)
         owner[by_label] = np.repeat(shard_owner, sizes)
         return from_owners(owner, clients, by_label)

@@ -1,1 +1,5 @@
-"""FedMRUR: the trainer, the Lorentz model and the normalised mean of updates."""
+"""FedMRUR: a hyperbolic regulariser and normalised aggregation.
+
+The package has the trainer with its regulariser, the Lorentz model of hyperbolic space,
+and the normalised mean of updates.
+"""

@@ -1,4 +1,5 @@
-"""MA-Echo: the aggregator, its iteration in null spaces, and the probe of projections.
+"""MA-Echo: aggregation in the null space of the clients' layer inputs.
 
-The probe computes the projection matrices at the clients.
+The package has the aggregator, its projections into null spaces, and the probe that
+computes projection matrices.
 """

@@ -1,1 +1,5 @@
-"""Figures of papers, made from the runs of a table: each a `fedexp.tables.drawing.Drawing`."""
+"""Figures of papers, drawn from the runs of a table.
+
+Each is a `fedexp.tables.drawing.Drawing` that a table's YAML names. The pictures that
+every report has are in `fedexp.tables.report.pictures`.
+"""

@@ -72,9 +72,8 @@ class Panels:
             if run.method in (*methods, *lines):
                 where = tuple(_condition(run, key) for key in self.by)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
-                if all(
-                    run.folder != other.folder for other in same
-                ):  # rows may read several numbers off one run
+                # Rows may read several numbers off one run
+                if all(run.folder != other.folder for other in same):
                     same.append(run)
         shown = {
             where: found

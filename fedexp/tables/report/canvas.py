@@ -152,9 +152,8 @@ def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) ->
     figure.set_layout_engine("none")  # settled: laying out takes longer than drawing
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    figure.savefig(
-        data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None}
-    )  # true colour
+    # True colour
+    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
     svg = text.getvalue()
     svg = svg.replace(
         f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
@@ -194,9 +193,8 @@ def plain(name: str) -> str:
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     """Above the panels, in as many columns as fit; lines beyond two are no loss to the panels."""
     widest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = int(
-        figure.get_figwidth() * 72 / (5.2 * widest + 52)
-    )  # points: of a letter, of line and gap
+    # Points: of a letter, of line and gap
+    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 52))
     columns = max(1, min(len(handles), fitting))
     _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))
     figure.legend(

@@ -129,10 +129,8 @@ def _point(axes: Axes, cell: Cell, y: float) -> None:
     delta = _delta(cell)
     look = _look(texts.word(cell))
     low, high = cell.interval if cell.interval is not None else (delta, delta)
-    bars = [
-        [max(0.0, delta - low)],
-        [max(0.0, high - delta)],
-    ]  # of equal numbers rounding may take them below
+    # Of equal numbers rounding may take them below
+    bars = [[max(0.0, delta - low)], [max(0.0, high - delta)]]
     axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **look)
 
 

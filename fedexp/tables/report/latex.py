@@ -10,7 +10,8 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
 from fedexp.tables.report.texts import Shown
 
-WIDTH = 78  # digits of \footnotesize in article's text width of 345 pt, at 4.25 pt each, less some slack
+# Digits of \footnotesize in article's text width of 345 pt, at 4.25 pt each, less some slack
+WIDTH = 78
 _LINES = 44  # of a page, the caption aside
 _GAP = 3  # digits that separate columns: 2 \tabcolsep of 6 pt
 _SPECIAL = {

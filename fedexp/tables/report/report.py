@@ -16,9 +16,8 @@ Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
 RowState = Literal["yes", "no", "open"]
 Colour = Literal["blue", "vermillion", "green", "pink", "ochre", "grey", "violet", "brick"]
-Marker = Literal[
-    "o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"
-]  # as matplotlib names them
+# As matplotlib names them
+Marker = Literal["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"]
 Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 
 

@@ -93,9 +93,8 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     for name in ("", "paper", "data", "cost", "failed", "cells", "runs", "done"):
         dropped.append(name)
         columns = [column for column in _LISTED if column not in dropped]
-        short = _tables(
-            [{**row, "state": row["state"][:_STATE]} for row in rows], columns
-        )  # longer ones are broken
+        # Longer ones are broken
+        short = _tables([{**row, "state": row["state"][:_STATE]} for row in rows], columns)
         if _width(short, out, wrapped=False) <= out.width:
             break
     out.print(_tables(rows, columns))
