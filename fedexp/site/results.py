@@ -15,8 +15,8 @@ from fedexp.site.page import Mention, Page
 from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.page_cells import Links, condition, minus, shown
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.shown_cells import shown_rows
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -179,9 +179,9 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
     if len(cells) == 1:
         [cell] = cells
         spread = "" if cell.sd is None else f" ± {layout.number(cell.sd, places)}"
-        return minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
+        return layout.minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
     ends = " to ".join(layout.number(mean, places) for mean in (means[0], means[-1]))
-    return minus(f"{len(cells)} numbers, {ends} {unit}")
+    return layout.minus(f"{len(cells)} numbers, {ends} {unit}")
 
 
 # --- sentences
@@ -261,7 +261,7 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
         if len(paper) == len(cells)
         else ""
     )
-    return minus(
+    return layout.minus(
         f"{layout.number(_mean(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
     )
 
@@ -311,13 +311,17 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"md": lambda text: _safe(escaped(text)), "condition": condition}
+    made.filters |= {
+        "md": lambda text: _safe(escaped(text)),
+        "condition": layout.label,
+        "minus": layout.minus,
+    }
     made.globals |= {
         "texts": texts,
         "layout": layout,
         "finding": finding,
         "verdict": verdict,
-        "rows": lambda report: list(shown(report, Links())),
+        "rows": shown_rows,
         "endings": lambda picture: list(_drawn(picture)),
         "label": _label,
         "refuted": lambda entry: [claim for claim in entry.claims if claim.state == "refuted"],

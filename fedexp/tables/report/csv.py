@@ -8,6 +8,7 @@ from typing import Any
 
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
+from fedexp.tables.report.shown_cells import shown_cells
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta", "pooled_mean", "pooled_sd")
@@ -58,20 +59,19 @@ def columns(report: Report) -> list[str]:
 
 def lines(report: Report) -> list[list[Any]]:
     """What stands in `columns`, None where there is nothing."""
-    methods = {method.key: method for method in report.methods}
     return [
         [
             report.name,
-            *(cell.conditions[key] for key in report.keys),
-            cell.method,
-            layout.head(methods[cell.method]),
-            methods[cell.method].role,
-            methods[cell.method].oracle,
-            *(getattr(cell, name) for name in _NUMBERS),
-            *(cell.interval or (None, None)),
-            *(getattr(cell, name) for name in _JUDGED),
+            *(shown.cell.conditions[key] for key in report.keys),
+            shown.method.key,
+            layout.head(shown.method),
+            shown.method.role,
+            shown.method.oracle,
+            *(getattr(shown.cell, name) for name in _NUMBERS),
+            *(shown.cell.interval or (None, None)),
+            *(getattr(shown.cell, name) for name in _JUDGED),
             report.unit,
             report.form,
         ]
-        for cell in report.cells
+        for shown in shown_cells(report)
     ]

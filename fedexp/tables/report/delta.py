@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import canvas, layout, texts
 from fedexp.tables.report.report import Cell, Colour, Method, Report
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BARS = "95 % intervals"
-Group = tuple[Method, Sequence[Cell]]
+Group = tuple[Method, Sequence[ShownCell]]
 _ROW, _HEAD = 1.0, 1.35  # heights of a cell's row and of a method's heading, in rows
 _INCHES = 0.165  # of a row
 _TALLEST = 45.0  # rows of one column of the picture
@@ -39,9 +40,7 @@ def drawable(report: Report) -> bool:
 
 def figure(report: Report) -> Figure:
     """Cells grouped by method, the proposed one first, in as many columns as keep it readable; axis limits hold every bar."""
-    groups = [
-        (method, cells) for method in layout.by_role(report) if (cells := _cells(report, method))
-    ]
+    groups = _groups(report)
     columns = _packed(groups)
     tallest = max(sum(map(_height, column)) for column in columns)
     made = canvas.figure(max(5.6, 3.7 * len(columns)), 1.0 + _INCHES * tallest)
@@ -99,24 +98,22 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         y += _HEAD
         head = y - _ROW / 2
         axes.axhline(head - 0.75, color=canvas.FAINT, linewidth=0.6)
-        title = canvas.plain(layout.names(report).get(method.key, method.label))
+        title = canvas.plain(cells[0].label)
         weight = "bold" if method.role == "proposed" else "normal"
         axes.annotate(
             title, (0, head), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
             fontsize=8.5, color=canvas.INK, weight=weight,
         )  # fmt: skip
-        tolerance = report.tolerance if method.tolerance is None else method.tolerance
+        tolerance = report.tolerance_of(method)
         if tolerance is not None:
             band = [y, y + len(cells) * _ROW]
             axes.fill_betweenx(
                 band, -tolerance, tolerance, color=canvas.INK, alpha=0.08, linewidth=0
             )
-        for cell in cells:
-            _point(axes, cell, y + _ROW / 2)
+        for shown in cells:
+            _point(axes, shown, y + _ROW / 2)
             ticks.append(y + _ROW / 2)
-            named.append(
-                ", ".join(layout.label(cell.conditions.get(key)) for key in keys) or method.label
-            )
+            named.append(", ".join(shown.conditions[key] for key in keys) or method.label)
             y += _ROW
     axes.set_yticks(
         ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False
@@ -125,10 +122,10 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
     axes.grid(visible=False, axis="y")
 
 
-def _point(axes: Axes, cell: Cell, y: float) -> None:
-    delta = _delta(cell)
-    look = _look(texts.word(cell))
-    low, high = cell.interval if cell.interval is not None else (delta, delta)
+def _point(axes: Axes, shown: ShownCell, y: float) -> None:
+    delta = _delta(shown.cell)
+    look = _look(shown.word)
+    low, high = shown.cell.interval or (delta, delta)
     bars = [
         [max(0.0, delta - low)],
         [max(0.0, high - delta)],
@@ -158,8 +155,15 @@ def _legend(figure: Figure, report: Report) -> None:
     )
 
 
-def _cells(report: Report, method: Method) -> list[Cell]:
-    return [cell for row in layout.rows(report) for cell in row.of(method.key) if _has_delta(cell)]
+def _groups(report: Report) -> list[Group]:
+    """Cells that have a difference, by method, the proposed one first."""
+    rows = shown_rows(report)
+    groups = []
+    for method in layout.by_role(report):
+        cells = [c for row in rows for c in row.cells[method.key] if _has_delta(c.cell)]
+        if cells:
+            groups.append((method, cells))
+    return groups
 
 
 def _packed(groups: Sequence[Group]) -> list[list[Group]]:
@@ -183,10 +187,10 @@ def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
     """Of all that is drawn: points, intervals, tolerances."""
     values = [0.0]
     for method, cells in groups:
-        tolerance = report.tolerance if method.tolerance is None else method.tolerance
+        tolerance = report.tolerance_of(method)
         values += [] if tolerance is None else [-tolerance, tolerance]
-        for cell in cells:
-            values += [_delta(cell), *(cell.interval or ())]
+        for shown in cells:
+            values += [_delta(shown.cell), *(shown.cell.interval or ())]
     return min(values), max(values)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
-from fedexp.tables.report.texts import Shown
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 WIDTH = 78  # digits of \footnotesize in article's text width of 345 pt, at 4.25 pt each, less some slack
 _LINES = 44  # of a page, the caption aside
@@ -55,7 +55,7 @@ class _Number:
         )
 
 
-def _number(text: str, beside: str, best: bool) -> _Number:
+def _split_number(text: str, beside: str, best: bool) -> _Number:
     first, _, more = text.partition(" ")
     whole, point, rest = first.partition(".")
     return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
@@ -168,24 +168,28 @@ def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
 def _table(report: Report) -> list[_Line]:
     reference, same = layout.referenced(report), _same_n(report)
     lines: list[_Line] = []
-    for row, entries in texts.shown(report):
-        place = texts.conditions(row, report)
+    for row in shown_rows(report):
+        place = row.conditions
+        cells = [row.first(method.key) for method in report.methods]
         if reference:
             lines.append(
                 (
                     place,
                     "paper",
-                    [None if e is None else _number(e.paper, "", e.best_paper) for e in entries],
+                    [
+                        None if c is None else _split_number(c.published, "", c.best_paper)
+                        for c in cells
+                    ],
                 )
             )
             place = [""] * len(report.keys)
-        lines.append((place, "ours", [None if e is None else _ours(e, same) for e in entries]))
+        lines.append((place, "ours", [None if c is None else _ours(c, same) for c in cells]))
     return lines
 
 
-def _ours(entry: Shown, same: int | None) -> _Number:
-    text = entry.ours if same is None else entry.ours.removesuffix(f" ({same})")
-    return _number(text, texts.mark(entry.cell), entry.best_ours)
+def _ours(shown: ShownCell, same: int | None) -> _Number:
+    text = shown.measured if same is None else shown.measured.removesuffix(f" ({same})")
+    return _split_number(text, shown.mark, shown.best_ours)
 
 
 def _same_n(report: Report) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -13,6 +14,7 @@ from fedexp.tables.report.report import Agreement, Cell, Method, Report, Role, V
 ORACLE = " †"  # behind the label of what has seen test data
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 _MOST_PLACES = 4
+_NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
 _TOO_LONG = 1e7  # from here on a number is written with an exponent
 
 
@@ -148,6 +150,11 @@ def names(report: Report) -> dict[str, str]:
         )
         for m in report.methods
     }
+
+
+def minus(text: str) -> str:
+    """Hyphens before numbers as minus signs; those of exponents stay."""
+    return _NEGATIVE.sub("−", text)
 
 
 def unit(report: Report) -> str:

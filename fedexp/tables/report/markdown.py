@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Cell, Report
-from fedexp.tables.report.texts import MARKS, Shown
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 
 def markdown(report: Report) -> str:
@@ -134,23 +134,17 @@ def _table(report: Report) -> Iterator[str]:
     labels = [_plain(layout.head(method)) for method in report.methods]
     yield _row([*map(_plain, report.keys), *labels, *(["Spearman"] if agreement else [])])
     yield _row(["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement)
-    for row, entries in texts.shown(report):
-        cells = [_cell(entry, reference) for entry in entries]
-        yield _row(
-            [
-                *map(_plain, texts.conditions(row, report)),
-                *cells,
-                *([texts.rho(row)] if agreement else []),
-            ]
-        )
+    for row in shown_rows(report):
+        cells = [_cell(row.first(method.key), reference) for method in report.methods]
+        yield _row([*map(_plain, row.conditions), *cells, *([row.rho] if agreement else [])])
 
 
-def _cell(entry: Shown | None, reference: bool) -> str:
-    if entry is None:
+def _cell(shown: ShownCell | None, reference: bool) -> str:
+    if shown is None:
         return ""
-    paper = f"**{entry.paper}**" if entry.best_paper else entry.paper
-    ours = f"**{entry.ours}**" if entry.best_ours else entry.ours
-    mine = f"{ours} {texts.mark(entry.cell)}" if ours else MARKS[entry.cell.verdict]
+    paper = f"**{shown.published}**" if shown.best_paper else shown.published
+    ours = f"**{shown.measured}**" if shown.best_ours else shown.measured
+    mine = f"{ours} {shown.mark}" if ours else texts.MARKS[shown.cell.verdict]
     return f"{paper or 'none'} → {mine}" if reference else mine
 
 

@@ -5,33 +5,39 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.configs import lines, parted
-from fedexp.tables.report.page_cells import (
-    Links,
-    ShownCell,
-    columns,
-    condition,
-    minus,
-    shown,
-    sortable,
-)
-from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.report import ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.shown_cells import ShownRow, shown_cells, shown_rows
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-__all__ = ["Links", "page"]
-
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
 _SEEN_FIRST = 5  # claims in the page's head; a phone's first screen has no room for more
 _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
+
+
+@dataclass(frozen=True)
+class Links:
+    """What a page may link to, as relative addresses.
+
+    Args:
+        runs: by a run's folder, its files by name (``folder`` is the folder itself); files: those beside the page.
+        configs: resolved, by their hashes; they stand on the page.
+    """
+
+    runs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def page(report: Report, links: Links = Links()) -> str:
@@ -41,8 +47,8 @@ def page(report: Report, links: Links = Links()) -> str:
         report: its pictures are put in as they are; those in ``currentColor`` follow the theme, others get a white ground.
     """
     script, style = (_file(f"page.{ending}") for ending in ("js", "css"))
-    rows = list(shown(report, links))
-    heads = columns(report)
+    rows = shown_rows(report)
+    heads = layout.by_role(report)
     return _template().render(
         report=report,
         script=script,
@@ -51,9 +57,9 @@ def page(report: Report, links: Links = Links()) -> str:
         links=links,
         rows=rows,
         columns=heads,
-        cells=_in_order(report, rows),
+        cells=shown_cells(report),
         blocks=_block_starts(report, rows),
-        ranked=any(row.agreement for row, _ in rows),
+        ranked=any(shown.row.agreement for shown in rows),
         totals=_totals(report, heads),
         headline=texts.headline(report),
         claims=_claims_first(report),
@@ -90,7 +96,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"minus": minus, "condition": condition}
+    made.filters |= {"minus": layout.minus, "condition": layout.label}
     made.globals |= {"texts": texts, "layout": layout, "sortable": sortable, "lines": lines}
     return made
 
@@ -146,19 +152,9 @@ def _key(report: Report) -> list[str]:
 # --- the tables
 
 
-def _in_order(
-    report: Report, rows: Sequence[tuple[layout.Row, dict[str, list[ShownCell]]]]
-) -> list[ShownCell]:
-    """All cells as the report has them."""
-    found = {
-        id(entry.cell): entry for _, own in rows for entries in own.values() for entry in entries
-    }
-    return [found[id(cell)] for cell in report.cells]
-
-
-def _block_starts(report: Report, rows: Sequence[tuple[layout.Row, Any]]) -> list[bool]:
+def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
     """Of every row, whether its first condition is another than that of the row above."""
-    firsts = [next(iter(row.conditions.values()), None) for row, _ in rows]
+    firsts = [next(iter(shown.row.conditions.values()), None) for shown in rows]
     return [
         len(report.keys) > 1 and (at == 0 or first != firsts[at - 1])
         for at, first in enumerate(firsts)
@@ -178,7 +174,7 @@ def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
         return []
     totals = []
     for method in heads:
-        mine: list[Cell] = [cell for cell in counted if cell.method == method.key]
+        mine = [cell for cell in counted if cell.method == method.key]
         good = sum(cell.verdict == "reproduced" for cell in mine)
         totals.append(f"{good} of {len(mine)}" if mine else "–")
     return totals
@@ -188,9 +184,20 @@ def _values(report: Report) -> list[tuple[str, list[str]]]:
     """Of every key that rows differ in, its values in the table's order."""
     found = []
     for key in report.keys:
-        values = list(dict.fromkeys(condition(cell.conditions.get(key)) for cell in report.cells))
+        values = list(
+            dict.fromkeys(layout.label(cell.conditions.get(key)) for cell in report.cells)
+        )
         found.append((key, values))
     return found
+
+
+def sortable(value: object) -> str | None:
+    """What a column of numbers sorts by; empty for none, which stays last; None for words."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return "" if math.isnan(value) else repr(value).replace("inf", "Infinity")
 
 
 # --- pictures

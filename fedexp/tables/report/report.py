@@ -277,3 +277,7 @@ class Report:
     summaries: tuple[Summary, ...] = ()
     left_out: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
+
+    def tolerance_of(self, method: Method) -> float | None:
+        """Return the tolerance of a column, which is the table's unless it has its own."""
+        return self.tolerance if method.tolerance is None else method.tolerance

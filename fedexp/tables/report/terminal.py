@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import ClaimState, Report, Verdict
-from fedexp.tables.report.texts import Shown
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -169,10 +169,10 @@ def _wide(report: Report, *, deltas: bool) -> Table:
     agreement, reference = texts.has_agreement(report), layout.referenced(report)
     if agreement:
         table.add_column("Spearman", justify="right", no_wrap=True)
-    for row, entries in texts.shown(report):
-        cells = [_cell(entry, reference, deltas) for entry in entries]
-        place = map(_plain, texts.conditions(row, report))
-        table.add_row(*place, *cells, *([texts.rho(row)] if agreement else []))
+    for row in shown_rows(report):
+        cells = [_cell(row.first(method.key), reference, deltas) for method in report.methods]
+        place = map(_plain, row.conditions)
+        table.add_row(*place, *cells, *([row.rho] if agreement else []))
     return table
 
 
@@ -195,12 +195,11 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     compared = layout.referenced(report)
-    names = layout.names(report)
     lines = [
-        ([*texts.conditions(row, report), names[entry.cell.method]], entry)
-        for row, entries in texts.shown(report)
-        for entry in entries
-        if entry is not None
+        ([*row.conditions, shown.label], shown)
+        for row in shown_rows(report)
+        for method in report.methods
+        if (shown := row.first(method.key)) is not None
     ]
     for at, key in enumerate(report.keys):
         longest = max((len(place[at]) for place, _ in lines), default=0)
@@ -212,28 +211,28 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     for name in (*(["paper"] if compared else []), "ours", *(["difference"] if deltas else [])):
         table.add_column(name, justify="right", overflow="fold", no_wrap=whole)
     table.add_column("verdict", overflow="fold", no_wrap=whole)
-    for place, entry in lines:
-        verdict = f"{texts.mark(entry.cell)} {texts.word(entry.cell)}"
+    for place, shown in lines:
         numbers = [
-            *([entry.paper] if compared else []),
-            entry.ours,
-            *([entry.delta] if deltas else []),
+            *([shown.published] if compared else []),
+            shown.measured,
+            *([shown.delta] if deltas else []),
         ]
-        table.add_row(*map(_plain, [*place, *numbers, verdict]), style=STYLES[entry.cell.verdict])
+        table.add_row(
+            *map(_plain, [*place, *numbers, f"{shown.mark} {shown.word}"]),
+            style=STYLES[shown.cell.verdict],
+        )
     return table
 
 
-def _cell(entry: Shown | None, reference: bool, deltas: bool) -> Text:
+def _cell(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
     text = _plain("")
-    if entry is None:
+    if shown is None:
         return text
     if reference:
-        text.append(f"{entry.paper}\n", style="bold" if entry.best_paper else "")
-    ours = " ".join(
-        filter(None, [entry.ours, entry.delta if deltas else "", texts.mark(entry.cell)])
-    )
+        text.append(f"{shown.published}\n", style="bold" if shown.best_paper else "")
+    ours = " ".join(filter(None, [shown.measured, shown.delta if deltas else "", shown.mark]))
     return text.append(
-        ours, style=f"{'bold ' if entry.best_ours else ''}{STYLES[entry.cell.verdict]}".strip()
+        ours, style=f"{'bold ' if shown.best_ours else ''}{STYLES[shown.cell.verdict]}".strip()
     )
 
 

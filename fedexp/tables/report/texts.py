@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 from fedexp.tables.report import layout
@@ -172,59 +171,6 @@ def rank(report: Report) -> str:
 # --- cells
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A cell as text.
-
-    Args:
-        paper, ours, delta: empty where there is no such number; ours is ``mean ± sd (n)``.
-        best_paper, best_ours: it is the best of its row.
-    """
-
-    cell: Cell
-    paper: str
-    ours: str
-    delta: str
-    best_paper: bool
-    best_ours: bool
-
-
-def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
-    """Every row with one entry a method; None where the table has no such cell."""
-    digits = layout.places(report)
-    found = []
-    for row in layout.rows(report):
-        top = {
-            side: layout.best(
-                [(c.method, getattr(c, side)) for c in row.cells],
-                digits,
-                higher=report.higher_is_better,
-            )
-            for side in ("paper", "mean")
-        }
-        entries: list[Shown | None] = []
-        for method in report.methods:
-            cell = next(iter(row.of(method.key)), None)
-            entries.append(
-                None
-                if cell is None
-                else Shown(
-                    cell,
-                    ""
-                    if cell.paper is None
-                    else layout.published(cell.paper, digits) + _sd(cell.paper_sd, digits),
-                    ""
-                    if cell.mean is None
-                    else f"{layout.number(cell.mean, digits)}{_sd(cell.sd, digits)} ({cell.n})",
-                    "" if cell.delta is None else layout.signed(cell.delta, digits),
-                    method.key in top["paper"],
-                    method.key in top["mean"],
-                )
-            )
-        found.append((row, entries))
-    return found
-
-
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table that `POOLED` is the title of: methods and rows that have such numbers; else no rows."""
     names, digits = layout.names(report), layout.places(report)
@@ -276,11 +222,6 @@ def conditions(row: layout.Row, report: Report) -> list[str]:
 def interval(ends: tuple[float, float] | None, digits: int | None) -> str:
     """``-3.00 to +1.20``, empty where there is none."""
     return "" if ends is None else " to ".join(layout.signed(end, digits) for end in ends)
-
-
-def rho(row: layout.Row) -> str:
-    """Spearman of a row, empty where there is none."""
-    return "" if row.agreement is None or row.agreement.rho is None else f"{row.agreement.rho:.2f}"
 
 
 def has_agreement(report: Report) -> bool:
