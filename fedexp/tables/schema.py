@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from string import Formatter
 from typing import Any, Literal
 
 import yaml
@@ -15,6 +14,7 @@ from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, nearest, suggest
+from fedexp.tables.checks import check_seeds, check_table, require_known
 from fedexp.tables.plot_styles import read_looks
 from fedexp.tables.report.report import Form, Look, Method, Role, Value
 from fedexp.tables.tuning import load_tuning
@@ -129,7 +129,7 @@ class Column:
             self.reads is None or self.role == "ours",
             "a column that reads another's numbers has the role 'ours'",
         )
-        _check_seeds(self.seeds)
+        check_seeds(self.seeds)
 
     @property
     def method(self) -> Method:
@@ -200,7 +200,7 @@ class Shrunk:
     points: tuple[str | int | float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_seeds(self.seeds)
+        check_seeds(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -357,103 +357,7 @@ class Table:
     name: str = ""
 
     def __post_init__(self) -> None:
-        require(
-            len({column.key for column in self.methods}) == len(self.methods) > 0,
-            "methods: keys must differ",
-        )
-        _check_seeds(self.seeds)
-        require(self.tie >= 0, "tie must not be negative")
-        require(self.flop is None or self.flop > 0, "flop must be positive")
-        require(self.paper_runs is None or self.paper_runs > 0, "paper_runs must be positive")
-        require(
-            len({claim.id for claim in self.claims}) == len(self.claims), "claims: ids must differ"
-        )
-        for key in self.keys:
-            _known(key, self.conditions, "keys")
-        for form in ("full", "reduced", "smoke"):
-            shrunk = self.shrunk(form)
-            for number, grid in enumerate((shrunk and shrunk.grids) or self.grids):
-                where = f"{form if shrunk else ''}.grids[{number}]".lstrip(".")
-                for key in grid:
-                    _known(key, self.conditions, where)
-                missing = [key for key in self.conditions if key not in grid]
-                require(not missing, f"{where}: no value of {', '.join(missing)}")
-        places = ["method", *self.conditions]
-        for where, clause in [
-            *((f"methods.{column.key}.where", column.where) for column in self.methods),
-            *(
-                (f"{place}rules[{number}].where", rule.where)
-                for place, one in (("", self), ("reduced.", self.reduced), ("smoke.", self.smoke))
-                for number, rule in enumerate(one.rules if one else ())
-            ),
-            *((f"given.{key}", where) for key, where in self.given.items()),
-        ]:
-            for key in clause:
-                _known(key, places, where)
-        for where, path, column in [
-            ("headline.value", self.headline.value, None),
-            ("headline.pooled_rounds", self.headline.pooled_rounds or "", None),
-            *(
-                (f"methods.{column.key}.value", column.value or "", column)
-                for column in self.methods
-            ),
-        ]:
-            for key in _braced(path, where):
-                _known(
-                    key,
-                    [*self.keys, *(["point"] if column is not None and column.grid else [])],
-                    where,
-                )
-        for column in self.methods:
-            self._check_grid(column)
-            for other in (column.reads, column.equals and column.equals.column):
-                if other is not None:
-                    _known(other, self.columns, f"methods.{column.key}")
-            for key in column.equals.where if column.equals is not None else ():
-                _known(key, self.keys, f"methods.{column.key}.equals.where")
-            if column.equals is not None and self.columns[column.equals.column].equals is not None:
-                raise ConfigError(
-                    f"'{column.equals.column}' equals another column itself, so cells of neither might be counted",
-                    where=f"methods.{column.key}.equals.column",
-                    expected="a column without 'equals'",
-                )
-        for claim in self.claims:
-            for name in (*claim.a, *claim.b):
-                _known(name, self.columns, f"claims.{claim.id}")
-            for key in claim.only:
-                _known(key, self.keys, f"claims.{claim.id}.only")
-            for key in claim.keys_along:
-                _known(key, self.keys, f"claims.{claim.id}.along")
-        for row in self.reference:
-            _known(row.get("method"), self.columns, "reference")
-            for key in row:
-                _known(key, [*self.keys, "method", "value", "sd"], "reference")
-
-    def _check_grid(self, column: Column) -> None:
-        """Refuse a grid whose points are not told apart, or whose best ones are not what the table compares."""
-        grid, where = column.grid, f"methods.{column.key}.grid"
-        if grid is None:
-            return
-        for override in grid.overrides:
-            for key in _braced(override, f"{where}.overrides"):
-                _known(key, ["point"], f"{where}.overrides")
-        for key in _braced(grid.by or "", f"{where}.by"):
-            _known(key, [*self.keys, "point"], f"{where}.by")
-        value = column.value or self.headline.value
-        named = any("{point}" in text for text in grid.overrides) or all(
-            "{point}" in p for p in (value, grid.by or value)
-        )
-        problem = ""
-        if not named:
-            problem = "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
-        elif grid.by is None and (grid.best == "highest") != self.higher_is_better:
-            problem = f"the {grid.best} of its numbers is the worst one in this table"
-        elif any(claim.curve and column.key in (*claim.a, *claim.b) for claim in self.claims):
-            problem = "a claim needs its curve, and it has one for every point"
-        elif "point" in self.conditions:
-            problem = "a condition is called point, too"
-        if problem:
-            raise ConfigError(problem, where=where, expected="see Grid in fedexp.tables.schema")
+        check_table(self)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -491,25 +395,6 @@ class Table:
         return None, None
 
 
-def _check_seeds(seeds: tuple[int, ...] | None) -> None:
-    require(
-        seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once"
-    )
-
-
-def _known(name: Any, options: Iterable[str], where: str) -> None:
-    if name not in options:
-        raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
-
-
-def _braced(path: str, where: str) -> list[str]:
-    """What stands in braces."""
-    try:
-        return [name for _, name, _, _ in Formatter().parse(path) if name is not None]
-    except ValueError as error:
-        raise ConfigError(f"'{path}' cannot be filled in", where=where, got=str(error)) from None
-
-
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     """Whether a cell is meant: every key of `where` has the cell's value, or lists it."""
     cell = {**conditions, "method": method}
@@ -528,7 +413,7 @@ def with_tuned(table: Table) -> Table:
         return table
     tuning, columns = load_tuning(table.tuned), list(table.methods)
     for key in tuning.sweeps:
-        _known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
+        require_known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
         rules = [
             rule
