@@ -227,8 +227,7 @@ def _report(options: argparse.Namespace) -> int:
 def _again(options: argparse.Namespace) -> Report:
     """The report of a record, or of several."""
     from fedexp.tables import record
-    from fedexp.tables.cells import slots
-    from fedexp.tables.gather import make_report, with_pictures
+    from fedexp.tables.gather import report_of_record
     from fedexp.tables.schema import load_table
 
     asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
@@ -244,11 +243,7 @@ def _again(options: argparse.Namespace) -> Report:
     table = load_table(options.name)
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
-    cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
-    found = record.placed(found, table, cells)
-    report = with_pictures(
-        make_report(table, cells, found), record.pictures(found, options.records[0]), found.missed
-    )
+    found, report = report_of_record(table, found, options.records[0])
     _show(report, table, found, options.out, None)
     return report
 
@@ -262,7 +257,7 @@ def _strict(options: argparse.Namespace, report: Report) -> int:
     beyond = any(
         cell.verdict in ("higher", "lower") and cell.method not in ours for cell in report.cells
     )
-    refuted = any(claim.state == "refuted" and claim.where != "ours" for claim in report.claims)
+    refuted = any(claim.state == "refuted" for claim in report.paper_claims)
     return int(options.strict and (beyond or refuted))
 
 
@@ -306,12 +301,13 @@ def _anywhere(typed: str) -> str:
 
 def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> None:
     """Refuse a number that the run will not have, or a choice by one."""
+    from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
     column = table.columns[slot.method]
     grid = column.grid
     for place, path in (
-        ("headline.value", column.value or table.headline.value),
+        ("headline.value", table.value_path(column)),
         ("headline.pooled_rounds", table.headline.pooled_rounds if column.value is None else None),
         ("methods.grid.by", None if grid is None else grid.by),
     ):
@@ -329,8 +325,7 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
                 expected=", ".join(experiment.metric_names),
                 do="set eval.held_out to a number of training samples",
             )
-        filled = {**slot.conditions, **({"point": job.point} if grid is not None else {})}
-        check_path(path.format(**filled), experiment, place)
+        check_path(path.format(**placeholders(slot, job)), experiment, place)
 
 
 def _finish(request: _Request) -> Report:

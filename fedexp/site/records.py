@@ -14,8 +14,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.storage.files import read_json
 from fedexp.tables import record
 from fedexp.tables.cells import slots
-from fedexp.tables.gather import make_report, with_pictures
-from fedexp.tables.record import Record, draw_of
+from fedexp.tables.gather import make_report, report_of_record
+from fedexp.tables.record import Record, run_key
 from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report
 from fedexp.tables.schema import Table, load_table, table_names
@@ -94,11 +94,7 @@ def of_record(folder: Path) -> Result:
     about = read_json(folder / record.ABOUT) or {}
     table = load_table(str(about.get("table")))
     found = record.read(table, folder)
-    cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
-    found = record.placed(found, table, cells)
-    report = with_pictures(
-        make_report(table, cells, found), record.pictures(found, folder), found.missed
-    )
+    found, report = report_of_record(table, found, folder)
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     methods = {run.method: run.choice for run in found.runs.values() if run.choice}
     datasets = sorted({run.dataset for run in found.runs.values() if run.dataset})
@@ -117,9 +113,8 @@ def _coverage(table: Table, found: Record) -> tuple[int, int]:
     """Runs that have a number, and all of the form: a run that several cells share counts once."""
     values: dict[tuple[str, ...], bool] = {}
     for slot in slots(table, found.form):
-        place = tuple(slot.conditions[key] for key in table.keys)
         for job in slot.jobs:
-            run = found.runs.get((place, slot.method, draw_of(job), job.point))
+            run = found.runs.get(run_key(table, slot, job))
             values[job.overrides] = values.get(job.overrides, False) or (
                 run is not None and run.value is not None
             )

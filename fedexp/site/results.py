@@ -15,6 +15,7 @@ from fedexp.site.page import Mention, Page
 from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
+from fedexp.tables.report.page import template_environment
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
 from fedexp.tables.report.shown_cells import shown_rows
 
@@ -52,7 +53,7 @@ class Entry:
     @property
     def claims(self) -> list[ClaimResult]:
         """The paper's own."""
-        return [claim for claim in self.report.claims if claim.where != "ours"]
+        return self.report.paper_claims
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
         grouped.setdefault(name.partition("/")[0], []).append(Entry(name, own))
     made = []
     for key, entries in grouped.items():
-        entries.sort(key=_place)
+        entries.sort(key=_order_in_paper)
         cited = Counter(entry.report.paper for entry in entries).most_common(1)[0][0]
         made.append(Paper(key, cited.partition(",")[0], cited, entries))
     return sorted(made, key=lambda paper: (-_decided(paper), -len(paper.run), paper.name))
@@ -96,7 +97,7 @@ def _decided(paper: Paper) -> int:
     return sum(entry.main.form in ("full", "partial") for entry in paper.entries)
 
 
-def _place(entry: Entry) -> tuple[int, list[int], str]:
+def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
     """Tables, figures, and what else a paper has, by their numbers."""
     source = entry.report.source
     kind = next((at for at, word in enumerate(("Table", "Fig.")) if source.startswith(word)), 2)
@@ -144,11 +145,11 @@ def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, byt
             yield f"{folder}/report.html", result.page.encode()
             yield from ((f"{folder}/{file}", data) for file, data in result.files.items())
             for picture in result.report.pictures:
-                for ending, data in _drawn(picture).items():
+                for ending, data in _image_files(picture).items():
                     yield f"{folder}/{picture.name}{ending}", data
 
 
-def _drawn(picture: Picture) -> dict[str, bytes]:
+def _image_files(picture: Picture) -> dict[str, bytes]:
     """Its files by their endings: a pair where it takes the colour of the text around it, else what it was drawn as."""
     if "currentColor" not in picture.svg:
         return {".png": picture.png}
@@ -178,7 +179,7 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
     means = sorted(cell.mean for cell in cells if cell.mean is not None)
     if len(cells) == 1:
         [cell] = cells
-        spread = "" if cell.sd is None else f" ± {layout.number(cell.sd, places)}"
+        spread = texts.spread(cell.sd, places)
         return layout.minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
     ends = " to ".join(layout.number(mean, places) for mean in (means[0], means[-1]))
     return layout.minus(f"{len(cells)} numbers, {ends} {unit}")
@@ -228,7 +229,7 @@ def finding(report: Report) -> str:
     fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
     if not fair:
         return f"{said}."
-    best = max(fair, key=lambda m: sign * _mean([numbers[m][at] for at in mine]))
+    best = max(fair, key=lambda m: sign * _mean_over_cells([numbers[m][at] for at in mine]))
     return f"{said}; the best baseline, {labels[best]}, {_beside(report, [numbers[best][at] for at in mine])}."
 
 
@@ -238,7 +239,7 @@ def _label(method: Method, report: Report) -> str:
     return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
 
 
-def _mean(cells: Sequence[Cell]) -> float:
+def _mean_over_cells(cells: Sequence[Cell]) -> float:
     return sum(cell.mean for cell in cells if cell.mean is not None) / len(cells)
 
 
@@ -250,11 +251,7 @@ def _above(a: Cell, b: Cell | None, sign: int) -> bool:
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
     """``81.03 % (paper 78.20)``: means over cells; a single one's with its standard deviation over seeds."""
     places = layout.places(report)
-    spread = (
-        f" ± {layout.number(cells[0].sd, places)}"
-        if len(cells) == 1 and cells[0].sd is not None
-        else ""
-    )
+    spread = texts.spread(cells[0].sd, places) if len(cells) == 1 else ""
     paper = [cell.paper for cell in cells if cell.paper is not None]
     theirs = (
         f" (paper {layout.number(sum(paper) / len(paper), places)})"
@@ -262,7 +259,7 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
         else ""
     )
     return layout.minus(
-        f"{layout.number(_mean(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
+        f"{layout.number(_mean_over_cells(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
     )
 
 
@@ -301,43 +298,30 @@ def _rendered(name: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
     folder = files("fedexp.site").joinpath("templates")
-    made = Environment(
-        autoescape=True,  # what stands in HTML blocks; `md` is for text outside of them
-        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    environment = template_environment(
+        lambda name: folder.joinpath(name).read_text(encoding="utf-8")
     )
-    made.filters |= {
-        "md": lambda text: _safe(escaped(text)),
-        "condition": layout.label,
-        "minus": layout.minus,
-    }
-    made.globals |= {
-        "texts": texts,
-        "layout": layout,
+    # Templates escape what is in HTML blocks. `md` is for text outside of them.
+    environment.filters["md"] = lambda text: _safe(escaped(text))
+    environment.globals |= {
         "finding": finding,
         "verdict": verdict,
         "rows": shown_rows,
-        "endings": lambda picture: list(_drawn(picture)),
+        "endings": lambda picture: list(_image_files(picture)),
         "label": _label,
         "refuted": lambda entry: [claim for claim in entry.claims if claim.state == "refuted"],
         "missed": _missed,
         "contradicted": lambda entry: [claim for claim in entry.claims if claim.contradicted],
     }
-    return made
+    return environment
 
 
 def _missed(report: Report) -> list[tuple[Method, int, int]]:
     """Columns of the paper whose numbers of ours lie beyond its tolerance: how many, of how many that are judged."""
     judged: dict[str, list[Cell]] = {}
-    for cells in layout.covered(report).values():
-        for cell in cells:
-            if cell.verdict in ("reproduced", "higher", "lower", "inconclusive"):
-                judged.setdefault(cell.method, []).append(cell)
+    for cell in layout.judged(report):
+        judged.setdefault(cell.method, []).append(cell)
     counts = [
         (
             method,

@@ -42,6 +42,11 @@ class Slot:
     jobs: tuple[Job, ...]
 
 
+def placeholders(slot: Slot, job: Job) -> dict[str, Value]:
+    """Return the values that fill in the paths of a job's numbers."""
+    return {**slot.conditions, **({"point": job.point} if job.point else {})}
+
+
 def slots(
     table: Table,
     form: Form = "full",
@@ -64,7 +69,7 @@ def slots(
                 only or {}, {**full, "method": column.key}
             ):
                 continue
-            place = tuple(full[key] for key in table.keys), column.key
+            place = table.row_key(full), column.key
             jobs = found.setdefault(place, [])
             if column.overrides is None:
                 continue
@@ -81,7 +86,7 @@ def slots(
                     Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point))
                 )
     if not found:
-        raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
+        raise ConfigError("no cell of the table fits", where="--only", got=_only_text(only or {}))
     return tuple(
         Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
         for (place, method), jobs in found.items()
@@ -262,5 +267,5 @@ def _filled(table: Table, key: str, template: str, full: dict[str, Value]) -> st
         ) from None
 
 
-def _shown(only: Mapping[str, Sequence[Value]]) -> str:
+def _only_text(only: Mapping[str, Sequence[Value]]) -> str:
     return " ".join(f"{key}={','.join(map(str, values))}" for key, values in only.items())

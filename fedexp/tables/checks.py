@@ -129,7 +129,7 @@ def _point_grid_problem(table: Table, column: Column) -> str:
     """Return why a column's grid cannot be used, empty if it can."""
     grid = column.grid
     assert grid is not None
-    value = column.value or table.headline.value
+    value = table.value_path(column)
     named = any("{point}" in text for text in grid.overrides) or all(
         "{point}" in path for path in (value, grid.by or value)
     )

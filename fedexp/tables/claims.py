@@ -43,17 +43,17 @@ class Numbers:
     @classmethod
     def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
         ours = {
-            (_place(table, cell.conditions), cell.method): dict(
+            (table.row_key(cell.conditions), cell.method): dict(
                 zip(cell.draws, cell.values, strict=True)
             )
             for cell in cells
         }
         known = [row for row in table.reference if row.get("value") is not None]
-        printed = {(_place(table, row), str(row["method"])): float(row["value"]) for row in known}
+        printed = {(table.row_key(row), str(row["method"])): float(row["value"]) for row in known}
         return cls(ours, printed, curves)
 
 
-def judged(
+def test_claims(
     table: Table, form: Form, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
     """Every claim of the table. One about a row of the form without runs stays open.
@@ -64,15 +64,17 @@ def judged(
     if form in ("reduced", "smoke"):
         objection = f"the {form} form decides nothing"
     numbers = Numbers.of(table, cells, curves)
-    return tuple(_judged(claim, table, form, numbers, objection) for claim in table.claims)
+    return tuple(_test_claim(claim, table, form, numbers, objection) for claim in table.claims)
 
 
-def _judged(
+def _test_claim(
     claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str
 ) -> ClaimResult:
     groups = _groups(claim, table, form)
     levels = _levels(claim, len(groups))
-    rows = tuple(_row(group, _tests(claim, table, group, numbers), levels) for group in groups)
+    rows = tuple(
+        _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
+    )
     state, reason = _state(claim, rows)
     if objection:
         state, reason = "open", objection + _signs(rows)
@@ -113,7 +115,7 @@ def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
     meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]
     along = claim.keys_along
     if not along:
-        return [_Group(place, (_place(table, place),)) for place in meant]
+        return [_Group(place, (table.row_key(place),)) for place in meant]
     grouped: dict[str, list[dict[str, Value]]] = {}
     for place in meant:
         others = {key: value for key, value in place.items() if key not in along}
@@ -122,7 +124,7 @@ def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
         _Group(
             {key: value for key, value in group[0].items() if key not in along},
             tuple(
-                _place(table, place)
+                table.row_key(place)
                 for place in sorted(group, key=lambda place: _along(place[along[0]]))
             ),
         )
@@ -139,10 +141,6 @@ def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
 def _along(value: Value) -> float:
     """Numbers ascend; all else stays in the table's order."""
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _place(table: Table, conditions: Mapping[str, Value]) -> Place:
-    return tuple(conditions[key] for key in table.keys)
 
 
 @dataclass(frozen=True)
@@ -336,7 +334,7 @@ def decide(
     return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "open"
 
 
-def _row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
+def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
     """All of `tests` must hold; of the alternatives in each, one. Levels are divided among those that could decide alone."""
     yes_level, no_level = levels
     states: list[RowState] = []

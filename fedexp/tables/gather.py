@@ -6,17 +6,18 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables.cells import Slot, command, declared_seeds, key_of
-from fedexp.tables.claims import judged
+from fedexp.tables.cells import Slot, command, declared_seeds, key_of, slots
+from fedexp.tables.claims import test_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.index import FAILED
 from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, RunRecord, draw_of
+from fedexp.tables.record import Record, RunRecord, draw_of, pictures, placed
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Agreement, Cell, Form, Origin, Picture, Report, Summary
 from fedexp.tables.schema import Grid, Table, fits
@@ -29,7 +30,9 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
     """The report of `cells`, from the runs that are recorded."""
     shrunk = table.shrunk(record.form)
     blamed = [override for override in record.extra if _alters(override, table)]
-    made = [_cell(table, slot, record, shrunk.what if shrunk else "", blamed) for slot in cells]
+    made = [
+        _judged_cell(table, slot, record, shrunk.what if shrunk else "", blamed) for slot in cells
+    ]
     done = [run for slot in cells for run in record.of(table, slot) if run.done]
     present = {cell.method for cell in made}
     form: Form = (
@@ -56,10 +59,29 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         warnings=tuple(_warnings(table, form, cells, made, record, blamed)),
         facts=tuple(_facts(cells, done)),
         command=record.command,
-        claims=judged(table, record.form, made, record.curves, next(filter(None, objections), "")),
+        claims=test_claims(
+            table, record.form, made, record.curves, next(filter(None, objections), "")
+        ),
         summaries=tuple(_summaries(table, made)),
         left_out=tuple(_left_out(table, made)),
     )
+
+
+def report_of_record(table: Table, record: Record, folder: Path) -> tuple[Record, Report]:
+    """Make the report of a record that was read, with the pictures that are stored beside it.
+
+    Args:
+        table: The table.
+        record: The record as it was read.
+        folder: Folder of the record.
+
+    Returns:
+        The record with the pooled conditions of its runs, and the report.
+    """
+    cells = slots(table, record.form, only=record.only, seeds=record.seeds, extra=record.extra)
+    record = placed(record, table, cells)
+    report = make_report(table, cells, record)
+    return record, with_pictures(report, pictures(record, folder), record.missed)
 
 
 def is_part(table: Table, cells: Sequence[Slot], record: Record) -> bool:
@@ -124,10 +146,10 @@ def drawn(
 
 def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
     """The report with `drawn` and the numbers as pictures, these where the paper prints some or else nothing was drawn."""
-    from fedexp.tables.report.pictures import pictures
+    from fedexp.tables.report.pictures import pictures as number_pictures
 
     if layout.referenced(report) or not drawings:
-        drawings += pictures(report)
+        drawings += number_pictures(report)
     return replace(report, pictures=drawings, warnings=(*report.warnings, *missed))
 
 
@@ -142,7 +164,9 @@ def _alters(override: str, table: Table) -> bool:
 # --- cells
 
 
-def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequence[str]) -> Cell:
+def _judged_cell(
+    table: Table, slot: Slot, record: Record, reduced: str, extra: Sequence[str]
+) -> Cell:
     column, runs = table.columns[slot.method], record.of(table, slot)
     paper, sd = table.printed(slot.conditions, slot.method)
     best, incomplete = _best(column.grid, runs)
@@ -166,13 +190,13 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
         else "",
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
-        parts=tuple(_parts(done, table.headline.scale)),
+        parts=tuple(_mean_parts(done, table.headline.scale)),
         failed=tuple(
             dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)
         ),
         reduced=reduced if done else "",
     )
-    cell = _judged(cell, table, _objection(runs, reduced, extra))
+    cell = _with_verdict(cell, table, _objection(runs, reduced, extra))
     if cell.verdict == "not run":
         cell = replace(cell, reason=column.why or incomplete or _why_not_run(runs))
     elif incomplete:
@@ -184,7 +208,7 @@ def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequenc
     return cell
 
 
-def _parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
+def _mean_parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
     for name in runs[0].parts if runs else ():
         if all(name in run.parts for run in runs):
             yield name, sum(run.parts[name] for run in runs) / len(runs) * scale
@@ -218,14 +242,14 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
         if not absent:
             best.append(max(own, key=score))
             continue
-        shown = ", ".join(
-            f"{run.point} ({run.error or run.status})" for run in absent[:_SHOWN]
-        ) + _more(len(absent))
+        shown = texts.shortened(
+            [f"{run.point} ({run.error or run.status})" for run in absent], _SHOWN
+        )
         lacking.append(f"{draw} has no number at {len(absent)} of {len(own)} values: {shown}")
     return best, f"the grid of {grid.over} is incomplete: {'; '.join(lacking)}" if lacking else ""
 
 
-def _judged(cell: Cell, table: Table, objection: str) -> Cell:
+def _with_verdict(cell: Cell, table: Table, objection: str) -> Cell:
     """The cell with its verdict.
 
     Args:
@@ -333,7 +357,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
         count, key, value = max(whole, key=lambda group: group[0], default=(0, "", None))
         if count < 2:
             break
-        yield f"{key}={layout.label(value)} ({_count(count, 'cell')})"
+        yield f"{key}={layout.label(value)} ({texts.count(count, 'cell')})"
         missing = [row for row in missing if row[key] != value]
     for row in missing:
         yield " ".join(f"{key}={layout.label(row[key])}" for key in keys)
@@ -393,25 +417,29 @@ def _warnings(
         seed for column in table.methods for seed in declared_seeds(table, record.form, column)
     }
     if record.seeds and asked != declared:
-        yield f"Seeds {_listed(asked)} were asked for; the table's are {_listed(declared)}"
+        yield f"Seeds {_sorted_text(asked)} were asked for; the table's are {_sorted_text(declared)}"
     if extra and any(run.altered for run in runs):
         yield f"These runs are not the table's own: {' '.join(extra)}"
     yield from _few_runs(cells, made)
     failed = [cell for cell in made if cell.failed]
     if failed:
-        yield f"{_count(sum(len(cell.failed) for cell in failed), 'run')} failed, in {_names(failed)}"
+        count = sum(len(cell.failed) for cell in failed)
+        names = texts.shortened(list(map(_name, failed)), _SHOWN)
+        yield f"{texts.count(count, 'run')} failed, in {names}"
     yield from _mixed_splits([run for run in runs if run.done])
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     other = [run for run in done if run.other_code]
     if other:
+        number, were = texts.count(len(other), "run"), "was" if len(other) == 1 else "were"
+        codes = ", ".join(sorted({run.code[:8] for run in other}))
         yield (
-            f"{_count(len(other), 'run')} of {len(done)} {'was' if len(other) == 1 else 'were'} made by other code than today's "
-            f"({', '.join(sorted({run.code[:8] for run in other}))}); rows may mix code"
+            f"{number} of {len(done)} {were} made by other code than today's ({codes}); "
+            "rows may mix code"
         )
     waiting = {run.run for run in runs if not run.done and run.others}
     if waiting:
-        yield f"{_count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
+        yield f"{texts.count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
@@ -437,8 +465,8 @@ def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
     if len(counts) > 1:
         yield f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, see each cell"
     if partial:
-        shown = ", ".join(f"{_place(cell)} {cell.n}/{of}" for cell, of in partial[:_SHOWN])
-        yield f"{_count(len(partial), 'cell')} with runs missing: {shown}{_more(len(partial))}"
+        shown = texts.shortened([f"{_name(cell)} {cell.n}/{of}" for cell, of in partial], _SHOWN)
+        yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
 
 
 def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
@@ -451,7 +479,8 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
         data.setdefault(run.dataset, set()).add(run.data)
     mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
     if mixed:
-        yield f"Methods of one row and seed saw different data splits: {'; '.join(mixed[:_SHOWN])}{_more(len(mixed))}"
+        shown = texts.shortened(mixed, _SHOWN, "; ")
+        yield f"Methods of one row and seed saw different data splits: {shown}"
     for name, hashes in data.items():
         if len(hashes) > 1:
             yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
@@ -476,7 +505,7 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
     yield "torch", ", ".join(sorted({run.torch for run in done}))
-    yield "seeds", _listed({run.seed for run in done})
+    yield "seeds", _sorted_text({run.seed for run in done})
     data = {(run.dataset, run.data) for run in done}
     yield "data sha256", ", ".join(f"{name} {sha[:16]}" for name, sha in sorted(data))
     yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
@@ -491,23 +520,9 @@ def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
     return sorted(((name, own) for name, own in sums.items() if own), key=lambda phase: -phase[1])
 
 
-def _place(cell: Cell) -> str:
-    return " ".join(
-        [cell.method, *(f"{key}={layout.label(value)}" for key, value in cell.conditions.items())]
-    )
+def _name(cell: Cell) -> str:
+    return layout.cell_name(cell.method, cell.conditions)
 
 
-def _listed(seeds: Iterable[int]) -> str:
+def _sorted_text(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(seeds)))
-
-
-def _names(cells: Sequence[Cell]) -> str:
-    return ", ".join(_place(cell) for cell in cells[:_SHOWN]) + _more(len(cells))
-
-
-def _more(count: int) -> str:
-    return f" and {count - _SHOWN} more" if count > _SHOWN else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

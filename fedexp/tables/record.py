@@ -18,7 +18,7 @@ from fedexp.evaluation.breakdown import is_part
 from fedexp.storage.files import read_json, write_json, write_text
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
-from fedexp.tables.cells import Job, Slot
+from fedexp.tables.cells import Job, Slot, placeholders
 from fedexp.tables.claims import Curve, Curves, Place
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
@@ -28,6 +28,7 @@ from fedexp.tables.schema import Table
 
 _SPREAD = ("conditions", "pooled", "phases", "parts")  # of a run, over columns of their own
 _SECONDS, _METRIC = "seconds.", "metric."
+RunKey = tuple[Place, str, str, str]  # row, column, draw, point of a grid
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -95,6 +96,11 @@ def draw_of(job: Job) -> str:
     return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
 
 
+def run_key(table: Table, slot: Slot, job: Job) -> RunKey:
+    """Return what identifies the run of a job in a record: row, column, draw and point."""
+    return table.row_key(slot.conditions), slot.method, draw_of(job), job.point
+
+
 @dataclass(frozen=True)
 class Record:
     """All that a report is made of.
@@ -111,7 +117,7 @@ class Record:
     seeds: list[int] | None
     extra: list[str]
     command: str
-    runs: Mapping[tuple[Place, str, str, str], RunRecord]
+    runs: Mapping[RunKey, RunRecord]
     curves: Curves = field(default_factory=dict)
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     drawn: Sequence[tuple[str, str]] = ()
@@ -122,10 +128,8 @@ class Record:
 
         Missing are those that the table has got since the record was written.
         """
-        place = tuple(slot.conditions[key] for key in table.keys)
         found = [
-            self.runs.get((place, slot.method, draw_of(job), job.point)) or _missing(slot, job)
-            for job in slot.jobs
+            self.runs.get(run_key(table, slot, job)) or _missing(slot, job) for job in slot.jobs
         ]
         return list(
             {(run.run or index, run.point): run for index, run in enumerate(found)}.values()
@@ -155,7 +159,7 @@ def recorded(
     Args:
         cell_runs: by a job's overrides; root: the output root, to which folders are relative.
     """
-    runs: dict[tuple[Place, str, str, str], RunRecord] = {}
+    runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
     curves: dict[tuple[Place, str, str, str], Curve] = {}
     needed = {
@@ -165,23 +169,24 @@ def recorded(
         if claim.curve
     }
     for slot in cells:
-        place = tuple(slot.conditions[key] for key in table.keys)
+        place = table.row_key(slot.conditions)
         for job in slot.jobs:
             run = cell_runs[job.overrides]
-            row = _row(table, slot, job, run, root)
+            key = run_key(table, slot, job)
+            row = _run_record(table, slot, job, run, root)
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {
                     key: value for key, value in run.config.items() if key not in _ELSEWHERE
                 }
-            runs[place, slot.method, row.draw, row.point] = row
+            runs[key] = row
             for name, curve, axis in needed if run.result else ():
                 if name != slot.method or curve is None:
                     continue
                 try:
                     points = _curve(run, curve, axis)
                 except StorageError as error:
-                    runs[place, slot.method, row.draw, row.point] = _damaged(row, error)
+                    runs[key] = _damaged(row, error)
                     break
                 if points:
                     curves[place, name, row.draw, curve] = [
@@ -202,7 +207,7 @@ _ELSEWHERE = (
 )  # of the machine, or said by the rest
 
 
-def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
+def _run_record(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
     where = (
         run.folder.relative_to(root).as_posix()
         if run.folder.is_relative_to(root)
@@ -220,10 +225,10 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
     if not run.result:
         return row
     column, result = table.columns[slot.method], run.result
-    path = column.value or table.headline.value
-    filled = {**slot.conditions, **({"point": job.point} if column.grid else {})}
+    filled = placeholders(slot, job)
     try:
-        row = replace(row, value=read_value(run, path.format(**filled)) * table.headline.scale)
+        path = table.value_path(column).format(**filled)
+        row = replace(row, value=read_value(run, path) * table.headline.scale)
         if column.grid is not None and column.grid.by is not None:
             row = replace(row, by=read_value(run, column.grid.by.format(**filled)))
     except StorageError as error:
@@ -290,9 +295,8 @@ def placed(record: Record, table: Table, cells: Sequence[Slot]) -> Record:
     """`record`, as it was read, with the pooled conditions that the table's jobs give its runs."""
     runs = dict(record.runs)
     for slot in cells:
-        place = tuple(slot.conditions[key] for key in table.keys)
         for job in slot.jobs:
-            key = place, slot.method, draw_of(job), job.point
+            key = run_key(table, slot, job)
             if key in runs:
                 runs[key] = replace(runs[key], pooled=dict(job.pooled))
     return replace(record, runs=runs)
@@ -354,22 +358,24 @@ def write(table: Table, record: Record, folder: Path) -> None:
         rows.append(
             [
                 table.name,
-                *map(_condition, run.conditions.values()),
-                *(_condition(run.pooled[key]) if key in run.pooled else "" for key in pooled),
-                *(_text(values[name]) for name in names),
+                *map(_condition_text, run.conditions.values()),
+                *(_condition_text(run.pooled[key]) if key in run.pooled else "" for key in pooled),
+                *(_value_text(values[name]) for name in names),
                 table.unit,
-                *(_text(run.phases.get(name)) for name in phases),
-                *(_text(run.parts.get(name)) for name in parts),
+                *(_value_text(run.phases.get(name)) for name in phases),
+                *(_value_text(run.parts.get(name)) for name in parts),
             ]
         )
-    write_text(folder / RUNS, _csv(head, rows))
+    write_text(folder / RUNS, _to_csv(head, rows))
     lines = [
-        [*map(_condition, place), method, draw, name, repr(x), repr(y)]
+        [*map(_condition_text, place), method, draw, name, repr(x), repr(y)]
         for (place, method, draw, name), curve in record.curves.items()
         for x, y in curve
     ]
     if lines:
-        write_text(folder / CURVES, _csv([*table.keys, "method", "draw", "curve", "x", "y"], lines))
+        write_text(
+            folder / CURVES, _to_csv([*table.keys, "method", "draw", "curve", "x", "y"], lines)
+        )
     else:
         (folder / CURVES).unlink(missing_ok=True)
     shared, own = parted(record.configs)
@@ -406,11 +412,11 @@ def read(table: Table, folder: Path) -> Record:
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
     kinds = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
-    runs: dict[tuple[Place, str, str, str], RunRecord] = {}
-    for row in _rows(folder / RUNS):
-        conditions = {key: _of_condition(row[key]) for key in table.keys}
+    runs: dict[RunKey, RunRecord] = {}
+    for row in _read_csv(folder / RUNS):
+        conditions = {key: _read_condition(row[key]) for key in table.keys}
         values = {
-            name: _value(text, kind)
+            name: _read_value(text, kind)
             for name, kind in kinds.items()
             if (text := _there(row, table, name)) is not None
         }
@@ -425,8 +431,8 @@ def read(table: Table, folder: Path) -> Record:
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
         runs[tuple(conditions.values()), run.method, run.draw, run.point] = run
     curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
-    for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
-        place = tuple(_of_condition(row[key]) for key in table.keys)
+    for row in _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ():
+        place = tuple(_read_condition(row[key]) for key in table.keys)
         curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
             (float(row["x"]), float(row["y"]))
         )
@@ -457,11 +463,11 @@ def _as_svg(png: bytes) -> str:
     )
 
 
-def _rows(path: Path) -> Iterable[dict[str, str]]:
+def _read_csv(path: Path) -> Iterable[dict[str, str]]:
     return csv.DictReader(io.StringIO(path.read_text()))
 
 
-def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _to_csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -469,7 +475,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def _condition(value: Value) -> str:
+def _condition_text(value: Value) -> str:
     """Words as they are, all else as JSON: words that JSON would read as something else are quoted."""
     if isinstance(value, str):
         try:
@@ -479,22 +485,22 @@ def _condition(value: Value) -> str:
     return json.dumps(value)
 
 
-def _of_condition(text: str) -> Value:
-    """What `_condition` wrote; older records quote every word."""
+def _read_condition(text: str) -> Value:
+    """What `_condition_text` wrote; older records quote every word."""
     try:
         value: Value = json.loads(text)
     except ValueError:
-        return str(_value(text, "str"))
+        return str(_read_value(text, "str"))
     return value
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(repr, value))
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def _value(text: str, kind: str) -> Any:
+def _read_value(text: str, kind: str) -> Any:
     if text.startswith("'") and inert(text[1:]) == text:
         text = text[1:]
     if kind.startswith("float"):

@@ -363,6 +363,14 @@ class Table:
     def columns(self) -> dict[str, Column]:
         return {column.key: column for column in self.methods}
 
+    def row_key(self, conditions: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Return the values of the table's keys, which tell its rows apart."""
+        return tuple(conditions[key] for key in self.keys)
+
+    def value_path(self, column: Column) -> str:
+        """Return the path of a column's numbers in a run's results, with names in braces."""
+        return column.value or self.headline.value
+
     def method(self, column: Column) -> Method:
         """A column as the report has it."""
         return replace(column.method, look=self.looks.get(column.key))

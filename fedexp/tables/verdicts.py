@@ -6,14 +6,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from scipy.stats import t
 
+from fedexp.tables.report.report import Conclusion
+
 LEVEL = 0.05  # of every test
 _MOST_SEEDS = 20  # more are not asked for
-
-Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,11 @@ def judge(
         return Judgement("reproduced", "", interval, deterministic=not s)
     if found.beyond(tolerance):
         side: Conclusion = "higher" if found.d > 0 else "lower"
-        reason = f"the 95 % interval of the difference, {_shown(interval)}, lies beyond the tolerance {tolerance:g}"
+        reason = f"the 95 % interval of the difference, {_interval_text(interval)}, lies beyond the tolerance {tolerance:g}"
         return Judgement(side, reason, interval, deterministic=not s)
     near = abs(found.d) <= tolerance
     settles = _settles(found, tolerance, near)
-    reason = f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_shown(interval)}; {settles}"
+    reason = f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_interval_text(interval)}; {settles}"
     return Judgement("inconclusive", reason, interval, near, settles, not s)
 
 
@@ -142,7 +141,7 @@ def _settles(found: Difference, tolerance: float, near: bool) -> str:
     )
 
 
-def _shown(interval: tuple[float, float]) -> str:
+def _interval_text(interval: tuple[float, float]) -> str:
     return f"{interval[0]:+.3g} to {interval[1]:+.3g}"
 
 

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedexp.core.build import build
-from fedexp.tables.claims import Curve, decide, judged
+from fedexp.tables.claims import Curve, decide, test_claims
 from fedexp.tables.report.report import Cell, ClaimResult, Form
 from fedexp.tables.schema import Table
 
@@ -67,7 +67,7 @@ def result(
         for (x, m), own in (curves or {}).items()
         for i, c in enumerate(own)
     }
-    (found,) = judged(table, form, cells, drawn, objection)
+    (found,) = test_claims(table, form, cells, drawn, objection)
     return found
 
 

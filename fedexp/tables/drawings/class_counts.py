@@ -46,13 +46,7 @@ class ClassCounts(Drawing):
                 axes = canvas.axes(figure, 1, len(shown), at + 1)
                 _map(axes, table)
                 where = canvas.named(list(run.conditions), list(run.conditions.values()), 40)
-                axes.set_title(
-                    f"{where}\nseed {run.seed}",
-                    fontsize=9,
-                    loc="left",
-                    parse_math=False,
-                    color=canvas.INK,
-                )
+                canvas.title(axes, f"{where}\nseed {run.seed}")
             return (canvas.picture(self.name, self.title, figure, notes),)
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.panels import Curve, Panels, Points
-from fedexp.tables.lookup import read_path, traced
+from fedexp.tables.drawings.panels import Curve, Panels, Points, check_methods, headline_value
+from fedexp.tables.lookup import traced
 from fedexp.tables.report.report import Picture
 
 
@@ -44,11 +43,7 @@ class Iterations(Drawing):
     round: int = 1
 
     def __post_init__(self) -> None:
-        require(len(self.curves) > 0, "curves: name at least one method")
-        require(
-            not set(self.curves) & set(self.lines),
-            "a method is either one of 'curves' or one of 'lines'",
-        )
+        check_methods(self.curves, self.lines)
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         x = self.called if self.axis == "iteration" else "recorded point"
@@ -56,7 +51,7 @@ class Iterations(Drawing):
         return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
     def _level(self, run: DrawnRun) -> float:
-        return read_path(run.result, "headline.value") * self.scale
+        return headline_value(run, self.scale)
 
     def _curve(self, run: DrawnRun) -> Curve:
         try:

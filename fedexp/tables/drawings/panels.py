@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.drawing import DrawnRun
+from fedexp.tables.lookup import read_path
 from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.report import Look, Picture
 
@@ -32,6 +34,17 @@ class Curve:
 
     each: tuple[Points, ...]
     thin: bool = False
+
+
+def check_methods(curves: Sequence[str], lines: Sequence[str]) -> None:
+    """Refuse a drawing without curves, and a method that is both a curve and a line."""
+    require(len(curves) > 0, "curves: name at least one method")
+    require(not set(curves) & set(lines), "a method is either one of 'curves' or one of 'lines'")
+
+
+def headline_value(run: DrawnRun, scale: float) -> float:
+    """Return the headline of a run times a factor."""
+    return read_path(run.result, "headline.value") * scale
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Panels:
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
         for run in runs:
             if run.method in (*methods, *lines):
-                where = tuple(_condition(run, key) for key in self.by)
+                where = tuple(_condition_value(run, key) for key in self.by)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
                 if all(
                     run.folder != other.folder for other in same
@@ -106,9 +119,7 @@ class Panels:
     ) -> Picture:
         from matplotlib.ticker import MaxNLocator
 
-        across = min(len(shown), 2 if len(shown) <= 4 else 3)
-        down = -(-len(shown) // across)
-        figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
+        figure, down, across = canvas.panels(len(shown))
         first: Axes | None = None
         for at, (where, found) in enumerate(shown.items()):
             axes = canvas.axes(figure, down, across, at + 1, sharey=first)
@@ -119,9 +130,7 @@ class Panels:
                     axes.axhline(value, **style)
                 elif method in found:
                     _plot(axes, [curve(run) for run in found[method]], style)
-            axes.set_title(
-                self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK
-            )
+            canvas.title(axes, self._heading(where))
             if self.logarithmic:
                 axes.set_yscale("log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -201,7 +210,7 @@ def _handles(order: Sequence[DrawnRun], styles: Mapping[str, dict[str, Any]]) ->
     return [Line2D([], [], label=canvas.plain(run.label), **styles[run.method]) for run in order]
 
 
-def _condition(run: DrawnRun, key: str) -> Any:
+def _condition_value(run: DrawnRun, key: str) -> Any:
     have = {**run.conditions, "method": run.label}
     if key not in have:
         raise ConfigError(

@@ -83,7 +83,9 @@ class Plane(Drawing):
             f"{where and f' ({where})'}"
         )
         name = canvas.name("plane", where)
-        figure = _figure(xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps))
+        figure = _surface_figure(
+            xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps)
+        )
         return canvas.picture(name, title, figure, notes)
 
 
@@ -134,7 +136,7 @@ def test_loss(config: Mapping[str, Any], images: int) -> Loss:
     return loss
 
 
-def _figure(
+def _surface_figure(
     xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]
 ) -> Figure:
     from matplotlib.colors import BoundaryNorm

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.run_folder import rows_of
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.panels import Curve, Panels
-from fedexp.tables.lookup import read_path
+from fedexp.tables.drawings.panels import Curve, Panels, check_methods, headline_value
 from fedexp.tables.report.report import Picture
 
 
@@ -38,11 +36,7 @@ class Rounds(Drawing):
     heading: str | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.curves) > 0, "curves: name at least one method")
-        require(
-            not set(self.curves) & set(self.lines),
-            "a method is either one of 'curves' or one of 'lines'",
-        )
+        check_methods(self.curves, self.lines)
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         axes = "communication round", self.label, self.panels, self.heading, self.logarithmic
@@ -50,7 +44,7 @@ class Rounds(Drawing):
         return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
     def _level(self, run: DrawnRun) -> float:
-        return read_path(run.result, "headline.value") * self.scale
+        return headline_value(run, self.scale)
 
     def _curve(self, run: DrawnRun) -> Curve:
         rows = rows_of(run.folder, run.result)

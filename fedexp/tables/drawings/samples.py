@@ -72,7 +72,10 @@ class Samples(Drawing):
         name = canvas.name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
         return canvas.picture(
-            name, title + (where and f" ({where})"), _figure(blocks, list(labels.values())), notes
+            name,
+            title + (where and f" ({where})"),
+            _sheet_figure(blocks, list(labels.values())),
+            notes,
         )
 
     def images(self, model: Weights, codes: int) -> Tensor:
@@ -121,7 +124,7 @@ def montage(images: Tensor, gap: int) -> Tensor:
     return sheet
 
 
-def _figure(blocks: Sequence[Tensor], labels: Sequence[str]) -> Figure:
+def _sheet_figure(blocks: Sequence[Tensor], labels: Sequence[str]) -> Figure:
     codes, classes, _, h, w = blocks[0].shape
     gap = max(1, round(_GAP * w))
     sheets = [montage(block, gap) for block in blocks]

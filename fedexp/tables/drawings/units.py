@@ -63,7 +63,7 @@ class Units(Drawing):
             facts.append(f"rows met {100 * met(rows):.0f} %")
             title = f"({chr(ord('a') + at)}) {canvas.plain(run.label)}\n{', '.join(facts)}"
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
-        _legend(figure, clients)
+        _draw_legend(figure, clients)
         title = (
             f"t-SNE of the rows of {self.layer}, a marker a row. Own training data: the models' mean accuracy on it. Rows met: "
             f"those whose nearest row in another model has their own number{where and f' ({where})'}"
@@ -118,7 +118,7 @@ def met(rows: Tensor) -> float:
     return float(torch.stack(hits).mean())
 
 
-def _legend(figure: Figure, clients: int) -> None:
+def _draw_legend(figure: Figure, clients: int) -> None:
     from matplotlib.lines import Line2D
 
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}

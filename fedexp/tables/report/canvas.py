@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Colour, Dash, Look, Marker, Picture, Role, Value
+from fedexp.tables.report.report import Colour, Dash, Look, Marker, Picture, Report, Role, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,6 +137,32 @@ def log(axes: Axes, which: Literal["x", "y"]) -> None:
 
     axes.set(**{f"{which}scale": "log"})
     getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def spans_decades(values: Iterable[float], decades: float) -> bool:
+    """Return whether positive values span more than a number of decades."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > decades
+
+
+def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bool:
+    """Return whether numbers of a report are drawn on a logarithmic axis.
+
+    Percentages never are: their differences count, not their ratios.
+    """
+    return report.unit != "percent" and spans_decades(values, decades)
+
+
+def panels(count: int) -> tuple[Figure, int, int]:
+    """Return a figure for panels, and how many are below and beside each other."""
+    across = min(count, 2 if count <= 4 else 3)
+    down = -(-count // across)
+    return figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6), down, across
+
+
+def title(axes: Axes, text: str) -> None:
+    """Write a title at the left above a panel."""
+    axes.set_title(text, fontsize=9, loc="left", parse_math=False, color=INK)
 
 
 def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:

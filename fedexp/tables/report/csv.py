@@ -28,12 +28,12 @@ def inert(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are."""
     return (
         f"'{value}"
-        if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value)
+        if isinstance(value, str) and value.startswith(_FORMULA) and not _reads_as_number(value)
         else value
     )
 
 
-def _is_number(text: str) -> bool:
+def _reads_as_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

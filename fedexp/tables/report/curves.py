@@ -31,30 +31,22 @@ def has_axis(report: Report) -> bool:
 def over_last_key(report: Report) -> Figure:
     """A panel a block of the table, the last key as the axis, ticks where its values are."""
     blocks = _blocks(report)
-    across = min(len(blocks), 2 if len(blocks) <= 4 else 3)
-    down = -(-len(blocks) // across)
-    figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
-    log = _is_log_scale(report)
+    figure, down, across = canvas.panels(len(blocks))
+    log = _has_log_scale(report)
     first: Axes | None = None
     for at, (conditions, rows) in enumerate(blocks.items()):
         axes = canvas.axes(figure, down, across, at + 1, sharey=first)
         first = first or axes
-        _lines(axes, report, rows)
+        _draw_lines(axes, report, rows)
         if log:
             canvas.log(axes, "y")
-        axes.set_ylim(*_limits(report, log=log))  # matplotlib does not see what is moved sideways
-        axes.set_title(
-            canvas.named(report.keys[:-1], conditions, 58 // across),
-            fontsize=9,
-            loc="left",
-            parse_math=False,
-            color=canvas.INK,
-        )
+        axes.set_ylim(*_y_limits(report, log=log))  # matplotlib does not see what is moved sideways
+        canvas.title(axes, canvas.named(report.keys[:-1], conditions, 58 // across))
         if at >= len(blocks) - across:
             axes.set_xlabel(report.keys[-1], parse_math=False)
         if at % across == 0:
             axes.set_ylabel(_measure(report), parse_math=False)
-    _legend(figure, report)
+    _draw_legend(figure, report)
     return figure
 
 
@@ -88,20 +80,20 @@ def row_by_row(report: Report) -> Figure:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    if _is_log_scale(report):
+    if _has_log_scale(report):
         canvas.log(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
-    _legend(figure, report)
+    _draw_legend(figure, report)
     return figure
 
 
-def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
+def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     keyed = sorted(
-        (row for row in rows if _number(row.conditions.get(report.keys[-1]))),
+        (row for row in rows if layout.is_number(row.conditions.get(report.keys[-1]))),
         key=lambda r: _x(report, r),
     )
     xs = [_x(report, row) for row in keyed]
-    _scale(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
+    _scale_x_axis(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
     styles = _styles(report)
     for at, (method, style) in enumerate(styles):
         beside = _beside(
@@ -118,10 +110,10 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             "linewidth": 0.7,
             "alpha": 0.7,
         }
-        for run in _runs(xs, [None if c is None else c.paper for c in cells]):
+        for run in _stretches(xs, [None if c is None else c.paper for c in cells]):
             axes.plot(*run, markeredgewidth=0.9, transform=beside, **hollow)
         spreads = dict(zip(xs, (_spread(c) for c in cells), strict=True))
-        for x, y in _runs(xs, [None if c is None else c.mean for c in cells]):
+        for x, y in _stretches(xs, [None if c is None else c.mean for c in cells]):
             axes.errorbar(
                 x,
                 y,
@@ -133,10 +125,10 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             )
 
 
-def _scale(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
+def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
     """Limits around all values, logarithmic where they span decades; few values each have a tick, those too close none."""
     low, high = min(xs, default=0.0), max(xs, default=1.0)
-    log = _is_log(xs)
+    log = canvas.spans_decades(xs, _DECADES)
     if log:
         canvas.log(axes, "x")
         axes.set_xticks([], minor=True)
@@ -166,7 +158,7 @@ def _scale(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
     axes.tick_params(axis="x", which="minor", labelbottom=False)
 
 
-def _limits(report: Report, *, log: bool) -> tuple[float, float]:
+def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
     """Around all numbers and their bars."""
     ends = [_finite(cell.paper) for cell in report.cells]
     ends += [_finite(cell.mean) + sign * _spread(cell) for cell in report.cells for sign in (-1, 1)]
@@ -185,7 +177,7 @@ def _beside(axes: Axes, points: float) -> Any:
     return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
 
 
-def _legend(figure: Figure, report: Report) -> None:
+def _draw_legend(figure: Figure, report: Report) -> None:
     """All methods, then what is filled and what is hollow."""
     from matplotlib.lines import Line2D
 
@@ -240,11 +232,7 @@ def _x(report: Report, row: Row) -> float:
     return float(value)
 
 
-def _number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _runs(
+def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> Iterator[tuple[list[float], list[float]]]:
     """Stretches without a hole: a line never bridges a number that is missing or not finite."""
@@ -270,16 +258,9 @@ def _spread(cell: Cell | None) -> float:
     return cell.sd if cell is not None and cell.sd is not None and math.isfinite(cell.sd) else 0.0
 
 
-def _is_log(values: Sequence[float]) -> bool:
-    finite = [v for v in values if math.isfinite(v)]
-    return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > _DECADES
-
-
-def _is_log_scale(report: Report) -> bool:
-    """Percentages are never drawn logarithmically: their differences count, not their ratios."""
-    return report.unit != "percent" and _is_log(
-        [_finite(v) for cell in report.cells for v in (cell.paper, cell.mean)]
-    )
+def _has_log_scale(report: Report) -> bool:
+    values = [_finite(value) for cell in report.cells for value in (cell.paper, cell.mean)]
+    return canvas.has_log_scale(report, values, _DECADES)
 
 
 def _measure(report: Report) -> str:

@@ -51,13 +51,13 @@ def figure(report: Report) -> Figure:
         axes = canvas.axes(made, 1, len(columns), at + 1)
         _column(axes, report, column, keys)
         axes.set_ylim(tallest, 0)
-        if _is_log(report):
+        if canvas.has_log_scale(report, _sizes(report), _DECADES):
             axes.set_xscale("symlog", linthresh=_smallest(report))
             axes.set_xlim(ends[0] * 1.3, ends[1] * 1.3)
         else:
             axes.set_xlim(ends[0] - margin, ends[1] + margin)
         axes.set_xlabel(f"ours less the paper's ({layout.points(report.unit)})", parse_math=False)
-    _legend(made, report)
+    _draw_legend(made, report)
     return made
 
 
@@ -145,7 +145,7 @@ def _look(word: str) -> dict[str, Any]:
     }
 
 
-def _legend(figure: Figure, report: Report) -> None:
+def _draw_legend(figure: Figure, report: Report) -> None:
     from matplotlib.lines import Line2D
 
     there = {texts.word(cell) for cell in report.cells if _has_delta(cell)}
@@ -158,7 +158,7 @@ def _legend(figure: Figure, report: Report) -> None:
 def _groups(report: Report) -> list[Group]:
     """Cells that have a difference, by method, the proposed one first."""
     rows = shown_rows(report)
-    groups = []
+    groups: list[Group] = []
     for method in layout.by_role(report):
         cells = [c for row in rows for c in row.cells[method.key] if _has_delta(c.cell)]
         if cells:
@@ -192,14 +192,6 @@ def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
         for shown in cells:
             values += [_delta(shown.cell), *(shown.cell.interval or ())]
     return min(values), max(values)
-
-
-def _is_log(report: Report) -> bool:
-    """Where the differences span decades and are of no percentages, for which each point counts the same."""
-    sizes = _sizes(report)
-    return (
-        report.unit != "percent" and bool(sizes) and math.log10(max(sizes) / min(sizes)) > _DECADES
-    )
 
 
 def _smallest(report: Report) -> float:

@@ -27,7 +27,7 @@ def latex(report: Report) -> str:
     Columns that do not fit beside each other stand in blocks below each other, and what is too long for a page goes on in
     another table. The label ends in the form, so that several forms can stand in one document.
     """
-    return "\n".join(_lines(report)) + "\n"
+    return "\n".join(_document(report)) + "\n"
 
 
 def escape(text: str) -> str:
@@ -64,7 +64,7 @@ def _split_number(text: str, beside: str, best: bool) -> _Number:
 _Line = tuple[list[str], str, list[_Number | None]]  # conditions, who, a number a method
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _document(report: Report) -> Iterator[str]:
     yield from (f"% {what}: {said}" for what, said in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
     for warning in report.warnings:
@@ -89,13 +89,14 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
     yield r"\toprule"
     widths = _widths(report, lines)
     heads = [
-        rf"\multicolumn{{3}}{{l}}{{{_head(report.methods[at], widths[at])}}}" for at in methods
+        rf"\multicolumn{{3}}{{l}}{{{_column_head(report.methods[at], widths[at])}}}"
+        for at in methods
     ]
-    yield _row([*map(escape, report.keys), "", *heads])
+    yield _table_row([*map(escape, report.keys), "", *heads])
     yield r"\midrule"
     for place, who, numbers in lines:
         found = [numbers[at] for at in methods]
-        yield _row(
+        yield _table_row(
             [
                 *map(escape, place),
                 who,
@@ -106,7 +107,7 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
     yield r"\end{tabular}"
 
 
-def _head(method: Method, width: int) -> str:
+def _column_head(method: Method, width: int) -> str:
     """A label in as many lines as it needs to be no wider than its column."""
     sign = layout.ORACLE if method.oracle else ""
     lines = textwrap.wrap(method.label, max(width, 8)) or [""]
@@ -118,7 +119,7 @@ def _head(method: Method, width: int) -> str:
 
 def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
     """Blocks of columns that fit the text's width, as many of them as fit a page; long blocks are cut between rows."""
-    lines = _table(report)
+    lines = _all_lines(report)
     a_row = 2 if layout.referenced(report) else 1
     length = _LINES // a_row * a_row
     blocks = [
@@ -165,7 +166,7 @@ def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
     return found
 
 
-def _table(report: Report) -> list[_Line]:
+def _all_lines(report: Report) -> list[_Line]:
     reference, same = layout.referenced(report), _same_n(report)
     lines: list[_Line] = []
     for row in shown_rows(report):
@@ -210,5 +211,5 @@ def _caption(report: Report) -> Iterator[str]:
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
 
 
-def _row(cells: list[str]) -> str:
+def _table_row(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import get_args
 
-from fedexp.tables.report.report import Agreement, Cell, Method, Report, Role, Value
+from fedexp.tables.report.report import (
+    Agreement,
+    Cell,
+    Conclusion,
+    Method,
+    Report,
+    Role,
+    Value,
+)
 
 ORACLE = " †"  # behind the label of what has seen test data
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
@@ -35,8 +43,8 @@ def rows(report: Report) -> tuple[Row, ...]:
     """The cells grouped by their conditions, in order of first appearance."""
     found: dict[tuple[Value, ...], list[Cell]] = {}
     for cell in report.cells:
-        found.setdefault(_place(report, cell.conditions), []).append(cell)
-    agreement = {_place(report, a.conditions): a for a in report.agreement}
+        found.setdefault(report.row_key(cell.conditions), []).append(cell)
+    agreement = {report.row_key(a.conditions): a for a in report.agreement}
     return tuple(
         Row(cells[0].conditions, tuple(cells), agreement.get(place))
         for place, cells in found.items()
@@ -62,12 +70,18 @@ def covered(report: Report) -> dict[Role, list[Cell]]:
         for cell in report.cells
         if cell.paper is not None and roles.get(cell.method) in _HEADLINE
     ]
-    there = {(_place(report, cell.conditions), cell.method) for cell in cells}
+    there = {(report.row_key(cell.conditions), cell.method) for cell in cells}
     found: dict[Role, list[Cell]] = {}
     for cell in cells:
-        if (_place(report, cell.conditions), cell.same_as) not in there:
+        if (report.row_key(cell.conditions), cell.same_as) not in there:
             found.setdefault(roles[cell.method], []).append(cell)
     return found
+
+
+def judged(report: Report) -> list[Cell]:
+    """Return the cells of `covered` that were judged against the paper's number."""
+    cells = [cell for cells in covered(report).values() for cell in cells]
+    return [cell for cell in cells if cell.verdict in get_args(Conclusion)]
 
 
 def referenced(report: Report) -> bool:
@@ -166,10 +180,6 @@ def points(unit: str) -> str:
     return {"percent": "percentage points"}.get(unit, unit)
 
 
-def _place(report: Report, conditions: dict[str, Value]) -> tuple[Value, ...]:
-    return tuple(conditions.get(key) for key in report.keys)
-
-
 def _decimals(value: float) -> int:
     exponent = Decimal(repr(float(value))).normalize().as_tuple().exponent
     return max(0, -exponent) if isinstance(exponent, int) else 0
@@ -177,9 +187,17 @@ def _decimals(value: float) -> int:
 
 def numeric(values: Sequence[Value]) -> bool:
     """Whether conditions can be an axis: numbers (not flags), at least two different ones."""
-    return len(set(values)) > 1 and all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in values
-    )
+    return len(set(values)) > 1 and all(map(is_number, values))
+
+
+def cell_name(method: str, conditions: Mapping[str, Value]) -> str:
+    """Return ``fedavg clients=5 beta=0.1``."""
+    return " ".join([method, *(f"{key}={label(value)}" for key, value in conditions.items())])
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number. A flag is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def operations(flop: float) -> str:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -83,22 +83,29 @@ def page(report: Report, links: Links = Links()) -> str:
 
 @functools.cache
 def _template() -> Template:
-    return _environment().get_template("page.html")
+    environment = template_environment(_file)
+    environment.globals |= {"sortable": sortable, "lines": lines}
+    return environment.get_template("page.html")
 
 
-def _environment() -> Environment:
+def template_environment(load: Callable[[str], str]) -> Environment:
+    """Return an environment for templates of reports.
+
+    Args:
+        load: Reads a template by its name.
+    """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         autoescape=True,
-        loader=FunctionLoader(_file),
+        loader=FunctionLoader(load),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"minus": layout.minus, "condition": layout.label}
-    made.globals |= {"texts": texts, "layout": layout, "sortable": sortable, "lines": lines}
-    return made
+    environment.filters |= {"minus": layout.minus, "condition": layout.label}
+    environment.globals |= {"texts": texts, "layout": layout}
+    return environment
 
 
 @functools.cache
@@ -117,8 +124,7 @@ def _policy(script: str) -> str:
 
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
     """The paper's claims, those that did not hold first: what the head shows, and what it folds away."""
-    paper = [claim for claim in report.claims if claim.where != "ours"]
-    ordered = sorted(paper, key=lambda claim: _URGENT.index(claim.state))
+    ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
 
 
@@ -163,13 +169,7 @@ def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
 
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
     """Of every column, how many of the cells that the headline counts are reproduced; empty where it counts none."""
-    judged = ("reproduced", "higher", "lower", "inconclusive")
-    counted = [
-        cell
-        for cells in layout.covered(report).values()
-        for cell in cells
-        if cell.verdict in judged
-    ]
+    counted = layout.judged(report)
     if not report.keys or not counted:
         return []
     totals = []
@@ -195,7 +195,7 @@ def sortable(value: object) -> str | None:
     """What a column of numbers sorts by; empty for none, which stays last; None for words."""
     if value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return "" if math.isnan(value) else repr(value).replace("inf", "Infinity")
 

@@ -25,10 +25,10 @@ def pictures(report: Report) -> tuple[Picture, ...]:
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()
     with canvas.drawing():
-        return tuple(_drawn(report))
+        return tuple(_all_pictures(report))
 
 
-def _drawn(report: Report) -> Iterator[Picture]:
+def _all_pictures(report: Report) -> Iterator[Picture]:
     source = f"{report.source}{texts.named_form(report)}"
     if delta.drawable(report):
         title = f"{source}: our means less the paper's numbers; bars: {delta.BARS}; band: the tolerance of that method"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ Value = str | int | float | bool | None  # of a condition, e.g. clients=5
 Verdict = Literal[
     "reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"
 ]
+Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]  # of `judge`
 Form = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
@@ -227,6 +228,11 @@ class ClaimResult:
     printed: str = ""
     contradicted: bool = False
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the claim is our own expectation and not the paper's."""
+        return self.where == "ours"
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -277,6 +283,15 @@ class Report:
     summaries: tuple[Summary, ...] = ()
     left_out: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
+
+    def row_key(self, conditions: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Return the values of the report's keys, which tell its rows apart."""
+        return tuple(conditions.get(key) for key in self.keys)
+
+    @property
+    def paper_claims(self) -> list[ClaimResult]:
+        """The claims of the paper, without our own expectations."""
+        return [claim for claim in self.claims if not claim.is_ours]
 
     def tolerance_of(self, method: Method) -> float | None:
         """Return the tolerance of a column, which is the table's unless it has its own."""

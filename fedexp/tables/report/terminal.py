@@ -93,19 +93,19 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     for name in ("", "paper", "data", "cost", "failed", "cells", "runs", "done"):
         dropped.append(name)
         columns = [column for column in _LISTED if column not in dropped]
-        short = _tables(
+        short = _list_of_tables(
             [{**row, "state": row["state"][:_STATE]} for row in rows], columns
         )  # longer ones are broken
         if _width(short, out, wrapped=False) <= out.width:
             break
-    out.print(_tables(rows, columns))
+    out.print(_list_of_tables(rows, columns))
 
 
 _STATE = 20  # letters of a state that are not broken over lines
 _LISTED = ("table", "paper", "cells", "runs", "done", "failed", "data", "cost", "state")
 
 
-def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+def _list_of_tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -124,7 +124,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
             ),
             "cost": _cost(row),
         }
-        table.add_row(*(_plain(str(said[column])) for column in columns))
+        table.add_row(*(_unstyled(str(said[column])) for column in columns))
     return table
 
 
@@ -140,11 +140,7 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
     compared = layout.referenced(report)
     if deltas is not None:
         yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared and deltas else ''})"
-    yield ", ".join(f"{mark} {word}" for word, mark in texts.marks(report).items())
-    if tolerance := texts.tolerance(report):
-        yield f"tolerance {tolerance}"
-    if rank := texts.rank(report):
-        yield rank
+    yield from texts.legend(report)
     yield from texts.footnotes(report)
 
 
@@ -163,15 +159,15 @@ def _wide(report: Report, *, deltas: bool) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for key in report.keys:
-        table.add_column(_plain(key), justify="right", no_wrap=True)
+        table.add_column(_unstyled(key), justify="right", no_wrap=True)
     for method in report.methods:
-        table.add_column(_plain(layout.head(method)), justify="right", no_wrap=True)
+        table.add_column(_unstyled(layout.head(method)), justify="right", no_wrap=True)
     agreement, reference = texts.has_agreement(report), layout.referenced(report)
     if agreement:
         table.add_column("Spearman", justify="right", no_wrap=True)
     for row in shown_rows(report):
-        cells = [_cell(row.first(method.key), reference, deltas) for method in report.methods]
-        place = map(_plain, row.conditions)
+        cells = [_cell_text(row.first(method.key), reference, deltas) for method in report.methods]
+        place = map(_unstyled, row.conditions)
         table.add_row(*place, *cells, *([row.rho] if agreement else []))
     return table
 
@@ -204,7 +200,7 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     for at, key in enumerate(report.keys):
         longest = max((len(place[at]) for place, _ in lines), default=0)
         table.add_column(
-            _plain(key), justify="right", overflow="fold", min_width=longest if whole else None
+            _unstyled(key), justify="right", overflow="fold", min_width=longest if whole else None
         )
     table.add_column("method", overflow="fold")
     deltas = deltas and compared
@@ -218,14 +214,14 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
             *([shown.delta] if deltas else []),
         ]
         table.add_row(
-            *map(_plain, [*place, *numbers, f"{shown.mark} {shown.word}"]),
+            *map(_unstyled, [*place, *numbers, f"{shown.mark} {shown.word}"]),
             style=STYLES[shown.cell.verdict],
         )
     return table
 
 
-def _cell(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
-    text = _plain("")
+def _cell_text(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
+    text = _unstyled("")
     if shown is None:
         return text
     if reference:
@@ -236,7 +232,7 @@ def _cell(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
     )
 
 
-def _plain(text: str) -> Text:
+def _unstyled(text: str) -> Text:
     """No markup, whatever a label holds."""
     from rich.text import Text
 

@@ -51,8 +51,8 @@ _FORMS: Mapping[Form, str] = {
 
 def headline(report: Report) -> list[tuple[str, str]]:
     """What a reader should know if he reads no further: (of what, what came of it)."""
-    paper = [claim for claim in report.claims if claim.where != "ours"]
-    ours = [claim for claim in report.claims if claim.where == "ours"]
+    paper = report.paper_claims
+    ours = [claim for claim in report.claims if claim.is_ours]
     said = []
     if paper:
         said.append(("claims of the paper", _states(paper)))
@@ -137,6 +137,13 @@ def footnotes(report: Report) -> list[str]:
     return [note for note in notes if note]
 
 
+def legend(report: Report) -> list[str]:
+    """Return what marks mean, the tolerance, and the mean agreement of ranks."""
+    signs = ", ".join(f"{mark} {word}" for word, mark in marks(report).items())
+    allowed = tolerance(report)
+    return list(filter(None, [signs, f"tolerance {allowed}" if allowed else "", rank(report)]))
+
+
 def oracles(report: Report) -> str:
     """The legend of the sign that `layout.names` sets; empty where no column has seen test data."""
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
@@ -192,7 +199,7 @@ def _pooled(cell: Cell, digits: int | None) -> str:
         return ""
     lengths = sorted(map(len, cell.last_10))
     rounds = f"{lengths[0]} to {lengths[-1]}" if lengths[0] < lengths[-1] else f"{lengths[0]}"
-    return f"{layout.number(cell.pooled_mean, digits)}{_sd(cell.pooled_sd, digits)} ({cell.n} x {rounds})"
+    return f"{layout.number(cell.pooled_mean, digits)}{spread(cell.pooled_sd, digits)} ({cell.n} x {rounds})"
 
 
 def mark(cell: Cell) -> str:
@@ -237,7 +244,7 @@ def state(claim: ClaimResult) -> str:
 
 
 def where(claim: ClaimResult) -> str:
-    return "our own expectation" if claim.where == "ours" else claim.where
+    return "our own expectation" if claim.is_ours else claim.where
 
 
 def why(claim: ClaimResult) -> str:
@@ -287,5 +294,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _sd(value: float | None, digits: int | None) -> str:
+def shortened(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first items, and count the others: ``a, b and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + more
+
+
+def spread(value: float | None, digits: int | None) -> str:
+    """Return a standard deviation behind its mean: `` ± 1.20``, empty if there is none."""
     return "" if value is None else f" ± {layout.number(value, digits)}"

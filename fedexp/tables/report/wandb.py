@@ -58,10 +58,10 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
         values: dict[str, Any] = {
             "round": 1,
             "step": 1,
-            "comparison": wandb.Table(columns=list(csv.columns(report)), data=_rows(report)),
+            "comparison": wandb.Table(columns=list(csv.columns(report)), data=_cell_rows(report)),
         }
         if report.claims:
-            values["claims"] = wandb.Table(columns=[*_CLAIM, "rows"], data=_claims(report))
+            values["claims"] = wandb.Table(columns=[*_CLAIM, "rows"], data=_claim_rows(report))
         for picture in report.pictures:
             image = Image.open(io.BytesIO(picture.png))
             values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
@@ -79,19 +79,19 @@ def counts(report: Report) -> dict[str, int]:
     """``claims/held``, ``ours/open``, ``proposed/reproduced`` ...: what `texts.headline` says, as numbers."""
     found: Counter[str] = Counter()
     for claim in report.claims:
-        found[f"{'ours' if claim.where == 'ours' else 'claims'}/{claim.state}"] += 1
+        found[f"{'ours' if claim.is_ours else 'claims'}/{claim.state}"] += 1
     for role, cells in layout.covered(report).items():
         found.update(f"{role}/{cell.verdict}" for cell in cells)
     return dict(found)
 
 
-def _rows(report: Report) -> list[list[Any]]:
+def _cell_rows(report: Report) -> list[list[Any]]:
     """One row a cell. Conditions as text: a W&B column has one type."""
     keys = 1 + len(report.keys)
     return [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
 
 
-def _claims(report: Report) -> list[list[Any]]:
+def _claim_rows(report: Report) -> list[list[Any]]:
     return [
         [*(getattr(claim, name) for name in _CLAIM), "; ".join(map(texts.claim_row, claim.rows))]
         for claim in report.claims
