@@ -10,7 +10,7 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, flat, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
-from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
+from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console
 
 _PAIRS = {
@@ -35,7 +35,9 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
     check_keys(done, [*rows, cols, value])
     latest = _latest(done)
     cells = _cells(latest, rows, cols)
-    found = {cell: _draws(cell, members, rows, cols, value) for cell, members in cells.items()}
+    found = {
+        cell: _values_by_seeds(cell, members, rows, cols, value) for cell, members in cells.items()
+    }
     columns = sorted({col for _, col in found}, key=_order)
     places = sorted(
         {place for place, _ in found}, key=lambda place: [_order(text) for text in place]
@@ -94,9 +96,9 @@ def _cells(
     return cells
 
 
-def _draws(
+def _values_by_seeds(
     cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str
-) -> dict[Draw, float]:
+) -> dict[Seeds, float]:
     """The cell's values by seed; refused where its runs are not draws of one config."""
     differing = _differing(runs)
     if differing:
@@ -110,7 +112,7 @@ def _draws(
             got=f"{first}: {', '.join(texts[:_SHOWN])}",
             do=f"add a condition ({first}={texts[0]}), or rows={','.join([*rows, first])}",
         )
-    found: dict[Draw, float] = {}
+    found: dict[Seeds, float] = {}
     for run in runs:  # newest first
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
@@ -145,7 +147,7 @@ def _order(text: str) -> tuple[int, float, str]:
 
 
 def _print_means(
-    found: Mapping[Cell, Mapping[Draw, float]],
+    found: Mapping[Cell, Mapping[Seeds, float]],
     rows: Sequence[str],
     cols: str,
     places: Sequence[tuple[str, ...]],
@@ -195,7 +197,7 @@ def _print_tests(
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
-            ", ".join(map(_seeds, c.draws)) or "none",
+            ", ".join(map(_seeds, c.seeds)) or "none",
             escape(c.verdict),
         )
     out = console()
@@ -206,9 +208,9 @@ def _print_tests(
         out.print(f"paired t-tests, two-sided{several}", soft_wrap=True)
 
 
-def _seeds(draw: Draw) -> str:
+def _seeds(seeds: Seeds) -> str:
     """The seed, and that of the data where it is another."""
-    return str(draw[0]) if draw[0] == draw[1] else f"{draw[0]}/{draw[1]}"
+    return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
 
 
 def _print_notes(

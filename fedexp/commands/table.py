@@ -16,10 +16,10 @@ from fedexp.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
-    from fedexp.tables.cells import Job, Slot
+    from fedexp.tables.cells import Job, PlannedCell
     from fedexp.tables.lookup import CellRun
-    from fedexp.tables.record import Record
-    from fedexp.tables.report.report import Form, Report
+    from fedexp.tables.record import TableRecord
+    from fedexp.tables.report.report import Report, Variant
     from fedexp.tables.schema import Table
 
 _SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must know
@@ -60,12 +60,14 @@ def _parser() -> Parser:
         metavar="key=value",
         help="overrides for every cell, as for fedexp",
     )
-    form = shared.add_mutually_exclusive_group()
+    variant = shared.add_mutually_exclusive_group()
     for name, text in (
         ("smoke", "the whole pipeline in under a minute"),
         ("reduced", "what fits a small machine"),
     ):
-        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
+        variant.add_argument(
+            f"--{name}", dest="variant", action="store_const", const=name, help=text
+        )
     shared.add_argument("--only", action="extend", nargs="+", default=[], metavar="key=value",
                         help="cells with these conditions (or method=...) alone; several values: beta=0.01,0.1")  # fmt: skip
     shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
@@ -75,7 +77,7 @@ def _parser() -> Parser:
                         help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted")  # fmt: skip
     shared.add_argument("--out", type=Path,
                         help="folder of the report (default: <output_root>/tables/<paper>/<table>[-partial])")  # fmt: skip
-    shared.set_defaults(form="full")
+    shared.set_defaults(variant="full")
 
     run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
                               epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
@@ -120,7 +122,7 @@ class _Request:
     """A table with what was asked of it: its cells and the runs that are there."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from fedexp.tables.cells import key_of, parse_only, slots, split_only
+        from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
         from fedexp.tables.lookup import Finder
         from fedexp.tables.schema import load_table
 
@@ -130,18 +132,18 @@ class _Request:
             )
         self.options = options
         self.table: Table = load_table(options.name)
-        self.form: Form = options.form
+        self.variant: Variant = options.variant
         clauses, overrides = split_only(self.table, options.only)
         options.overrides = [*options.overrides, *overrides]
-        self.extra = _own(options.overrides, of_sweep=False)
+        self.extra = _split_overrides(options.overrides, of_sweep=False)
         self.only = only = parse_only(self.table, clauses)
-        self.cells: tuple[Slot, ...] = slots(
-            self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
+        self.cells: tuple[PlannedCell, ...] = planned_cells(
+            self.table, self.variant, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
         )  # fmt: skip
         self._finder = Finder(any_code=options.any_code)
-        self.cell_runs = self.look()
+        self.cell_runs = self.find_runs()
 
-    def look(self) -> dict[tuple[str, ...], CellRun]:
+    def find_runs(self) -> dict[tuple[str, ...], CellRun]:
         from fedexp.tables.lookup import find
 
         self.cell_runs = find(self.cells, self._finder)
@@ -172,7 +174,7 @@ def _is_hydra(override: str) -> bool:
     return key_of(override).startswith("hydra")
 
 
-def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
+def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
     """The overrides of the sweep itself, or all others."""
     from fedexp.tables.cells import key_of
 
@@ -183,17 +185,17 @@ def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
     from fedexp.tables.index import FAILED
-    from fedexp.tables.watch import Watch
+    from fedexp.tables.progress import ProgressMonitor
 
     request = _Request(options)
     jobs = request.jobs()
     todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
     _check(request, todo)
-    methods = {job.overrides: slot.method for slot in request.cells for job in slot.jobs}
+    methods = {job.overrides: planned.method for planned in request.cells for job in planned.jobs}
     waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
     failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
-    absent = sum(not slot.jobs for slot in request.cells)
+    absent = sum(not planned.jobs for planned in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
     print(f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
           f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}", flush=True)  # fmt: skip
@@ -204,35 +206,37 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     code = 0
     if todo:
-        sweep = _own(options.overrides, of_sweep=True)
-        watch = Watch(options.name, waiting, len(jobs) - len(todo))
-        with watch():
+        sweep = _split_overrides(options.overrides, of_sweep=True)
+        monitor = ProgressMonitor(options.name, waiting, len(jobs) - len(todo))
+        with monitor():
             code = run_sweep(
                 group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep)
             )
-        request.look()
+        request.find_runs()
     if code:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return code
-    report = _finish(request)
+    report = _make_report(request)
     if any(run.status != "done" for run in request.cell_runs.values()):
         return JOB_ERROR
     return _strict(options, report)
 
 
 def _report(options: argparse.Namespace) -> int:
-    return _strict(options, _again(options) if options.records else _finish(_Request(options)))
+    return _strict(
+        options, _report_of_records(options) if options.records else _make_report(_Request(options))
+    )
 
 
-def _again(options: argparse.Namespace) -> Report:
+def _report_of_records(options: argparse.Namespace) -> Report:
     """The report of a record, or of several."""
     from fedexp.tables import record
-    from fedexp.tables.gather import report_of_record
+    from fedexp.tables.build_report import report_of_record
     from fedexp.tables.schema import load_table
 
     asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
-        "form"
-    ] * (options.form != "full")
+        "variant"
+    ] * (options.variant != "full")
     if asked:
         raise ConfigError(
             "a record says itself which cells it has",
@@ -244,7 +248,7 @@ def _again(options: argparse.Namespace) -> Report:
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
     found, report = report_of_record(table, found, options.records[0])
-    _show(report, table, found, options.out, None)
+    _publish(report, table, found, options.out, None)
     return report
 
 
@@ -263,7 +267,7 @@ def _strict(options: argparse.Namespace, report: Report) -> int:
 
 def group(options: argparse.Namespace) -> str:
     """What trackers call the runs of a table together."""
-    return str(options.name) + ("" if options.form == "full" else f"-{options.form}")
+    return str(options.name) + ("" if options.variant == "full" else f"-{options.variant}")
 
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
@@ -271,10 +275,10 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     from fedexp.config.compose import compose
     from fedexp.running.check import Checked, check_splits, naming
 
-    placed: dict[tuple[str, ...], list[tuple[Slot, Job]]] = {}
-    for slot in request.cells:
-        for job in slot.jobs:
-            placed.setdefault(job.overrides, []).append((slot, job))
+    placed: dict[tuple[str, ...], list[tuple[PlannedCell, Job]]] = {}
+    for planned in request.cells:
+        for job in planned.jobs:
+            placed.setdefault(job.overrides, []).append((planned, job))
     experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
@@ -282,13 +286,13 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
             experiment = Checked.of(
                 request.cell_runs[job.overrides].config or compose(list(job.overrides))
             ).experiment
-            for slot, own in placed[job.overrides]:
-                _check_paths(request.table, slot, own, experiment)
+            for planned, own in placed[job.overrides]:
+                _check_paths(request.table, planned, own, experiment)
         experiments.append((name, experiment))
     check_splits(experiments)
 
 
-def _anywhere(typed: str) -> str:
+def _without_local_paths(typed: str) -> str:
     """A command as a report shows it, which others read: without where files lie on this machine."""
     words, kept = iter(shlex.split(typed)), list[str]()
     for word in words:
@@ -299,12 +303,12 @@ def _anywhere(typed: str) -> str:
     return shlex.join(kept)
 
 
-def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> None:
+def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
     """Refuse a number that the run will not have, or a choice by one."""
     from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
-    column = table.columns[slot.method]
+    column = table.columns[planned.method]
     grid = column.grid
     for place, path in (
         ("headline.value", table.value_path(column)),
@@ -325,30 +329,35 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
                 expected=", ".join(experiment.metric_names),
                 do="set eval.held_out to a number of training samples",
             )
-        check_path(path.format(**placeholders(slot, job)), experiment, place)
+        check_path(path.format(**placeholders(planned, job)), experiment, place)
 
 
-def _finish(request: _Request) -> Report:
+def _make_report(request: _Request) -> Report:
     """Make the report, print it, write its files, send it to W&B where the cells went there."""
-    from fedexp.tables.gather import drawn, is_part, make_report, with_pictures
-    from fedexp.tables.record import Record, recorded
+    from fedexp.tables.build_report import build_report, draw_figures, is_part, with_pictures
+    from fedexp.tables.record import TableRecord, recorded
     from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
-    asked = Record(
-        request.form, request.only, options.seeds, request.extra, _anywhere(options.typed), {}
+    asked = TableRecord(
+        request.variant,
+        request.only,
+        options.seeds,
+        request.extra,
+        _without_local_paths(options.typed),
+        {},
     )
     record = recorded(table, cells, request.cell_runs, root, asked)
-    report = make_report(table, cells, record)
-    pictures, missed = drawn(table, cells, request.cell_runs, report)
+    report = build_report(table, cells, record)
+    pictures, missed = draw_figures(table, cells, request.cell_runs, report)
     record = replace(
-        record, drawn=[(picture.name, picture.title) for picture in pictures], missed=missed
+        record, figures=[(picture.name, picture.title) for picture in pictures], missed=missed
     )
     report = with_pictures(report, pictures, missed)
     folder = options.out or report_folder(
-        root, report.name, request.form, is_part(table, cells, record)
+        root, report.name, request.variant, is_part(table, cells, record)
     )
-    _show(report, table, record, folder, root)
+    _publish(report, table, record, folder, root)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary
@@ -358,8 +367,8 @@ def _finish(request: _Request) -> Report:
     return report
 
 
-def _show(
-    report: Report, table: Table, record: Record, folder: Path | None, root: Path | None
+def _publish(
+    report: Report, table: Table, record: TableRecord, folder: Path | None, root: Path | None
 ) -> None:
     """Print the report; write it and the record of its runs, if a folder is given, linked to the runs under `root`."""
     from fedexp.tables.record import write

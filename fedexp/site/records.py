@@ -13,23 +13,23 @@ from typing import Literal
 from fedexp.core.errors import ConfigError
 from fedexp.storage.files import read_json
 from fedexp.tables import record
-from fedexp.tables.cells import slots
-from fedexp.tables.gather import make_report, report_of_record
-from fedexp.tables.record import Record, run_key
+from fedexp.tables.build_report import build_report, report_of_record
+from fedexp.tables.cells import planned_cells
+from fedexp.tables.record import TableRecord, run_key
 from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report
 from fedexp.tables.schema import Table, load_table, table_names
 
 FILES = (record.RUNS, record.CURVES, record.CONFIGS)  # of a record, for who wants to count again
-_FORMS = ("full", "partial", "reduced", "smoke")  # the first of a table speaks for it
+_VARIANTS = ("full", "partial", "reduced", "smoke")  # the first of a table speaks for it
 
 
 @dataclass(frozen=True)
 class Result:
-    """A table in one form.
+    """A table in one variant.
 
     Args:
-        done, planned: runs that are there, and that the form has.
+        done, planned: runs that are there, and that the variant has.
         methods: of columns that were run, the option of ``method``.
         datasets: the options of ``dataset`` that were run.
         page: the interactive page as HTML, and what lies beside it by its name; empty where nothing was run.
@@ -44,18 +44,18 @@ class Result:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
-    def form(self) -> Literal["full", "partial", "reduced", "smoke", "not run"]:
-        return self.report.form if self.done else "not run"
+    def variant(self) -> Literal["full", "partial", "reduced", "smoke", "not run"]:
+        return self.report.variant if self.done else "not run"
 
 
 def read(folder: Path) -> dict[str, list[Result]]:
-    """Every table of a paper: its results, those of the fullest form first; where there are none, what would be run.
+    """Every table of a paper: its results, those of the fullest variant first; where there are none, what would be run.
 
     Args:
-        folder: of the records, ``<folder>/<paper>/<table>[-<form>]``.
+        folder: of the records, ``<folder>/<paper>/<table>[-<variant>]``.
 
     Raises:
-        ConfigError: there is no record in it, one of a table that does not exist, or two of a table in one form.
+        ConfigError: there is no record in it, one of a table that does not exist, or two of a table in one variant.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -70,17 +70,17 @@ def read(folder: Path) -> dict[str, list[Result]]:
     # drawing takes most of the time; processes that are not forked hold no locks of threads
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
-            other = places.setdefault((result.report.name, result.report.form), path)
+            other = places.setdefault((result.report.name, result.report.variant), path)
             if other != path:
                 raise ConfigError(
-                    "two records are of one table in one form, which has one page",
+                    "two records are of one table in one variant, which has one page",
                     where=str(path),
-                    got=f"{result.report.name}, {result.report.form}, as in {other}",
+                    got=f"{result.report.name}, {result.report.variant}, as in {other}",
                     do="make one of both: fedexp-table report ... --from DIR --from DIR --out DIR",
                 )
             results.setdefault(result.report.name, []).append(result)
     for own in results.values():
-        own.sort(key=lambda result: _FORMS.index(result.report.form))
+        own.sort(key=lambda result: _VARIANTS.index(result.report.variant))
     tables = {name: load_table(name) for name in table_names()}
     return {
         name: results.get(name) or [absent(table)]
@@ -104,17 +104,17 @@ def of_record(folder: Path) -> Result:
 
 def absent(table: Table) -> Result:
     """Of a table without a record: what the paper prints and claims."""
-    nothing = Record("full", {}, None, [], f"fedexp-table run {table.name}", {})
-    report = make_report(table, slots(table), nothing)
+    nothing = TableRecord("full", {}, None, [], f"fedexp-table run {table.name}", {})
+    report = build_report(table, planned_cells(table), nothing)
     return Result(report, *_coverage(table, nothing))
 
 
-def _coverage(table: Table, found: Record) -> tuple[int, int]:
-    """Runs that have a number, and all of the form: a run that several cells share counts once."""
+def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
+    """Runs that have a number, and all of the variant: a run that several cells share counts once."""
     values: dict[tuple[str, ...], bool] = {}
-    for slot in slots(table, found.form):
-        for job in slot.jobs:
-            run = found.runs.get(run_key(table, slot, job))
+    for planned in planned_cells(table, found.variant):
+        for job in planned.jobs:
+            run = found.runs.get(run_key(table, planned, job))
             values[job.overrides] = values.get(job.overrides, False) or (
                 run is not None and run.value is not None
             )

@@ -32,7 +32,7 @@ class Entry:
     """A table or figure of a paper.
 
     Args:
-        results: in its forms, the fullest first; there is one at least.
+        results: in its variants, the fullest first; there is one at least.
     """
 
     name: str
@@ -94,7 +94,7 @@ def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
 
 
 def _decided(paper: Paper) -> int:
-    return sum(entry.main.form in ("full", "partial") for entry in paper.entries)
+    return sum(entry.main.variant in ("full", "partial") for entry in paper.entries)
 
 
 def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
@@ -141,7 +141,7 @@ def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, byt
     """What the tables' pages link to and show, by its path in the site."""
     for name, own in results.items():
         for result in own if own[0].done else ():
-            folder = f"results/{name}/{result.form}"
+            folder = f"results/{name}/{result.variant}"
             yield f"{folder}/report.html", result.page.encode()
             yield from ((f"{folder}/{file}", data) for file, data in result.files.items())
             for picture in result.report.pictures:
@@ -169,7 +169,7 @@ def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]
                     cells.setdefault(result.methods[cell.method], []).append(cell)
             label = f"{result.report.paper.partition(',')[0]}, {result.report.source}: {result.report.title}"
             for method, mine in cells.items():
-                text = f"{_range(mine, result.report)}, {result.form} form"
+                text = f"{_range(mine, result.report)}, {result.variant} variant"
                 made.setdefault(method, []).append(Mention(label, f"results/{name}.md", text))
     return made
 
@@ -216,7 +216,7 @@ def finding(report: Report) -> str:
     if not ours:
         return ""
     mine, sign = numbers[ours[0]], 1 if report.higher_is_better else -1
-    if not layout.referenced(report):
+    if not layout.has_reference(report):
         if not rivals:
             return ""
         ahead = sum(
@@ -235,7 +235,7 @@ def finding(report: Report) -> str:
 
 def _label(method: Method, report: Report) -> str:
     """Papers call their own method "Ours", which here would be taken for our runs."""
-    label = layout.head(method)
+    label = layout.marked_label(method)
     return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
 
 
@@ -268,7 +268,7 @@ def verdict(entry: Entry) -> str:
     counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
         return "The paper claims nothing of it that could be tested."
-    if entry.main.form == "reduced":
+    if entry.main.variant == "reduced":
         return "Decides nothing: the runs are smaller than the paper's."
     parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]
     return f"{texts.count(len(entry.claims), 'claim')} of the paper: {', '.join(parts)}."
@@ -320,7 +320,7 @@ def _environment() -> Environment:
 def _missed(report: Report) -> list[tuple[Method, int, int]]:
     """Columns of the paper whose numbers of ours lie beyond its tolerance: how many, of how many that are judged."""
     judged: dict[str, list[Cell]] = {}
-    for cell in layout.judged(report):
+    for cell in layout.judged_cells(report):
         judged.setdefault(cell.method, []).append(cell)
     counts = [
         (

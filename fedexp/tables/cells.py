@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from fedexp.core.errors import ConfigError, nearest, suggest
-from fedexp.tables.report.report import Form, Value
-from fedexp.tables.schema import Column, Rule, Table, fits
+from fedexp.tables.report.report import Value, Variant
+from fedexp.tables.schema import Column, OverrideRule, Table, fits
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Slot:
+class PlannedCell:
     """A place in the table. Without `jobs` its method does not exist."""
 
     conditions: dict[str, Value]
@@ -42,28 +42,28 @@ class Slot:
     jobs: tuple[Job, ...]
 
 
-def placeholders(slot: Slot, job: Job) -> dict[str, Value]:
+def placeholders(planned: PlannedCell, job: Job) -> dict[str, Value]:
     """Return the values that fill in the paths of a job's numbers."""
-    return {**slot.conditions, **({"point": job.point} if job.point else {})}
+    return {**planned.conditions, **({"point": job.point} if job.point else {})}
 
 
-def slots(
+def planned_cells(
     table: Table,
-    form: Form = "full",
+    variant: Variant = "full",
     *,
     only: Mapping[str, Sequence[Value]] | None = None,
     seeds: Sequence[int] | None = None,
     extra: Sequence[str] = (),
-) -> tuple[Slot, ...]:
-    """Every cell of the table in `form`, row by row, with its runs.
+) -> tuple[PlannedCell, ...]:
+    """Every cell of the table in `variant`, row by row, with its runs.
 
     Args:
         only: values that a condition (or ``method``) must have; seeds: instead of the table's.
         extra: overrides that come last; those that the table leaves to the user go to the cells that have them.
     """
-    table.check(form)
+    table.check(variant)
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
-    for full in _points(table, form):
+    for full in _points(table, variant):
         for column in table.methods:
             if not fits(column.where, full, column.key) or not _wanted(
                 only or {}, {**full, "method": column.key}
@@ -77,37 +77,37 @@ def slots(
             left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
             for seed, point in itertools.product(
-                seeds or declared_seeds(table, form, column),
-                points_of(table, form, column) or ("",),
+                seeds or declared_seeds(table, variant, column),
+                points_of(table, variant, column) or ("",),
             ):
                 by_point = column.grid.filled(point) if column.grid else ()
-                own = [*_overrides(table, form, full, column.key, by_point), f"seed={seed}"]
+                own = [*_overrides(table, variant, full, column.key, by_point), f"seed={seed}"]
                 jobs.append(
                     Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point))
                 )
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_only_text(only or {}))
     return tuple(
-        Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
+        PlannedCell(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
         for (place, method), jobs in found.items()
     )
 
 
-def declared_seeds(table: Table, form: Form, column: Column) -> tuple[int, ...]:
-    """A column's seeds in the form, if the user asks for no others."""
-    shrunk = table.shrunk(form)
-    if shrunk is not None:
-        return shrunk.seeds or table.seeds
+def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int, ...]:
+    """A column's seeds in the variant, if the user asks for no others."""
+    smaller = table.smaller(variant)
+    if smaller is not None:
+        return smaller.seeds or table.seeds
     return column.seeds or table.seeds
 
 
-def points_of(table: Table, form: Form, column: Column) -> tuple[str | int | float, ...]:
-    """The values of a column's grid in the form; none without a grid."""
-    shrunk = table.shrunk(form)
-    return () if column.grid is None else (shrunk and shrunk.points) or column.grid.points
+def points_of(table: Table, variant: Variant, column: Column) -> tuple[str | int | float, ...]:
+    """The values of a column's grid in the variant; none without a grid."""
+    smaller = table.smaller(variant)
+    return () if column.grid is None else (smaller and smaller.points) or column.grid.points
 
 
-def launch_order(cells: Sequence[Slot]) -> list[Job]:
+def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
     """All jobs, those that train the same clients next to each other: by row, what is pooled, seed, then method."""
     keyed: list[tuple[int, int, int, Job]] = []
     rows: dict[str, int] = {}
@@ -149,14 +149,14 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
 
 def command(
     table: Table,
-    form: Form,
+    variant: Variant,
     extra: Sequence[str],
     conditions: Mapping[str, Value],
     method: str,
     seed: int,
 ) -> str:
     """What runs one cell with one seed, to be typed in a shell; `parse_only` reads its conditions back."""
-    flag = [] if form in ("full", "partial") else [f"--{form}"]
+    flag = [] if variant in ("full", "partial") else [f"--{variant}"]
     clauses = [f"{key}={_typed(value)}" for key, value in {**conditions, "method": method}.items()]
     return shlex.join(
         ["fedexp-table", "run", table.name, *extra, *flag, "--only", *clauses, "--seeds", str(seed)]
@@ -183,11 +183,11 @@ def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[st
     return mine, [clause for clause in clauses if clause not in mine]
 
 
-def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
+def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
     """All combinations of conditions, grid after grid, each once."""
-    shrunk = table.shrunk(form)
+    smaller = table.smaller(variant)
     seen = set()
-    for grid in (shrunk and shrunk.grids) or table.grids:
+    for grid in (smaller and smaller.grids) or table.grids:
         axes = [
             value if isinstance(value, list) else [value]
             for value in (grid[key] for key in table.conditions)
@@ -199,8 +199,8 @@ def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
 
 
 def _all_points(table: Table) -> Iterator[dict[str, Value]]:
-    for form in ("full", "reduced", "smoke"):
-        yield from _points(table, form)
+    for variant in ("full", "reduced", "smoke"):
+        yield from _points(table, variant)
 
 
 def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> bool:
@@ -208,13 +208,13 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
 
 
 def _overrides(
-    table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]
+    table: Table, variant: Variant, full: dict[str, Value], method: str, by_point: tuple[str, ...]
 ) -> list[str]:
-    """Base, row, method, its grid's point, rules, form, its rules."""
-    shrunk = table.shrunk(form)
+    """Base, row, method, its grid's point, rules, variant, its rules."""
+    smaller = table.smaller(variant)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
-        templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
+        templates = (smaller.conditions if smaller else {}).get(key, table.conditions[key])
         found += [
             _filled(table, key, text, full) for text in _templates(table, key, value, templates)
         ]
@@ -222,12 +222,12 @@ def _overrides(
     found += _ruled(table.rules, full, method)
     return (
         found
-        if shrunk is None
-        else [*found, *shrunk.overrides, *_ruled(shrunk.rules, full, method)]
+        if smaller is None
+        else [*found, *smaller.overrides, *_ruled(smaller.rules, full, method)]
     )
 
 
-def _ruled(rules: Sequence[Rule], full: dict[str, Value], method: str) -> list[str]:
+def _ruled(rules: Sequence[OverrideRule], full: dict[str, Value], method: str) -> list[str]:
     return [
         override for rule in rules if fits(rule.where, full, method) for override in rule.overrides
     ]

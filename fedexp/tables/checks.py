@@ -63,10 +63,10 @@ def _check_values(table: Table) -> None:
 
 def _check_condition_grids(table: Table) -> None:
     """Check that every grid of conditions has a value of each condition."""
-    for form in ("full", "reduced", "smoke"):
-        shrunk = table.shrunk(form)
-        for number, grid in enumerate((shrunk and shrunk.grids) or table.grids):
-            where = f"{form if shrunk else ''}.grids[{number}]".lstrip(".")
+    for variant in ("full", "reduced", "smoke"):
+        smaller = table.smaller(variant)
+        for number, grid in enumerate((smaller and smaller.grids) or table.grids):
+            where = f"{variant if smaller else ''}.grids[{number}]".lstrip(".")
             for key in grid:
                 require_known(key, table.conditions, where)
             missing = [key for key in table.conditions if key not in grid]

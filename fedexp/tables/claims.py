@@ -9,42 +9,44 @@ from dataclasses import dataclass
 
 from scipy.stats import binom, t
 
-from fedexp.tables.cells import slots
+from fedexp.tables.cells import planned_cells
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
     ClaimRow,
     ClaimState,
-    Form,
     RowState,
     Value,
+    Variant,
 )
 from fedexp.tables.schema import Claim, Table, Target, Where, fits
 from fedexp.tables.verdicts import LEVEL
 
-Place = tuple[Value, ...]  # of a row: its conditions by the table's keys
+RowKey = tuple[Value, ...]  # of a row: its conditions by the table's keys
 Curve = Sequence[tuple[float, float]]  # (iteration or round, value), ascending
-Curves = Mapping[tuple[Place, str, str, str], Curve]  # by row, column, draw and the claim's `curve`
+Curves = Mapping[
+    tuple[RowKey, str, str, str], Curve
+]  # by row, column, split_seed and the claim's `curve`
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is compared: each column's runs by draw, and the paper's number, row by row.
+    """What is compared: each column's runs by split_seed, and the paper's number, row by row.
 
     Args:
-        ours: by row and column, a number for every draw; printed: by row and column, of all forms.
+        ours: by row and column, a number for every split_seed; printed: by row and column, of all variants.
         curves: of claims that need them.
     """
 
-    ours: Mapping[tuple[Place, str], Mapping[str, float]]
-    printed: Mapping[tuple[Place, str], float]
+    ours: Mapping[tuple[RowKey, str], Mapping[str, float]]
+    printed: Mapping[tuple[RowKey, str], float]
     curves: Curves
 
     @classmethod
     def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
         ours = {
             (table.row_key(cell.conditions), cell.method): dict(
-                zip(cell.draws, cell.values, strict=True)
+                zip(cell.split_seeds, cell.values, strict=True)
             )
             for cell in cells
         }
@@ -53,24 +55,24 @@ class Numbers:
         return cls(ours, printed, curves)
 
 
-def test_claims(
-    table: Table, form: Form, cells: Sequence[Cell], curves: Curves, objection: str = ""
+def decide_claims(
+    table: Table, variant: Variant, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Every claim of the table. One about a row of the form without runs stays open.
+    """Every claim of the table. One about a row of the variant without runs stays open.
 
     Args:
         objection: why the runs decide nothing, empty where they do.
     """
-    if form in ("reduced", "smoke"):
-        objection = f"the {form} form decides nothing"
+    if variant in ("reduced", "smoke"):
+        objection = f"the {variant} variant decides nothing"
     numbers = Numbers.of(table, cells, curves)
-    return tuple(_test_claim(claim, table, form, numbers, objection) for claim in table.claims)
+    return tuple(_test_claim(claim, table, variant, numbers, objection) for claim in table.claims)
 
 
 def _test_claim(
-    claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str
+    claim: Claim, table: Table, variant: Variant, numbers: Numbers, objection: str
 ) -> ClaimResult:
-    groups = _groups(claim, table, form)
+    groups = _groups(claim, table, variant)
     levels = _levels(claim, len(groups))
     rows = tuple(
         _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
@@ -103,12 +105,15 @@ class _Group:
     """A row, or for a trend the rows that differ in `along` alone, in its order."""
 
     conditions: dict[str, Value]
-    places: tuple[Place, ...]
+    places: tuple[RowKey, ...]
 
 
-def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
-    """The form's rows that the claim is about and that have its columns."""
-    rows = [slot.conditions for slot in slots(table, "full" if form == "partial" else form)]
+def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
+    """The variant's rows that the claim is about and that have its columns."""
+    rows = [
+        planned.conditions
+        for planned in planned_cells(table, "full" if variant == "partial" else variant)
+    ]
     places = {repr(row): row for row in rows}.values()
     columns = [table.columns[name] for name in (*claim.a, *claim.b)]
     wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
@@ -197,7 +202,7 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
     return [_Test(tuple(d for d, _ in one), tuple(p for _, p in one)) for one in sets]
 
 
-def _beyond(claim: Claim, numbers: Numbers, place: Place, a: str, sign: float) -> _Test:
+def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
     """How far a lies on the better side of the claim's own number."""
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
@@ -228,13 +233,15 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
     return tests
 
 
-def _paired(numbers: Numbers, place: Place, a: str, other: Place, b: str) -> tuple[float, ...]:
-    """a less b, of every draw that both have."""
+def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
+    """a less b, of every split_seed that both have."""
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
-    return tuple(_less(left[draw], right[draw]) for draw in left if draw in right)
+    return tuple(
+        _less(left[split_seed], right[split_seed]) for split_seed in left if split_seed in right
+    )
 
 
-def _printed(numbers: Numbers, place: Place, a: str, other: Place, b: str) -> float | None:
+def _printed(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> float | None:
     left, right = numbers.printed.get((place, a)), numbers.printed.get((other, b))
     return None if left is None or right is None else _less(left, right)
 
@@ -245,15 +252,19 @@ def _less(a: float, b: float) -> float:
 
 
 def _sooner(
-    claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool
+    claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
 ) -> tuple[float, ...]:
-    """How much earlier a reaches the target than b, of every draw; never is infinitely late."""
+    """How much earlier a reaches the target than b, of every split_seed; never is infinitely late."""
     assert claim.curve is not None and claim.target is not None
-    draws = [draw for where, column, draw, _ in numbers.curves if (where, column) == (place, a)]
+    split_seeds = [
+        split_seed
+        for where, column, split_seed, _ in numbers.curves
+        if (where, column) == (place, a)
+    ]
     found = []
-    for draw in dict.fromkeys(draws):
+    for split_seed in dict.fromkeys(split_seeds):
         first, second = (
-            numbers.curves.get((place, column, draw, claim.curve)) for column in (a, b)
+            numbers.curves.get((place, column, split_seed, claim.curve)) for column in (a, b)
         )
         if first and second:
             target = _target(claim.target, first[-1][1], second[-1][1], higher_is_better)
@@ -385,7 +396,7 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
     counts = {state: sum(row.state == state for row in rows) for state in ("yes", "no", "open")}
     shown = f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, {counts['open']} open"
     if not rows:
-        return "open", "it is about no row of this form"
+        return "open", "it is about no row of this variant"
     needed = _needed(claim, len(rows))
     if needed > len(rows):
         return "open", f"it needs {needed} rows, and there are {len(rows)}"
@@ -408,7 +419,7 @@ def _signs(rows: Sequence[ClaimRow]) -> str:
 
 
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
-    """The claim on the paper's own numbers, all of them whatever the form."""
+    """The claim on the paper's own numbers, all of them whatever the variant."""
     known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False

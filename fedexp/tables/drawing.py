@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedexp.tables.report.report import Look, Picture, Role, Value
+from fedexp.tables.report.report import Picture, PlotStyle, Role, Value
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class DrawnRun:
         conditions: of its row and beyond; method, label: its column.
         folder: where ``result.json``, ``metrics.jsonl``, ``trace/`` and ``model.safetensors`` lie.
         config: resolved; result: its result.json.
-        look, role: of its column, see `fedexp.tables.report.report.Method`.
+        plot_style, role: of its column, see `fedexp.tables.report.report.Method`.
     """
 
     conditions: dict[str, Value]
@@ -29,7 +29,7 @@ class DrawnRun:
     folder: Path
     config: dict[str, Any]
     result: dict[str, Any]
-    look: Look | None = None
+    plot_style: PlotStyle | None = None
     role: Role = "baseline"
 
 

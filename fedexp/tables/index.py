@@ -184,12 +184,12 @@ class Index:
 
 
 def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dict[str, Any], bool]:
-    """What the index keeps of a table's full form, and whether it may: not what a user's own code or files decide.
+    """What the index keeps of a table's full variant, and whether it may: not what a user's own code or files decide.
 
     Args:
         lazy: compose one run of every data set; the others wait.
     """
-    from fedexp.tables.cells import slots
+    from fedexp.tables.cells import planned_cells
     from fedexp.tables.lookup import Finder
     from fedexp.tables.schema import load_table
 
@@ -214,7 +214,7 @@ def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dic
     }
     try:
         table = load_table(name)
-        cells = slots(table, extra=overrides)
+        cells = planned_cells(table, extra=overrides)
     except FedexpError as error:
         where = error.facts.get("where")
         return {
@@ -235,7 +235,7 @@ def _entry(name: str, overrides: Sequence[str], lazy: bool = False) -> tuple[dic
         "without_method": sum(not slot.jobs for slot in cells),
         "runs": len(every),
         "flop": table.flop,
-        "forms": ["full", *(form for form in ("reduced", "smoke") if table.shrunk(form))],
+        "forms": ["full", *(variant for variant in ("reduced", "smoke") if table.smaller(variant))],
     }
     data, unknown = _data(runs)
     composed = [run for run in runs if run.config]

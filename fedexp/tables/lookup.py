@@ -13,7 +13,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, standing, trace_rows
-from fedexp.tables.cells import Job, Slot
+from fedexp.tables.cells import Job, PlannedCell
 
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
@@ -101,7 +101,7 @@ def _other_results(folder: Path) -> Iterator[Path]:
     yield from sorted(paths, key=lambda path: (path / "result.json").stat().st_mtime, reverse=True)
 
 
-def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun]:
+def find(cells: Sequence[PlannedCell], finder: Finder) -> dict[tuple[str, ...], CellRun]:
     """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
     cell_runs: dict[tuple[str, ...], CellRun] = {}
     each = {

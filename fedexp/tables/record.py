@@ -18,17 +18,21 @@ from fedexp.evaluation.breakdown import is_part
 from fedexp.storage.files import read_json, write_json, write_text
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
-from fedexp.tables.cells import Job, Slot, placeholders
-from fedexp.tables.claims import Curve, Curves, Place
+from fedexp.tables.cells import Job, PlannedCell, placeholders
+from fedexp.tables.claims import Curve, Curves, RowKey
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
 from fedexp.tables.report.csv import inert
-from fedexp.tables.report.report import Form, Picture, Value
+from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
 _SPREAD = ("conditions", "pooled", "phases", "parts")  # of a run, over columns of their own
 _SECONDS, _METRIC = "seconds.", "metric."
-RunKey = tuple[Place, str, str, str]  # row, column, draw, point of a grid
+_ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
+# Fields whose columns in runs.csv, and keys in record.json, have another name.
+_STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
+_STORED_NAMES = {"variant": "form", "figures": "drawn"}
+RunKey = tuple[RowKey, str, str, str]  # row, column, split_seed, point of a grid
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -37,12 +41,12 @@ class RunRecord:
     """A run in one cell.
 
     Args:
-        method, seed, draw: its column, its seed, and what it shares with the runs that it is compared with.
+        method, seed, split_seed: its column, its seed, and what it shares with the runs that it is compared with.
         pooled: conditions that make no row.
         point: of the column's grid; empty without one.
         value: in the table's unit; None where there is none, for the reason `error`.
-        by: what chooses among the grid's points, where that is another number.
-        last_10: the last ten rounds' values, in the table's unit, where the table has `Headline.pooled_rounds`; else empty.
+        criterion: what chooses among the grid's points, where that is another number.
+        last_10: the last ten rounds' values, in the table's unit, where the table has `NumberSource.pooled_rounds`; else empty.
         status: done | failed | damaged | missing ...
         run: its folder, relative to the output root.
         altered: the user's own overrides make it another run than the table's.
@@ -55,10 +59,10 @@ class RunRecord:
     conditions: dict[str, Value]
     method: str
     seed: int
-    draw: str
+    split_seed: str
     point: str = ""
     value: float | None = None
-    by: float | None = None
+    criterion: float | None = None
     last_10: tuple[float, ...] = ()
     status: str = "missing"
     error: str = ""
@@ -91,28 +95,28 @@ class RunRecord:
         return self.status == "done"
 
 
-def draw_of(job: Job) -> str:
+def split_seed_of(job: Job) -> str:
     """What a job shares with those that it is compared with: ``seed=0 beta=0.1``."""
     return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
 
 
-def run_key(table: Table, slot: Slot, job: Job) -> RunKey:
-    """Return what identifies the run of a job in a record: row, column, draw and point."""
-    return table.row_key(slot.conditions), slot.method, draw_of(job), job.point
+def run_key(table: Table, planned: PlannedCell, job: Job) -> RunKey:
+    """Return what identifies the run of a job in a record: row, column, split_seed and point."""
+    return table.row_key(planned.conditions), planned.method, split_seed_of(job), job.point
 
 
 @dataclass(frozen=True)
-class Record:
+class TableRecord:
     """All that a report is made of.
 
     Args:
         form, only, seeds, extra: what was asked of the table; command: what was typed.
-        runs: by row, column, draw and point of a grid; curves: those that claims need.
+        runs: by row, column, split_seed and point of a grid; curves: those that claims need.
         configs: resolved, by their hashes; keys of a record that was read are whole paths, with dots.
         drawn: name and title of the pictures that were made from the runs' own files; missed: why others were not.
     """
 
-    form: Form
+    variant: Variant
     only: dict[str, list[Value]]
     seeds: list[int] | None
     extra: list[str]
@@ -120,28 +124,29 @@ class Record:
     runs: Mapping[RunKey, RunRecord]
     curves: Curves = field(default_factory=dict)
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    drawn: Sequence[tuple[str, str]] = ()
+    figures: Sequence[tuple[str, str]] = ()
     missed: Sequence[str] = ()
 
-    def of(self, table: Table, slot: Slot) -> list[RunRecord]:
+    def of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
         """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several.
 
         Missing are those that the table has got since the record was written.
         """
         found = [
-            self.runs.get(run_key(table, slot, job)) or _missing(slot, job) for job in slot.jobs
+            self.runs.get(run_key(table, planned, job)) or _missing(planned, job)
+            for job in planned.jobs
         ]
         return list(
             {(run.run or index, run.point): run for index, run in enumerate(found)}.values()
         )
 
 
-def _missing(slot: Slot, job: Job) -> RunRecord:
+def _missing(planned: PlannedCell, job: Job) -> RunRecord:
     return RunRecord(
-        dict(slot.conditions),
-        slot.method,
+        dict(planned.conditions),
+        planned.method,
         job.seed,
-        draw_of(job),
+        split_seed_of(job),
         job.point,
         pooled=dict(job.pooled),
     )
@@ -149,11 +154,11 @@ def _missing(slot: Slot, job: Job) -> RunRecord:
 
 def recorded(
     table: Table,
-    cells: Sequence[Slot],
+    cells: Sequence[PlannedCell],
     cell_runs: Mapping[tuple[str, ...], CellRun],
     root: Path,
-    asked: Record,
-) -> Record:
+    asked: TableRecord,
+) -> TableRecord:
     """`asked` with the runs of `cells`.
 
     Args:
@@ -161,19 +166,19 @@ def recorded(
     """
     runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
-    curves: dict[tuple[Place, str, str, str], Curve] = {}
+    curves: dict[tuple[RowKey, str, str, str], Curve] = {}
     needed = {
         (name, claim.curve, claim.axis)
         for claim in table.claims
         for name in (*claim.a, *claim.b)
         if claim.curve
     }
-    for slot in cells:
-        place = table.row_key(slot.conditions)
-        for job in slot.jobs:
+    for planned in cells:
+        place = table.row_key(planned.conditions)
+        for job in planned.jobs:
             run = cell_runs[job.overrides]
-            key = run_key(table, slot, job)
-            row = _run_record(table, slot, job, run, root)
+            key = run_key(table, planned, job)
+            row = _run_record(table, planned, job, run, root)
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {
@@ -181,7 +186,7 @@ def recorded(
                 }
             runs[key] = row
             for name, curve, axis in needed if run.result else ():
-                if name != slot.method or curve is None:
+                if name != planned.method or curve is None:
                     continue
                 try:
                     points = _curve(run, curve, axis)
@@ -189,14 +194,14 @@ def recorded(
                     runs[key] = _damaged(row, error)
                     break
                 if points:
-                    curves[place, name, row.draw, curve] = [
+                    curves[place, name, row.split_seed, curve] = [
                         (x, table.headline.scale * y) for x, y in points
                     ]
     return replace(asked, runs=runs, curves=curves, configs=configs)
 
 
 def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
-    return replace(row, value=None, by=None, status="damaged", error=error.what)
+    return replace(row, value=None, criterion=None, status="damaged", error=error.what)
 
 
 _ELSEWHERE = (
@@ -207,14 +212,16 @@ _ELSEWHERE = (
 )  # of the machine, or said by the rest
 
 
-def _run_record(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
+def _run_record(
+    table: Table, planned: PlannedCell, job: Job, run: CellRun, root: Path
+) -> RunRecord:
     where = (
         run.folder.relative_to(root).as_posix()
         if run.folder.is_relative_to(root)
         else str(run.folder)
     )
     row = replace(
-        _missing(slot, job),
+        _missing(planned, job),
         status=run.status,
         error=run.error,
         run=where if run.config else "",
@@ -224,13 +231,13 @@ def _run_record(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) ->
     )
     if not run.result:
         return row
-    column, result = table.columns[slot.method], run.result
-    filled = placeholders(slot, job)
+    column, result = table.columns[planned.method], run.result
+    filled = placeholders(planned, job)
     try:
         path = table.value_path(column).format(**filled)
         row = replace(row, value=read_value(run, path) * table.headline.scale)
         if column.grid is not None and column.grid.by is not None:
-            row = replace(row, by=read_value(run, column.grid.by.format(**filled)))
+            row = replace(row, criterion=read_value(run, column.grid.by.format(**filled)))
     except StorageError as error:
         return _damaged(row, error)
     except FedexpError as error:
@@ -238,7 +245,7 @@ def _run_record(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) ->
     about = result.get("environment", {})
     return replace(
         row,
-        last_10=_last_10(table, slot, filled, result),
+        last_10=_last_10(table, planned, filled, result),
         commit=str(about.get("commit") or ""),
         code=str(result["hashes"]["code"]),
         config=config_hash(run.config),
@@ -260,10 +267,10 @@ def _run_record(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) ->
 
 
 def _last_10(
-    table: Table, slot: Slot, filled: Mapping[str, Value], result: Mapping[str, Any]
+    table: Table, planned: PlannedCell, filled: Mapping[str, Value], result: Mapping[str, Any]
 ) -> tuple[float, ...]:
     """Empty where the column reads another number than the table's, and where older code made the result."""
-    if table.headline.pooled_rounds is None or table.columns[slot.method].value is not None:
+    if table.headline.pooled_rounds is None or table.columns[planned.method].value is not None:
         return ()
     metric = table.headline.pooled_rounds.format(**filled).removeprefix("last_10.")
     return tuple(
@@ -291,26 +298,26 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
     return [(float(row[axis]), float(row[name])) for row in rows if name in row]
 
 
-def placed(record: Record, table: Table, cells: Sequence[Slot]) -> Record:
+def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
     """`record`, as it was read, with the pooled conditions that the table's jobs give its runs."""
     runs = dict(record.runs)
-    for slot in cells:
-        for job in slot.jobs:
-            key = run_key(table, slot, job)
+    for planned in cells:
+        for job in planned.jobs:
+            key = run_key(table, planned, job)
             if key in runs:
                 runs[key] = replace(runs[key], pooled=dict(job.pooled))
     return replace(record, runs=runs)
 
 
-def completed(record: Record, others: Iterable[Record]) -> Record:
-    """`record`, whose cells and form they are, with the runs that it lacks from `others`.
+def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord:
+    """`record`, whose cells and variant they are, with the runs that it lacks from `others`.
 
     Raises:
-        ConfigError: another one is of another form, or was made with other seeds or overrides.
+        ConfigError: another one is of another variant, or was made with other seeds or overrides.
     """
     runs, curves, configs = dict(record.runs), dict(record.curves), dict(record.configs)
     for other in others:
-        for name in ("form", "seeds", "extra"):
+        for name in ("variant", "seeds", "extra"):
             if getattr(other, name) != getattr(record, name):
                 raise ConfigError(
                     f"records of different {name} make no common report",
@@ -323,7 +330,7 @@ def completed(record: Record, others: Iterable[Record]) -> Record:
             for key, run in other.runs.items()
             if key not in runs or (runs[key].value is None and run.value is not None)
         }
-        places = {(place, method, draw) for place, method, draw, _ in lacking}
+        places = {(place, method, split_seed) for place, method, split_seed, _ in lacking}
         runs |= lacking
         curves |= {key: curve for key, curve in other.curves.items() if key[:3] in places}
         configs |= {
@@ -337,7 +344,7 @@ def completed(record: Record, others: Iterable[Record]) -> Record:
 # --- files
 
 
-def write(table: Table, record: Record, folder: Path) -> None:
+def write(table: Table, record: TableRecord, folder: Path) -> None:
     """``runs.csv``, ``curves.csv`` (where claims need curves), ``configs.json``, ``record.json`` in `folder`."""
     names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
     pooled = [key for key in table.conditions if key not in table.keys]
@@ -368,8 +375,8 @@ def write(table: Table, record: Record, folder: Path) -> None:
         )
     write_text(folder / RUNS, _to_csv(head, rows))
     lines = [
-        [*map(_condition_text, place), method, draw, name, repr(x), repr(y)]
-        for (place, method, draw, name), curve in record.curves.items()
+        [*map(_condition_text, place), method, split_seed, name, repr(x), repr(y)]
+        for (place, method, split_seed, name), curve in record.curves.items()
         for x, y in curve
     ]
     if lines:
@@ -380,27 +387,26 @@ def write(table: Table, record: Record, folder: Path) -> None:
         (folder / CURVES).unlink(missing_ok=True)
     shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
-    asked = {
-        name: getattr(record, name)
-        for name in ("form", "only", "seeds", "extra", "command", "drawn", "missed")
-    }
+    asked = {_STORED_NAMES.get(name, name): getattr(record, name) for name in _ASKED}
     write_json(folder / ABOUT, {"table": table.name, **asked})
 
 
 def _heading(table: Table, name: str) -> str:
     """Of a run's own column, which a condition may be called as (dataset)."""
+    name = _STORED_RUN_NAMES.get(name, name)
     return f"run.{name}" if name in table.conditions else name
 
 
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
     """What a row has of a run; older records gave way to conditions that make rows alone, and lack what is newer."""
     heading = _heading(table, name)
-    if heading not in row and name not in table.keys:
-        heading = name
+    stored = _STORED_RUN_NAMES.get(name, name)
+    if heading not in row and stored not in table.keys:
+        heading = stored
     return row.get(heading)
 
 
-def read(table: Table, folder: Path) -> Record:
+def read(table: Table, folder: Path) -> TableRecord:
     """What `write` wrote; raises `ConfigError` where it is absent, or of another table."""
     about = read_json(folder / ABOUT)
     if about is None or not (folder / RUNS).is_file():
@@ -429,8 +435,8 @@ def read(table: Table, folder: Path) -> Record:
             for kind in (_SECONDS, _METRIC)
         )
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
-        runs[tuple(conditions.values()), run.method, run.draw, run.point] = run
-    curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
+        runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
+    curves: dict[tuple[RowKey, str, str, str], list[tuple[float, float]]] = {}
     for row in _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ():
         place = tuple(_read_condition(row[key]) for key in table.keys)
         curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
@@ -438,13 +444,16 @@ def read(table: Table, folder: Path) -> Record:
         )
     stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
     configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
-    return Record(**about, runs=runs, curves=curves, configs=configs)
+    asked = {
+        name: about[stored] for name in _ASKED if (stored := _STORED_NAMES.get(name, name)) in about
+    }
+    return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
 
 
-def pictures(record: Record, folder: Path) -> tuple[Picture, ...]:
+def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
     """Those that were drawn from the runs' own files and lie in `folder` beside the record."""
     found = []
-    for name, title in record.drawn:
+    for name, title in record.figures:
         png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
         if png.is_file():
             data = png.read_bytes()

@@ -15,8 +15,8 @@ from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.tables.checks import check_seeds, check_table, require_known
-from fedexp.tables.plot_styles import read_looks
-from fedexp.tables.report.report import Form, Look, Method, Role, Value
+from fedexp.tables.plot_styles import read_plot_styles
+from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 from fedexp.tables.tuning import load_tuning
 
 Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
@@ -57,7 +57,7 @@ class Grid:
         over: its name; points: its values; of equally good ones the first counts.
         overrides: what makes a point's own run, with ``{point}`` in braces; none: a column's one run holds all points, and
             `value` says where each stands.
-        by: what chooses, a path as `Headline.value`, with ``{point}`` in braces; None: the column's own numbers. What was
+        by: what chooses, a path as `NumberSource.value`, with ``{point}`` in braces; None: the column's own numbers. What was
             measured on held-out data has ``val`` in its path; all else is test data, and makes the column an oracle.
         best: which of them is.
     """
@@ -96,7 +96,7 @@ class Column:
         value: what is read instead of the table's ``headline.value``; of a column with a grid, with ``{point}`` in braces.
         grid: whose best value it has.
         tolerance: instead of the table's.
-        seeds: instead of the table's, in its full form.
+        seeds: instead of the table's, in its full variant.
         reads: the column whose printed numbers this one is held against, too: another reading of what the paper leaves open. It
             is none of the paper's columns.
         equals: in which rows it is another column by construction.
@@ -141,7 +141,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Headline:
+class NumberSource:
     """Where a cell's number stands.
 
     Args:
@@ -173,7 +173,7 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Rule:
+class OverrideRule:
     """Overrides for some cells: those whose conditions (and ``method``) fit `where`. They come after the method's."""
 
     where: Where
@@ -181,7 +181,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class SmallerVariant:
     """A form that is smaller than the paper's: its cells are never `reproduced`.
 
     Args:
@@ -193,7 +193,7 @@ class Shrunk:
 
     what: str
     overrides: tuple[str, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[OverrideRule, ...] = ()
     conditions: dict[str, Any] = field(default_factory=dict)
     grids: tuple[dict[str, Any], ...] | None = None
     seeds: tuple[int, ...] | None = None
@@ -321,7 +321,7 @@ class Table:
             make the runs others than the table's.
         tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
         drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
-        flop: floating-point operations of the local training of all runs, the full form's; a SAM step counts twice.
+        flop: floating-point operations of the local training of all runs, the full variant's; a SAM step counts twice.
         looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.plot_styles` file.
     """
 
@@ -337,23 +337,23 @@ class Table:
     grids: tuple[dict[str, Any], ...]
     seeds: tuple[int, ...]
     experiment: str | None = None
-    headline: Headline = Headline()
+    headline: NumberSource = NumberSource()
     tolerance: Tolerance | None = None
     paper_runs: int | None = None
     claims: tuple[Claim, ...] = ()
     omits: tuple[str, ...] = ()
     tie: float = 0.0
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[OverrideRule, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
-    smoke: Shrunk | None = None
-    reduced: Shrunk | None = None
+    smoke: SmallerVariant | None = None
+    reduced: SmallerVariant | None = None
     reference: tuple[dict[str, Any], ...] = ()
     published: dict[str, str] = field(default_factory=dict)
     given: dict[str, Where] = field(default_factory=dict)
     tuned: str | None = None
     drawings: tuple[dict[str, Any], ...] = ()
     flop: float | None = None
-    looks: dict[str, Look] = field(default_factory=dict)
+    plot_styles: dict[str, PlotStyle] = field(default_factory=dict)
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -373,20 +373,22 @@ class Table:
 
     def method(self, column: Column) -> Method:
         """A column as the report has it."""
-        return replace(column.method, look=self.looks.get(column.key))
+        return replace(column.method, plot_style=self.plot_styles.get(column.key))
 
-    def shrunk(self, form: Form) -> Shrunk | None:
-        """What makes a form smaller; None for the full one, and for one that the table does not have."""
-        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[form]
+    def smaller(self, variant: Variant) -> SmallerVariant | None:
+        """What makes a variant smaller; None for the full one, and for one that the table does not have."""
+        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[
+            variant
+        ]
 
-    def check(self, form: Form) -> None:
-        """Refuse a form that the table does not have."""
-        if form != "full" and self.shrunk(form) is None:
-            has = [name for name in ("smoke", "reduced") if self.shrunk(name)]
+    def check(self, variant: Variant) -> None:
+        """Refuse a variant that the table does not have."""
+        if variant != "full" and self.smaller(variant) is None:
+            has = [name for name in ("smoke", "reduced") if self.smaller(name)]
             raise ConfigError(
-                f"table {self.name} has no {form} form",
+                f"table {self.name} has no {variant} variant",
                 expected=" or ".join(f"--{name}" for name in has)
-                or "no flag: it has the full form alone",
+                or "no flag: it has the full variant alone",
             )
 
     def printed(
@@ -491,7 +493,8 @@ def read_table(path: Path, name: str) -> Table:
         )
     try:
         return replace(
-            with_tuned(build(Table, {**node, "name": name}, "")), looks=read_looks(path.parent)
+            with_tuned(build(Table, {**node, "name": name}, "")),
+            plot_styles=read_plot_styles(path.parent),
         )
     except ConfigError as error:
         inside = error.facts.get("where")

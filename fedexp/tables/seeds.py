@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 
 from fedexp.tables.verdicts import LEVEL
 
-Draw = tuple[object, ...]  # what makes two runs a pair: their seeds
+Seeds = tuple[object, ...]  # what makes two runs a pair: their seeds
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Comparison:
 
     a: str
     b: str
-    draws: tuple[Draw, ...]
+    seeds: tuple[Seeds, ...]
     difference: float | None
     interval: tuple[float, float] | None = None
     p: float | None = None
@@ -33,8 +33,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """What the pairs say, and no more."""
-        if len(self.draws) < 2:
-            return f"no test: {len(self.draws) or 'no'} common seed{'' if len(self.draws) == 1 else 's'}"
+        if len(self.seeds) < 2:
+            return f"no test: {len(self.seeds) or 'no'} common seed{'' if len(self.seeds) == 1 else 's'}"
         assert self.difference is not None
         if not math.isfinite(self.difference):
             return "no test: a value is not finite"
@@ -45,16 +45,18 @@ class Comparison:
         return f"{self.b} {'higher' if self.difference > 0 else 'lower'}"
 
 
-def compare(a: str, b: str, left: Mapping[Draw, float], right: Mapping[Draw, float]) -> Comparison:
-    """Column b against column a; their values by draw."""
-    draws = tuple(draw for draw in left if draw in right)
-    differences = [right[draw] - left[draw] for draw in draws]
-    mean = sum(differences) / len(draws) if draws else None
+def compare(
+    a: str, b: str, left: Mapping[Seeds, float], right: Mapping[Seeds, float]
+) -> Comparison:
+    """Column b against column a; their values by seeds."""
+    common = tuple(seeds for seeds in left if seeds in right)
+    differences = [right[seeds] - left[seeds] for seeds in common]
+    mean = sum(differences) / len(common) if common else None
     if len(set(differences)) < 2 or not all(map(math.isfinite, differences)):
-        return Comparison(a, b, draws, mean)
-    tested = ttest_rel([right[draw] for draw in draws], [left[draw] for draw in draws])
+        return Comparison(a, b, common, mean)
+    tested = ttest_rel([right[seeds] for seeds in common], [left[seeds] for seeds in common])
     low, high = tested.confidence_interval(1 - LEVEL)
-    return Comparison(a, b, draws, mean, (float(low), float(high)), float(tested.pvalue))
+    return Comparison(a, b, common, mean, (float(low), float(high)), float(tested.pvalue))
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -1,4 +1,4 @@
-"""The command, on the digits: runs once, retries what failed, reports in every form, sends W&B a summary."""
+"""The command, on the digits: runs once, retries what failed, reports in every variant, sends W&B a summary."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.running.experiment import Experiment
 from fedexp.tables.paths import check_path
+from fedexp.tables.progress import ProgressMonitor
 from fedexp.tables.schema import table_names
-from fedexp.tables.watch import Watch
 from tests.tables.test_schema import TINY, gridded
 from tests.tracking.test_trackers import items, parts, records, wandb_home  # noqa: F401
 
@@ -333,7 +333,7 @@ def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(
     (["run", "my/tny"], "did you mean 'my/tiny'?"),
     (["run", "my/tiny", "rouns=2"], "did you mean 'rounds'?"),
     (["run", "my/tiny", "--only", "bta=1"], "did you mean 'beta'?"),
-    (["run", "my/tiny", "--smoke"], "has no smoke form"),
+    (["run", "my/tiny", "--smoke"], "has no smoke variant"),
     (["run", "my/tiny", "local.lr=-1"], "local.lr must be positive"),
     (["run", "my/tiny", "seed=3"], "--seeds 0,1"),
 ])  # fmt: skip
@@ -492,15 +492,15 @@ def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
         for row in range(2)
         for method in ("local", "ensemble")
     ]
-    watch = Watch("t", jobs, done=3)
-    assert not watch.look() and watch.seconds_left(1.0) == 0
+    progress = ProgressMonitor("t", jobs, done=3)
+    assert not progress.update() and progress.seconds_left(1.0) == 0
     for (_, folder), seconds in zip(jobs[:2], (10.0, 2.0), strict=True):
         folder.mkdir()
         (folder / "status.json").write_text('{"status": "done", "attempt": 1}')
         (folder / "result.json").write_text(json.dumps({"seconds": {"total": seconds}}))
-    assert watch.look() and not watch.look()
-    assert watch.seconds_left(6.0) == pytest.approx(6.0)  # 12 s of work took 6, and as much is left
+    assert progress.update() and not progress.update()
+    assert progress.seconds_left(6.0) == pytest.approx(6.0)  # 12 s of work took 6, and as much is left
     jobs[2][1].mkdir()
     (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
-    assert watch.look() and watch.seconds_left(6.0) == pytest.approx(1.0)
-    assert watch.line().startswith("table t: 5 of 7 runs done, 1 failed, about ")
+    assert progress.update() and progress.seconds_left(6.0) == pytest.approx(1.0)
+    assert progress.progress_line().startswith("table t: 5 of 7 runs done, 1 failed, about ")

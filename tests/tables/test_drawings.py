@@ -1,4 +1,4 @@
-"""Figures of curves, from run folders that are made up; and a whole one, from its table's smoke form."""
+"""Figures of curves, from run folders that are made up; and a whole one, from its table's smoke variant."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+def draw_figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), title and axis' name, scale."""
     from matplotlib.axes import Axes
 
@@ -254,7 +254,7 @@ def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) ->
     again = replace(made, seed=1, method="average")
     [picture] = build(  # type: ignore[type-abstract]
         Drawing,
-        {"_target_": "fedexp.tables.drawings.class_counts.ClassCounts", "title": "t"},
+        {"_target_": "fedexp.tables.drawings.class_counts.ClassCountsDrawing", "title": "t"},
         "drawings[0]",
     ).draw([again, made])
     assert (

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedexp.config.compose import compose
 from fedexp.core.weights import ModelSpec
-from fedexp.tables.cells import slots
+from fedexp.tables.cells import planned_cells
 from fedexp.tables.report.layout import operations
 from fedexp.tables.schema import load_table
 
@@ -44,7 +44,7 @@ def test_a_cost_has_three_digits_and_its_unit() -> None:
 def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
     """Rounds x samples of a round's clients x epochs x 3 forward passes; twice that with a second gradient a step."""
     table = load_table(name)
-    runs = {job.overrides for slot in slots(table) for job in slot.jobs}
+    runs = {job.overrides for planned in planned_cells(table) for job in planned.jobs}
     alike = Counter(tuple(each for each in run if not each.startswith("seed=")) for run in runs)
     passes: dict[str, int] = {}
     total = 0.0
@@ -62,6 +62,6 @@ def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
             * TRAINING_IMAGES[config["choices"]["dataset"]]
             * config["local"]["epochs"]
         )
-        gradients = 2 if config["trainer"]["_target_"].split(".")[-2] in TWO_GRADIENTS else 1
+        gradients = 2 if set(TWO_GRADIENTS) & set(config["trainer"]["_target_"].split(".")) else 1
         total += count * samples * 3 * passes[network] * gradients
     assert table.flop == pytest.approx(total, rel=0.01)

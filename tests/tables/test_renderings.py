@@ -1,4 +1,4 @@
-"""What every rendering of a report says: the headline first, claims, the form, what has seen test data, what is left out."""
+"""What every rendering of a report says: the headline first, claims, the variant, what has seen test data, what is left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedexp.tables.report.csv import inert, to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import page
-from fedexp.tables.report.report import Cell, Form, Method, Report
+from fedexp.tables.report.report import Cell, Method, Report, Variant
 from fedexp.tables.report.terminal import print_report, print_tables
 from fedexp.tables.report.wandb import send_summary
 from tests.tables.reports import CLAIMS, cell, report
@@ -121,7 +121,7 @@ def test_the_headline_comes_before_every_number(render: Rendering) -> None:
 def test_every_claim_has_its_state_its_reason_and_what_the_paper_prints(render: Rendering) -> None:
     whole = re.sub(r"\s+", " ", render(report()).replace("*", ""))
     for claim in CLAIMS:
-        for text in (claim.id, claim.says, claim.reason, texts.where(claim)):
+        for text in (claim.id, claim.says, claim.reason, texts.claim_source(claim)):
             assert text in whole
     for state in ("✓ held", "✗ refuted", "? open"):
         assert state in whole
@@ -168,13 +168,13 @@ def test_what_was_chosen_on_test_data_is_marked(render: Rendering) -> None:
 
 
 @all_of_them
-@pytest.mark.parametrize("form", get_args(Form))
-def test_the_form_is_named_and_no_other(render: Rendering, form: Any) -> None:
-    sample = report(cells=report().cells[::2][:2], form=form)
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_the_form_is_named_and_no_other(render: Rendering, variant: Any) -> None:
+    sample = report(cells=report().cells[::2][:2], variant=variant)
     said = re.findall(
-        r"(?<!the )\b(full|partial|reduced|smoke)\b(?! form.s)", render(sample).lower()
+        r"(?<!the )\b(full|partial|reduced|smoke)\b(?! variant.s)", render(sample).lower()
     )
-    assert {*said} == {form}
+    assert {*said} == {variant}
 
 
 @all_of_them
@@ -321,7 +321,7 @@ def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> 
 
 
 def test_csv_has_what_was_judged() -> None:
-    lines = list(csv.DictReader(io.StringIO(to_csv(report(form="partial")))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(report(variant="partial")))))
     first, far, near = lines[:3]
     assert (first["role"], near["role"], far["oracle"]) == (
         "baseline",
@@ -339,7 +339,7 @@ def test_csv_has_what_was_judged() -> None:
 
 
 def test_latex_has_decimal_points_in_line_a_label_by_form_and_fits_the_text() -> None:
-    whole = latex(report(form="reduced"))
+    whole = latex(report(variant="reduced"))
     assert r"\label{tab:ma-echo-table1-reduced}" in whole
     for line in (line for line in whole.splitlines() if re.search(r"& (paper|ours) &", line)):
         parts = [part.strip() for part in line.removesuffix(r" \\").split("&")[3:]]

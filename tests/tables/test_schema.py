@@ -15,7 +15,7 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
-from fedexp.tables.cells import command, launch_order, parse_only, slots
+from fedexp.tables.cells import command, launch_order, parse_only, planned_cells
 from fedexp.tables.lookup import Finder, find
 from fedexp.tables.paths import check_path
 from fedexp.tables.schema import Table, load_table, read_table, table_names
@@ -150,7 +150,7 @@ def test_conditions_that_cannot_become_overrides_are_refused(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        slots(table(tmp_path, **changes))
+        planned_cells(table(tmp_path, **changes))
 
 
 def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
         load_table("demo/digit")
     with pytest.raises(ConfigError, match=r"did you mean 'ma_echo/table6_params'\?"):
         load_table("table6_params")
-    with pytest.raises(ConfigError, match="has no smoke form"):
-        slots(table(tmp_path), "smoke")
+    with pytest.raises(ConfigError, match="has no smoke variant"):
+        planned_cells(table(tmp_path), "smoke")
 
 
 def test_grids_become_cells_and_what_is_no_key_is_pooled(tmp_path: Path) -> None:
-    cells = slots(table(tmp_path))
+    cells = planned_cells(table(tmp_path))
     rows = [(2, "diff"), (2, "same"), (3, "diff"), (3, "same"), (4, "same")]
     expected = [
         ({"clients": c, "start": s}, m) for c, s in rows for m in ("local", "ensemble", "dense")
@@ -189,7 +189,7 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
         "grids": [{"clients": 9, "start": "same", "beta": 3}],
     }
     made = table(tmp_path, rules=rules, smoke=smoke)
-    full = slots(made, extra=["local.epochs=3", "init=same"])
+    full = planned_cells(made, extra=["local.epochs=3", "init=same"])
     assert (
         "local.lr=0.5" in full[0].jobs[0].overrides
         and "local.lr=0.5" not in full[1].jobs[0].overrides
@@ -199,7 +199,7 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     assert (
         "init=same" in first.overrides and "init=different" in first.declared
     )  # of two for one key the later counts
-    (local, ensemble, _) = slots(made, "smoke")
+    (local, ensemble, _) = planned_cells(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
         "clients=2", "init=same", "partition.alpha=3", "partition.on_small=allow", "method=local",
@@ -213,7 +213,7 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
 
     def altered(*extra: str, **changes: Any) -> set[bool]:
         made = table(tmp_path, seeds=[0], methods=TINY["methods"][:1], **changes)
-        found = find(slots(made, extra=extra), Finder())
+        found = find(planned_cells(made, extra=extra), Finder())
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
@@ -235,7 +235,7 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
         methods=gridded(),
         smoke={"what": "less", "points": [2], "overrides": ["local.lr=3"]},
     )
-    cell, *_ = slots(made)
+    cell, *_ = planned_cells(made)
     assert [(job.seed, job.point) for job in cell.jobs] == [
         (0, "0.5"),
         (0, "1"),
@@ -243,11 +243,11 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
         (1, "1"),
     ]
     assert cell.jobs[1].overrides[-3:] == ("method=local", "local.lr=1", "seed=0")
-    (job, _) = slots(made, "smoke")[0].jobs
-    assert job.point == "2" and "local.lr=3" in job.overrides  # a form comes last
+    (job, _) = planned_cells(made, "smoke")[0].jobs
+    assert job.point == "2" and "local.lr=3" in job.overrides  # a variant comes last
     at_once = gridded(overrides=[])
     at_once[0]["value"] = "trace.1.lam={point}.fused/acc"
-    cell, *_ = slots(table(tmp_path, methods=at_once), seeds=[0])
+    cell, *_ = planned_cells(table(tmp_path, methods=at_once), seeds=[0])
     assert len(cell.jobs) == 2 and len({job.overrides for job in cell.jobs}) == 1
 
 
@@ -267,7 +267,7 @@ def test_a_grid_that_test_data_choose_from_is_an_oracle(tmp_path: Path) -> None:
 
 def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) -> None:
     made = table(tmp_path)
-    cells = slots(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
+    cells = planned_cells(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
     assert [(c.conditions["clients"], c.method) for c in cells] == [
         (2, "local"),
         (2, "local"),
@@ -290,7 +290,7 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
     clauses = shlex.split(command(small, "full", [], {"clients": 1e-05}, "local", 3))
     assert parse_only(small, clauses[clauses.index("--only") + 1 : -2])["clients"] == [1e-05]
     with pytest.raises(ConfigError, match="no cell of the table fits"):
-        slots(made, only=parse_only(made, ["clients=4", "start=diff"]))
+        planned_cells(made, only=parse_only(made, ["clients=4", "start=diff"]))
 
 
 def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Pat
         },
         TINY["methods"][1],
     ]
-    order = launch_order(slots(table(tmp_path, methods=both, reference=[])))
+    order = launch_order(planned_cells(table(tmp_path, methods=both, reference=[])))
     assert len(order) == 24  # (4 + 2) points, 2 seeds, and M1 and M2 are the same run
     shared = [tuple(o for o in job.overrides if not o.startswith("method=")) for job in order]
     assert shared[::2] == shared[1::2] and len(set(shared)) == 12
@@ -350,7 +350,12 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
     tables = [load_table(f"ma_echo/{name}") for name in (one, other)]
     shared = tables[0].columns.keys() & tables[1].columns.keys()
     made = [
-        {job.overrides for slot in slots(t) if slot.method in shared for job in slot.jobs}
+        {
+            job.overrides
+            for planned in planned_cells(t)
+            if planned.method in shared
+            for job in planned.jobs
+        }
         for t in tables
     ]
     assert made[0] == made[1] and len(shared) == len(tables[1].columns)
@@ -360,9 +365,13 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
     ("fedmrur/table2", "fedmrur/table3"), ("fedcda/fig2a", "fedcda/fig2a_time"), ("fedcda/fig2c", "fedcda/fig2c_spread"),
 ])  # fmt: skip
 def test_readings_of_one_sweep_are_of_all_its_runs(one: str, other: str) -> None:
-    for form in ("full", "reduced"):
+    for variant in ("full", "reduced"):
         made = [
-            {job.overrides for slot in slots(load_table(n), form) for job in slot.jobs}
+            {
+                job.overrides
+                for planned in planned_cells(load_table(n), variant)
+                for job in planned.jobs
+            }
             for n in (one, other)
         ]  # type: ignore[arg-type]
         assert made[0] == made[1]
@@ -373,14 +382,14 @@ def test_readings_of_one_sweep_are_of_all_its_runs(one: str, other: str) -> None
 ])  # fmt: skip
 def test_figures_are_of_their_tables_runs(one: str, other: str) -> None:
     whole, part = (
-        {frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs}
+        {frozenset(j.overrides) for s in planned_cells(load_table(f"nafi/{n}")) for j in s.jobs}
         for n in (one, other)
     )
     assert part < whole
 
 
 def test_the_logged_split_is_that_of_all_seeds() -> None:
-    cells = slots(load_table("ma_echo/log"), only={"method": ["fedavg"]})
+    cells = planned_cells(load_table("ma_echo/log"), only={"method": ["fedavg"]})
     configs = [compose(list(job.overrides)) for job in cells[0].jobs]
     assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
 
@@ -391,7 +400,9 @@ def test_the_logged_split_is_that_of_all_seeds() -> None:
 def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
     made = load_table(name)
     assert made.headline.pooled_rounds is not None
-    firsts = {slot.method: slot.jobs[0] for slot in slots(made, "smoke") if slot.jobs}
+    firsts = {
+        planned.method: planned.jobs[0] for planned in planned_cells(made, "smoke") if planned.jobs
+    }
     for job in firsts.values():
         check_path(
             made.headline.pooled_rounds,
@@ -426,13 +437,13 @@ def _deciding(group: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made = load_table(name)
-    assert set(made.columns) <= set(made.looks), (
-        "conf/table/<paper>/_looks.yaml says how each column is drawn"
+    assert set(made.columns) <= set(made.plot_styles), (
+        "conf/table/<paper>/_plot_styles.yaml says how each column is drawn"
     )
     jobs: dict[frozenset[tuple[str, ...]], tuple[str, ...]] = {}
-    for form in ("full", "reduced", "smoke"):
-        if form == "full" or made.shrunk(form) is not None:  # type: ignore[arg-type]
-            cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
+    for variant in ("full", "reduced", "smoke"):
+        if variant == "full" or made.smaller(variant) is not None:  # type: ignore[arg-type]
+            cells = planned_cells(made, variant, seeds=[0])  # type: ignore[arg-type]
             jobs |= {
                 _decisive(tuple(map(_without_value, job.overrides))): job.overrides
                 for job in launch_order(cells)
@@ -445,11 +456,13 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
         assert compose(list(jobs[most]))["seed"] == 0
         left -= most
     if made.published:
-        rows = {tuple(cell.conditions.values()) for cell in slots(made)}
+        rows = {tuple(cell.conditions.values()) for cell in planned_cells(made)}
         printed = {tuple(row[key] for key in made.keys) for row in made.reference}
         assert printed == rows, "a printed row is not run, or the other way round"
         own = [column.key for column in made.methods if column.role == "ours"]
-        assert len([cell for cell in slots(made) if cell.method not in own]) == len(made.reference)
+        assert len([cell for cell in planned_cells(made) if cell.method not in own]) == len(
+            made.reference
+        )
         assert not any(row["method"] in own for row in made.reference)
     assert any(column.role == "proposed" for column in made.methods)
     trained = [column for column in made.methods if "proxy.source=test" in (column.overrides or ())]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ClassCounts(Drawing):
+class ClassCountsDrawing(Drawing):
     """One panel a row, of its lowest seed: classes down, clients across, in every cell the samples, darker with their root.
 
     Args:
@@ -33,7 +33,7 @@ class ClassCounts(Drawing):
             rows.setdefault(tuple(run.conditions.items()), run)
         if not rows:
             return ()
-        with canvas.drawing():
+        with canvas.use_style():
             shown = [
                 (run, counts(run))
                 for run in sorted(rows.values(), key=lambda run: list(run.conditions.values()))
@@ -45,9 +45,11 @@ class ClassCounts(Drawing):
             for at, (run, table) in enumerate(shown):
                 axes = canvas.axes(figure, 1, len(shown), at + 1)
                 _map(axes, table)
-                where = canvas.named(list(run.conditions), list(run.conditions.values()), 40)
-                canvas.title(axes, f"{where}\nseed {run.seed}")
-            return (canvas.picture(self.name, self.title, figure, notes),)
+                where = canvas.wrapped_conditions(
+                    list(run.conditions), list(run.conditions.values()), 40
+                )
+                canvas.set_title(axes, f"{where}\nseed {run.seed}")
+            return (canvas.render_picture(self.name, self.title, figure, notes),)
 
 
 def counts(run: DrawnRun) -> np.ndarray:

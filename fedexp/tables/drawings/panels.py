@@ -13,7 +13,7 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.drawing import DrawnRun
 from fedexp.tables.lookup import read_path
 from fedexp.tables.report import canvas, layout
-from fedexp.tables.report.report import Look, Picture
+from fedexp.tables.report.report import Picture, PlotStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,12 +99,12 @@ class Panels:
         known = {run.method: run for run in runs}
         order = [known[method] for method in (*methods, *lines) if method in known]
         styles = {
-            run.method: _style(look, run, number, run.method in lines)
-            for number, (run, look) in enumerate(
-                zip(order, canvas.looks(run.look for run in order), strict=True)
+            run.method: _style(plot_style, run, number, run.method in lines)
+            for number, (run, plot_style) in enumerate(
+                zip(order, canvas.distinct_styles(run.plot_style for run in order), strict=True)
             )
         }
-        with canvas.drawing():
+        with canvas.use_style():
             return (self._picture(shown, order, styles, set(lines), curve, level, notes),)
 
     def _picture(
@@ -130,7 +130,7 @@ class Panels:
                     axes.axhline(value, **style)
                 elif method in found:
                     _plot(axes, [curve(run) for run in found[method]], style)
-            canvas.title(axes, self._heading(where))
+            canvas.set_title(axes, self._heading(where))
             if self.logarithmic:
                 axes.set_yscale("log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -139,11 +139,11 @@ class Panels:
             if at % across == 0:
                 axes.set_ylabel(self.y, parse_math=False)
         canvas.legend(figure, _handles(order, styles))
-        return canvas.picture(self.name, self.title, figure, notes)
+        return canvas.render_picture(self.name, self.title, figure, notes)
 
     def _heading(self, where: Sequence[Any]) -> str:
         if self.heading is None:
-            return canvas.named(self.by, where, 40)
+            return canvas.wrapped_conditions(self.by, where, 40)
         values = {key: layout.label(value) for key, value in zip(self.by, where, strict=True)}
         try:
             return self.heading.format(**values)
@@ -156,9 +156,9 @@ class Panels:
             ) from None
 
 
-def _style(look: Look, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
+def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
     """Of the number-th method. Horizontal lines that coincide are seen all the same: their dashes take turns."""
-    style = canvas.line(look, run.role)
+    style = canvas.line_properties(plot_style, run.role)
     if is_line:
         return {
             **style,
@@ -169,9 +169,9 @@ def _style(look: Look, run: DrawnRun, number: int, is_line: bool) -> dict[str, A
     return {**style, "markersize": style["markersize"] - 1}
 
 
-def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
+def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) -> None:
     """The mean over runs, a band of one standard deviation where there are several, and what is shown thin."""
-    colour = look["color"]
+    colour = properties["color"]
     means = []
     for curve in curves:
         means.append(mean(curve.each))
@@ -185,7 +185,7 @@ def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
         low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
     every = None if len(xs) <= _FEW else (0.06, 0.12)  # of the axes' diagonal
-    axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **look)
+    axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **properties)
 
 
 def mean(curves: Sequence[Points]) -> Points:
@@ -207,7 +207,9 @@ def _common(curves: Sequence[Points]) -> list[float]:
 def _handles(order: Sequence[DrawnRun], styles: Mapping[str, dict[str, Any]]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], label=canvas.plain(run.label), **styles[run.method]) for run in order]
+    return [
+        Line2D([], [], label=canvas.plot_label(run.label), **styles[run.method]) for run in order
+    ]
 
 
 def _condition_value(run: DrawnRun, key: str) -> Any:

@@ -49,7 +49,7 @@ class Plane(Drawing):
         require(self.margin >= 0, f"margin must not be negative, got {self.margin}")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        with canvas.drawing():
+        with canvas.use_style():
             return tuple(
                 self._picture(where, group[self.method], notes)
                 for where, group in by_row(runs)
@@ -82,11 +82,11 @@ class Plane(Drawing):
             f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and {seen[1]:.3g} at its projection"
             f"{where and f' ({where})'}"
         )
-        name = canvas.name("plane", where)
+        name = canvas.picture_name("plane", where)
         figure = _surface_figure(
             xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps)
         )
-        return canvas.picture(name, title, figure, notes)
+        return canvas.render_picture(name, title, figure, notes)
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:

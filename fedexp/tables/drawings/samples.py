@@ -26,7 +26,7 @@ _SPACE = 0.35  # between models
 
 
 @dataclass(frozen=True)
-class Samples(Drawing):
+class SamplesDrawing(Drawing):
     """A block of rows a column of the table, a column a class; the images are the pixels' probabilities.
 
     Args:
@@ -50,7 +50,7 @@ class Samples(Drawing):
         require(self.judged >= 1, f"judged must be at least 1, got {self.judged}")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        with canvas.drawing():
+        with canvas.use_style():
             wanted = [run for run in runs if not self.methods or run.method in self.methods]
             return tuple(self._picture(where, group, notes) for where, group in by_row(wanted))
 
@@ -58,20 +58,20 @@ class Samples(Drawing):
         models = {
             method: delivered(run)[self.model.get(method, 0)] for method, run in group.items()
         }
-        labels = {method: canvas.plain(run.label) for method, run in group.items()}
+        labels = {method: canvas.plot_label(run.label) for method, run in group.items()}
         title = f"Images of each class from the same {self.codes} latent codes, by model"
         if self.judge in models:
             judge = models[self.judge]
             for method, model in models.items():
-                drawn = self.images(model, self.judged)
-                right = read(judge, drawn.flatten(0, 1)) == torch.arange(drawn.shape[1]).repeat(
-                    self.judged
-                )
+                generated = self.images(model, self.judged)
+                right = read(judge, generated.flatten(0, 1)) == torch.arange(
+                    generated.shape[1]
+                ).repeat(self.judged)
                 labels[method] += f"\n{100 * float(right.double().mean()):.0f} %"
             title += f"; beside them the share of images that {group[self.judge].label} reads as their class"
-        name = canvas.name("samples", where)
+        name = canvas.picture_name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
-        return canvas.picture(
+        return canvas.render_picture(
             name,
             title + (where and f" ({where})"),
             _sheet_figure(blocks, list(labels.values())),
@@ -89,12 +89,12 @@ class Samples(Drawing):
             codes, given["latent"], generator=torch_generator(self.seed, "latent codes")
         )
         labels = torch.arange(classes).repeat(codes)
-        drawn = generate(
+        generated = generate(
             decoder,
             labels,
             z.to(next(iter(decoder.params.values())).dtype).repeat_interleave(classes, 0),
         )
-        return drawn.reshape(codes, classes, *drawn.shape[1:])
+        return generated.reshape(codes, classes, *generated.shape[1:])
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ class Units(Drawing):
         require(self.perplexity > 0, f"perplexity must be positive, got {self.perplexity}")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        with canvas.drawing():
+        with canvas.use_style():
             return tuple(
                 self._picture(where, list(group.values()), notes) for where, group in by_row(runs)
             )
@@ -61,15 +61,15 @@ class Units(Drawing):
             own = evaluated(run, step).get("V/train/acc")
             facts = [f"own training data {100 * sum(own) / len(own):.1f} %"] if own else []
             facts.append(f"rows met {100 * met(rows):.0f} %")
-            title = f"({chr(ord('a') + at)}) {canvas.plain(run.label)}\n{', '.join(facts)}"
+            title = f"({chr(ord('a') + at)}) {canvas.plot_label(run.label)}\n{', '.join(facts)}"
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
         _draw_legend(figure, clients)
         title = (
             f"t-SNE of the rows of {self.layer}, a marker a row. Own training data: the models' mean accuracy on it. Rows met: "
             f"those whose nearest row in another model has their own number{where and f' ({where})'}"
         )
-        name = canvas.name("units", where)
-        return canvas.picture(name, title, figure, notes)
+        name = canvas.picture_name("units", where)
+        return canvas.render_picture(name, title, figure, notes)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
         for at, points in enumerate(self.embed(rows)):
@@ -129,5 +129,5 @@ def _draw_legend(figure: Figure, clients: int) -> None:
 
 
 def _dot(at: int) -> dict[str, Any]:
-    look = canvas.look(at)
-    return {"color": canvas.COLOURS[look.colour], "marker": look.marker}
+    plot_style = canvas.default_style(at)
+    return {"color": canvas.COLOURS[plot_style.colour], "marker": plot_style.marker}

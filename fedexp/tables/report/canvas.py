@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Colour, Dash, Look, Marker, Picture, Report, Role, Value
+from fedexp.tables.report.report import (
+    Colour,
+    Dash,
+    Marker,
+    Picture,
+    PlotStyle,
+    Report,
+    Role,
+    Value,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,49 +51,49 @@ _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
 _LONGEST = 32  # letters of a label
-_LOOKS = 48  # beyond them they come again
+_DISTINCT_STYLES = 48  # beyond them they come again
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Inside, matplotlib draws as the framework does, whatever the user's matplotlibrc says."""
     import matplotlib as mpl
     from matplotlib import style
 
-    look: dict[Any, Any] = {
+    settings: dict[Any, Any] = {
         "svg.hashsalt": _SALT,
         "svg.fonttype": "path",
         "font.size": 9.0,
         "legend.fontsize": 9.0,
     }
-    with style.context("default"), mpl.rc_context(look):
+    with style.context("default"), mpl.rc_context(settings):
         yield
 
 
-def look(at: int) -> Look:
+def default_style(at: int) -> PlotStyle:
     """Of the at-th series of those that have none of their own: 48 that marker and dash alone tell apart."""
     markers, dashes = get_args(Marker), get_args(Dash)
     turn = at // len(markers)
-    return Look(
+    return PlotStyle(
         list(COLOURS)[at % len(COLOURS)],
         markers[at % len(markers)],
         dashes[(at + turn) % len(dashes)],
     )
 
 
-def looks(own: Iterable[Look | None]) -> list[Look]:
-    """Each series' own look; the others get, in turn, such as no series has."""
+def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
+    """Each series' own plot_style; the others get, in turn, such as no series has."""
     given = list(own)
-    taken = {(look.marker, look.dash) for look in given if look is not None}
+    taken = {(plot_style.marker, plot_style.dash) for plot_style in given if plot_style is not None}
     free = (
         new
         for at in itertools.count()
-        if ((new := look(at)).marker, new.dash) not in taken or at >= _LOOKS
+        if ((new := default_style(at)).marker, new.dash) not in taken or at >= _DISTINCT_STYLES
     )
     return [next(free) if one is None else one for one in given]
 
 
-def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
+def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str, Any]:
     """How matplotlib draws it: the proposed method stands out, reference points step back."""
     width, size, alpha = {
         "proposed": (2.4, 6.0, 1.0),
@@ -92,9 +101,9 @@ def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
         "local": (1.0, 4.0, 0.6),
     }.get(role, (1.4, 4.5, 0.9))
     return {
-        "color": COLOURS[look.colour],
-        "marker": look.marker,
-        "linestyle": DASHES[look.dash],
+        "color": COLOURS[plot_style.colour],
+        "marker": plot_style.marker,
+        "linestyle": DASHES[plot_style.dash],
         "linewidth": width,
         "markersize": size,
         "alpha": alpha,
@@ -102,7 +111,7 @@ def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
     }
 
 
-def name(kind: str, where: str) -> str:
+def picture_name(kind: str, where: str) -> str:
     """A picture's: its kind and, where there are several, of which runs; fit for a file's name."""
     return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
@@ -131,7 +140,7 @@ def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = 
     return axes
 
 
-def log(axes: Axes, which: Literal["x", "y"]) -> None:
+def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
     from matplotlib.ticker import FuncFormatter
 
@@ -160,12 +169,12 @@ def panels(count: int) -> tuple[Figure, int, int]:
     return figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6), down, across
 
 
-def title(axes: Axes, text: str) -> None:
+def set_title(axes: Axes, text: str) -> None:
     """Write a title at the left above a panel."""
     axes.set_title(text, fontsize=9, loc="left", parse_math=False, color=INK)
 
 
-def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
+def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
     """The figure as SVG and PNG, `notes` in small letters below its panels."""
     letters = int(figure.get_figwidth() * 72 / 3.9)  # points: of a small letter
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
@@ -193,7 +202,7 @@ def _grow(figure: Figure, inches: float) -> None:
     figure.set_figheight(figure.get_figheight() + max(0.0, inches))
 
 
-def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
+def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
     """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
     lines: list[str] = []
     for key, value in zip(keys, values, strict=True):
@@ -206,7 +215,7 @@ def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
     return "\n".join(lines)
 
 
-def plain(name: str) -> str:
+def plot_label(name: str) -> str:
     """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""  # is never cut off
     name = name.removesuffix(sign)

@@ -64,14 +64,14 @@ def lines(report: Report) -> list[list[Any]]:
             report.name,
             *(shown.cell.conditions[key] for key in report.keys),
             shown.method.key,
-            layout.head(shown.method),
+            layout.marked_label(shown.method),
             shown.method.role,
             shown.method.oracle,
             *(getattr(shown.cell, name) for name in _NUMBERS),
             *(shown.cell.interval or (None, None)),
             *(getattr(shown.cell, name) for name in _JUDGED),
             report.unit,
-            report.form,
+            report.variant,
         ]
         for shown in shown_cells(report)
     ]

@@ -39,9 +39,11 @@ def over_last_key(report: Report) -> Figure:
         first = first or axes
         _draw_lines(axes, report, rows)
         if log:
-            canvas.log(axes, "y")
+            canvas.set_log_scale(axes, "y")
         axes.set_ylim(*_y_limits(report, log=log))  # matplotlib does not see what is moved sideways
-        canvas.title(axes, canvas.named(report.keys[:-1], conditions, 58 // across))
+        canvas.set_title(
+            axes, canvas.wrapped_conditions(report.keys[:-1], conditions, 58 // across)
+        )
         if at >= len(blocks) - across:
             axes.set_xlabel(report.keys[-1], parse_math=False)
         if at % across == 0:
@@ -60,28 +62,34 @@ def row_by_row(report: Report) -> Figure:
     )
     axes = canvas.axes(figure, 1, 1, 1)
     for at, (method, style) in enumerate(styles):
-        look = {**style, "linestyle": "none"}
+        markers = {**style, "linestyle": "none"}
         for i, row in enumerate(rows):
             y = i + step * (at - (len(styles) - 1) / 2)
             for cell in row.of(method.key):
                 paper, mean = _finite(cell.paper), _finite(cell.mean)
                 axes.plot([paper, mean], [y, y], color=style["color"], linewidth=0.9, alpha=0.5)
-                axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **look)
+                axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **markers)
                 if not math.isnan(mean):
                     axes.errorbar(
-                        [mean], [y], xerr=[_spread(cell)], elinewidth=0.9, markeredgewidth=0, **look
+                        [mean],
+                        [y],
+                        xerr=[_spread(cell)],
+                        elinewidth=0.9,
+                        markeredgewidth=0,
+                        **markers,
                     )
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color=canvas.FAINT, linewidth=0.6)
     named = [
-        canvas.named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows
+        canvas.wrapped_conditions(differing, [row.conditions.get(key) for key in differing], 1)
+        for row in rows
     ]
     axes.set_yticks(range(len(rows)), named, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     if _has_log_scale(report):
-        canvas.log(axes, "x")
+        canvas.set_log_scale(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
     _draw_legend(figure, report)
     return figure
@@ -130,7 +138,7 @@ def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> Non
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     log = canvas.spans_decades(xs, _DECADES)
     if log:
-        canvas.log(axes, "x")
+        canvas.set_log_scale(axes, "x")
         axes.set_xticks([], minor=True)
         reach = (high / low) ** 0.08
         axes.set_xlim(low / reach, high * reach)
@@ -181,9 +189,9 @@ def _draw_legend(figure: Figure, report: Report) -> None:
     """All methods, then what is filled and what is hollow."""
     from matplotlib.lines import Line2D
 
-    names = layout.names(report)
+    names = layout.marked_labels(report)
     handles = [
-        Line2D([], [], label=canvas.plain(names.get(method.key, method.key)), **style)
+        Line2D([], [], label=canvas.plot_label(names.get(method.key, method.key)), **style)
         for method, style in _styles(report)
     ]
     if any(cell.paper is not None for cell in report.cells):
@@ -202,10 +210,10 @@ def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
     """How each method is drawn that has a number, the proposed one first in the legend and on top in the panels."""
     used = {cell.method for cell in report.cells if cell.paper is not None or cell.values}
     methods = [method for method in layout.by_role(report) if method.key in used]
-    found = canvas.looks(method.look for method in methods)
+    found = canvas.distinct_styles(method.plot_style for method in methods)
     return [
-        (method, canvas.line(look, method.role))
-        for method, look in zip(methods, found, strict=True)
+        (method, canvas.line_properties(plot_style, method.role))
+        for method, plot_style in zip(methods, found, strict=True)
     ]
 
 
@@ -223,7 +231,7 @@ def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
 
 
 def _numeric(rows: Sequence[Row]) -> bool:
-    return layout.numeric([list(row.conditions.values())[-1] for row in rows])
+    return layout.is_axis([list(row.conditions.values())[-1] for row in rows])
 
 
 def _x(report: Report, row: Row) -> float:

@@ -22,7 +22,7 @@ _TALLEST = 45.0  # rows of one column of the picture
 _COLUMNS = 3
 _DECADES = 1.5
 # By the verdict's words: colour, marker, filled. Shape and filling say the same as the colour.
-LOOKS: dict[str, tuple[Colour, str, bool]] = {
+VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "higher": ("vermillion", "^", True),
     "lower": ("vermillion", "v", True),
@@ -38,7 +38,7 @@ def drawable(report: Report) -> bool:
     return any(map(_has_delta, report.cells))
 
 
-def figure(report: Report) -> Figure:
+def difference_figure(report: Report) -> Figure:
     """Cells grouped by method, the proposed one first, in as many columns as keep it readable; axis limits hold every bar."""
     groups = _groups(report)
     columns = _packed(groups)
@@ -56,7 +56,9 @@ def figure(report: Report) -> Figure:
             axes.set_xlim(ends[0] * 1.3, ends[1] * 1.3)
         else:
             axes.set_xlim(ends[0] - margin, ends[1] + margin)
-        axes.set_xlabel(f"ours less the paper's ({layout.points(report.unit)})", parse_math=False)
+        axes.set_xlabel(
+            f"ours less the paper's ({layout.difference_unit(report.unit)})", parse_math=False
+        )
     _draw_legend(made, report)
     return made
 
@@ -98,7 +100,7 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         y += _HEAD
         head = y - _ROW / 2
         axes.axhline(head - 0.75, color=canvas.FAINT, linewidth=0.6)
-        title = canvas.plain(cells[0].label)
+        title = canvas.plot_label(cells[0].label)
         weight = "bold" if method.role == "proposed" else "normal"
         axes.annotate(
             title, (0, head), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
@@ -124,17 +126,17 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
 
 def _point(axes: Axes, shown: ShownCell, y: float) -> None:
     delta = _delta(shown.cell)
-    look = _look(shown.word)
+    properties = _marker_properties(shown.verdict_name)
     low, high = shown.cell.interval or (delta, delta)
     bars = [
         [max(0.0, delta - low)],
         [max(0.0, high - delta)],
     ]  # of equal numbers rounding may take them below
-    axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **look)
+    axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **properties)
 
 
-def _look(word: str) -> dict[str, Any]:
-    colour, marker, filled = LOOKS[word]
+def _marker_properties(verdict_name: str) -> dict[str, Any]:
+    colour, marker, filled = VERDICT_STYLES[verdict_name]
     fill = {} if filled else {"markerfacecolor": "none"}
     return {
         "color": canvas.COLOURS[colour],
@@ -148,10 +150,14 @@ def _look(word: str) -> dict[str, Any]:
 def _draw_legend(figure: Figure, report: Report) -> None:
     from matplotlib.lines import Line2D
 
-    there = {texts.word(cell) for cell in report.cells if _has_delta(cell)}
-    words = [word for word in texts.marks(report) if word in there]
+    drawn = {texts.verdict_name(cell) for cell in report.cells if _has_delta(cell)}
+    names = [name for name in texts.verdict_marks(report) if name in drawn]
     canvas.legend(
-        figure, [Line2D([], [], linestyle="none", label=word, **_look(word)) for word in words]
+        figure,
+        [
+            Line2D([], [], linestyle="none", label=name, **_marker_properties(name))
+            for name in names
+        ],
     )
 
 

@@ -14,7 +14,7 @@ from fedexp.tables.report.csv import to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import Links, page
-from fedexp.tables.report.report import Form, Report
+from fedexp.tables.report.report import Report, Variant
 
 _OF_A_RUN = {  # what the page calls them, and what may lie in a run's folder
     "config": "config.yaml",
@@ -26,18 +26,18 @@ _OF_A_RUN = {  # what the page calls them, and what may lie in a run's folder
 _BESIDE = ("report.csv", "runs.csv", "curves.csv", "configs.json")
 
 
-def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
-    """``<output root>/tables/<paper>/<table>[-reduced|-smoke][-partial]``: a smaller form never overwrites a larger one.
+def report_folder(root: Path, name: str, variant: Variant, part: bool) -> Path:
+    """``<output root>/tables/<paper>/<table>[-reduced|-smoke][-partial]``: a smaller variant never overwrites a larger one.
 
     Args:
-        part: it does not have all runs of its form.
+        part: it does not have all runs of its variant.
     """
     return (
         root
         / "tables"
         / (
             name
-            + (f"-{form}" if form in ("reduced", "smoke") else "")
+            + (f"-{variant}" if variant in ("reduced", "smoke") else "")
             + ("-partial" if part else "")
         )
     )

@@ -25,7 +25,7 @@ def latex(report: Report) -> str:
     """``table`` environments that need the package booktabs; best of its row in bold.
 
     Columns that do not fit beside each other stand in blocks below each other, and what is too long for a page goes on in
-    another table. The label ends in the form, so that several forms can stand in one document.
+    another table. The label ends in the variant, so that several variants can stand in one document.
     """
     return "\n".join(_document(report)) + "\n"
 
@@ -75,9 +75,9 @@ def _document(report: Report) -> Iterator[str]:
         yield r"\centering\footnotesize"
         if at == 0:
             yield rf"\caption{{{' '.join(_caption(report))}}}"
-            yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}-{report.form}}}"
+            yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}-{report.variant}}}"
         else:
-            yield rf"\caption{{{escape(report.title)} ({escape(report.source)}, {report.form} form), continued.}}"
+            yield rf"\caption{{{escape(report.title)} ({escape(report.source)}, {report.variant} variant), continued.}}"
         for number, (methods, lines) in enumerate(blocks):
             yield from [r"\\[1ex]"] if number else []
             yield from _tabular(report, methods, lines)
@@ -120,7 +120,7 @@ def _column_head(method: Method, width: int) -> str:
 def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
     """Blocks of columns that fit the text's width, as many of them as fit a page; long blocks are cut between rows."""
     lines = _all_lines(report)
-    a_row = 2 if layout.referenced(report) else 1
+    a_row = 2 if layout.has_reference(report) else 1
     length = _LINES // a_row * a_row
     blocks = [
         (methods, lines[start : start + length])
@@ -167,7 +167,7 @@ def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
 
 
 def _all_lines(report: Report) -> list[_Line]:
-    reference, same = layout.referenced(report), _same_n(report)
+    reference, same = layout.has_reference(report), _same_n(report)
     lines: list[_Line] = []
     for row in shown_rows(report):
         place = row.conditions
@@ -200,14 +200,17 @@ def _same_n(report: Report) -> int | None:
 
 
 def _caption(report: Report) -> Iterator[str]:
-    reference, same = layout.referenced(report), _same_n(report)
-    yield f"{escape(report.title)} ({escape(report.source)}, {report.form} form; {escape(layout.unit(report))})."
+    reference, same = layout.has_reference(report), _same_n(report)
+    yield f"{escape(report.title)} ({escape(report.source)}, {report.variant} variant; {escape(layout.unit(report))})."
     yield texts.sentence(
         "; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report))
     )
     runs = "($n$)" if same is None else f"($n = {same}$)"
     yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd {runs};"
-    yield ", ".join(escape(f"{mark} {word}") for word, mark in texts.marks(report).items()) + "."
+    yield (
+        ", ".join(escape(f"{mark} {word}") for word, mark in texts.verdict_marks(report).items())
+        + "."
+    )
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
 
 

@@ -62,7 +62,7 @@ def by_role(report: Report) -> list[Method]:
     return sorted(known.values(), key=lambda method: get_args(Role).index(method.role))
 
 
-def covered(report: Report) -> dict[Role, list[Cell]]:
+def counted_cells(report: Report) -> dict[Role, list[Cell]]:
     """The paper's cells that count: neither local models nor columns of ours, and what is equal by construction once."""
     roles: dict[str, Role] = {method.key: method.role for method in report.methods}
     cells = [
@@ -78,13 +78,13 @@ def covered(report: Report) -> dict[Role, list[Cell]]:
     return found
 
 
-def judged(report: Report) -> list[Cell]:
-    """Return the cells of `covered` that were judged against the paper's number."""
-    cells = [cell for cells in covered(report).values() for cell in cells]
+def judged_cells(report: Report) -> list[Cell]:
+    """Return the cells of `counted_cells` that were judged against the paper's number."""
+    cells = [cell for cells in counted_cells(report).values() for cell in cells]
     return [cell for cell in cells if cell.verdict in get_args(Conclusion)]
 
 
-def referenced(report: Report) -> bool:
+def has_reference(report: Report) -> bool:
     """Whether there is a published number to stand beside ours; a demonstration has none."""
     return any(cell.paper is not None for cell in report.cells)
 
@@ -151,15 +151,15 @@ def label(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def head(method: Method) -> str:
+def marked_label(method: Method) -> str:
     """A method's label, marked where it has seen test data."""
     return method.label + (ORACLE if method.oracle else "")
 
 
-def names(report: Report) -> dict[str, str]:
-    """Each method's label, marked as in `head`; papers call their own one "Ours", which beside our runs needs its key."""
+def marked_labels(report: Report) -> dict[str, str]:
+    """Each method's label, marked as in `marked_label`; papers call their own one "Ours", which beside our runs needs its key."""
     return {
-        m.key: head(
+        m.key: marked_label(
             replace(m, label=f"{m.label} ({m.key})") if m.label.strip().lower() == "ours" else m
         )
         for m in report.methods
@@ -175,7 +175,7 @@ def unit(report: Report) -> str:
     return {"percent": "%"}.get(report.unit, report.unit)
 
 
-def points(unit: str) -> str:
+def difference_unit(unit: str) -> str:
     """What differences are counted in."""
     return {"percent": "percentage points"}.get(unit, unit)
 
@@ -185,7 +185,7 @@ def _decimals(value: float) -> int:
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
-def numeric(values: Sequence[Value]) -> bool:
+def is_axis(values: Sequence[Value]) -> bool:
     """Whether conditions can be an axis: numbers (not flags), at least two different ones."""
     return len(set(values)) > 1 and all(map(is_number, values))
 

@@ -20,7 +20,7 @@ def markdown(report: Report) -> str:
 
 
 def _document(report: Report) -> Iterator[str]:
-    yield f"# {report.name}{texts.named_form(report)}: {escape(report.title)}"
+    yield f"# {report.name}{texts.variant_suffix(report)}: {escape(report.title)}"
     yield ""
     yield from (f"- **{what}**: {said}" for what, said in texts.headline(report))
     yield ""
@@ -28,7 +28,7 @@ def _document(report: Report) -> Iterator[str]:
     what = f"{escape(report.metric)}, {layout.unit(report)}, {better} is better"
     yield f"{escape(report.paper)}, {escape(report.source)}: {what}."
     yield ""
-    yield f"**{texts.form(report)}**"
+    yield f"**{texts.variant_note(report)}**"
     yield ""
     for warning in report.warnings:
         yield f"- **{escape(warning)}**"
@@ -60,7 +60,7 @@ def _document(report: Report) -> Iterator[str]:
 
 def _legend(report: Report) -> Iterator[str]:
     """What the cells mean."""
-    yield f"{'Paper → ours' if layout.referenced(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
+    yield f"{'Paper → ours' if layout.has_reference(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
     yield from (escape(texts.sentence(line)) for line in texts.legend(report))
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
 
@@ -78,7 +78,7 @@ def _pooled_table(report: Report) -> Iterator[str]:
 
 def _problems(report: Report) -> Iterator[str]:
     """Why cells were not run, and what failed."""
-    labels = {method.key: layout.head(method) for method in report.methods}
+    labels = {method.key: layout.marked_label(method) for method in report.methods}
     absent = [cell for cell in report.cells if cell.verdict == "not run"]
     failures = dict.fromkeys(failure for cell in report.cells for failure in cell.failed)
     for reason in dict.fromkeys(cell.reason for cell in absent):
@@ -101,9 +101,15 @@ def _claim_table(report: Report) -> Iterator[str]:
     yield _table_row(["State", "Claim", "Where", "It says", "Why", "In print", "Row by row"])
     yield _table_row([":---"] * 7)
     for claim in report.claims:
-        said = [claim.id, texts.where(claim), claim.says, texts.why(claim), texts.in_print(claim)]
+        said = [
+            claim.id,
+            texts.claim_source(claim),
+            claim.says,
+            texts.claim_reason(claim),
+            texts.claim_in_print(claim),
+        ]
         rows = "; ".join(map(texts.claim_row, claim.rows))
-        yield _table_row([texts.state(claim), *map(escape, said), escape(rows)])
+        yield _table_row([texts.claim_state(claim), *map(escape, said), escape(rows)])
     yield ""
 
 
@@ -114,7 +120,7 @@ def _mean_differences(report: Report) -> Iterator[str]:
     yield _table_row(
         [
             "Method",
-            f"Ours less the paper's, {layout.points(report.unit)}",
+            f"Ours less the paper's, {layout.difference_unit(report.unit)}",
             "95 % interval",
             "Mean of",
         ]
@@ -133,8 +139,8 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _number_table(report: Report) -> Iterator[str]:
-    agreement, reference = texts.has_agreement(report), layout.referenced(report)
-    labels = [escape(layout.head(method)) for method in report.methods]
+    agreement, reference = texts.has_agreement(report), layout.has_reference(report)
+    labels = [escape(layout.marked_label(method)) for method in report.methods]
     yield _table_row([*map(escape, report.keys), *labels, *(["Spearman"] if agreement else [])])
     yield _table_row(
         ["---:"] * len(report.keys) + [":---"] * len(report.methods) + ["---:"] * agreement

@@ -64,13 +64,13 @@ def page(report: Report, links: Links = Links()) -> str:
         headline=texts.headline(report),
         claims=_claims_first(report),
         smaller=list(dict.fromkeys(cell.reduced for cell in report.cells if cell.reduced)),
-        form=texts.form(report).split(":", 1),
+        variant=texts.variant_note(report).split(":", 1),
         key=_key(report),
         unit=layout.unit(report),
-        points=layout.points(report.unit),
-        referenced=layout.referenced(report),
-        marks=texts.marks(report),
-        names=layout.names(report),
+        points=layout.difference_unit(report.unit),
+        referenced=layout.has_reference(report),
+        marks=texts.verdict_marks(report),
+        names=layout.marked_labels(report),
         values=_values(report),
         facts=texts.facts(report),
         hashes=texts.hashes(report),
@@ -134,10 +134,10 @@ def _key(report: Report) -> list[str]:
     first = f"{report.metric.replace('_', ' ').capitalize()} in {layout.unit(report)}, {better} is better."
     notes = [f"{note}." for note in texts.footnotes(report)]
     last = "Point at a cell or press it for its seeds, runs, reason and command."
-    if not layout.referenced(report):
+    if not layout.has_reference(report):
         spread = "Each cell: mean ± sample standard deviation (number of seeds)."
         return [first, spread, "Bold: best of its row.", *notes, last]
-    allowed = texts.tolerance(report)
+    allowed = texts.tolerance_note(report)
     judged = (
         f"Reproduced: the 90 % interval of the difference lies within the tolerance, {allowed}; higher, lower: the 95 % "
         "interval lies beyond it; inconclusive: neither, near if the means differ by no more, else far."
@@ -169,7 +169,7 @@ def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
 
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
     """Of every column, how many of the cells that the headline counts are reproduced; empty where it counts none."""
-    counted = layout.judged(report)
+    counted = layout.judged_cells(report)
     if not report.keys or not counted:
         return []
     totals = []

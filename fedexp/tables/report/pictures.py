@@ -19,20 +19,20 @@ def pictures(report: Report) -> tuple[Picture, ...]:
     """What can be drawn of a report; empty where nothing has been measured.
 
     `delta`: every cell that has both numbers, ours less the paper's. `curves`: over the last key where that is a number, one
-    panel a block of the table; `rows` otherwise. All name the form, the number of runs, commit and date. The same report gives
+    panel a block of the table; `rows` otherwise. All name the variant, the number of runs, commit and date. The same report gives
     the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()
-    with canvas.drawing():
+    with canvas.use_style():
         return tuple(_all_pictures(report))
 
 
 def _all_pictures(report: Report) -> Iterator[Picture]:
-    source = f"{report.source}{texts.named_form(report)}"
+    source = f"{report.source}{texts.variant_suffix(report)}"
     if delta.drawable(report):
         title = f"{source}: our means less the paper's numbers; bars: {delta.BARS}; band: the tolerance of that method"
-        yield _picture("delta", title, delta.figure(report), report)
+        yield _picture("delta", title, delta.difference_figure(report), report)
     theirs = "the paper hollow, " if any(cell.paper is not None for cell in report.cells) else ""
     if curves.has_axis(report):
         title = f"{source}: over {report.keys[-1]}; {theirs}our runs filled, with standard deviations over seeds"
@@ -46,7 +46,7 @@ def _all_pictures(report: Report) -> Iterator[Picture]:
 
 def _picture(name: str, title: str, figure: Figure, report: Report) -> Picture:
     """With what must not be lost where the picture is shown without the report."""
-    notes = [texts.form(report), texts.stamp(report), texts.oracles(report)]
+    notes = [texts.variant_note(report), texts.stamp(report), texts.oracle_note(report)]
     if name == "delta":
         notes.insert(1, delta.note(report))
-    return canvas.picture(name, title, figure, filter(None, notes))
+    return canvas.render_picture(name, title, figure, filter(None, notes))

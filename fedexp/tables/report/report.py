@@ -12,7 +12,7 @@ Verdict = Literal[
     "reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"
 ]
 Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]  # of `judge`
-Form = Literal["full", "partial", "reduced", "smoke"]
+Variant = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
 RowState = Literal["yes", "no", "open"]
@@ -24,7 +24,7 @@ Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     """How a method is drawn. Marker and dash alone tell it from the others: in grey, and for those who see few colours."""
 
     colour: Colour
@@ -42,7 +42,7 @@ class Method:
         role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model,
             or ``ours``: no column of the paper's.
         oracle: what was chosen or trained on test data, empty where nothing was.
-        look: in pictures; None: one that no other method of the report has.
+        plot_style: in pictures; None: one that no other method of the report has.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Method:
     tolerance: float | None = None
     role: Role = "baseline"
     oracle: str = ""
-    look: Look | None = None
+    plot_style: PlotStyle | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Cell:
     values: tuple[float, ...]
     seeds: tuple[int, ...]
     verdict: Verdict
-    draws: tuple[str, ...] = ()
+    split_seeds: tuple[str, ...] = ()
     last_10: tuple[tuple[float, ...], ...] = ()
     chosen: tuple[str, ...] = ()
     reason: str = ""
@@ -250,7 +250,7 @@ class Report:
 
     Args:
         name: ``<paper>/<table>``; paper: how it is cited; source: what the table is called there; title: in our words.
-        form: ``partial``: a part of the full form's cells or runs.
+        form: ``partial``: a part of the full variant's cells or runs.
         keys: names of the conditions, in order; methods: the columns, in the paper's order.
         tolerance: how far, in the table's unit, a mean may lie from the paper's and still be `reproduced`; None:
             nothing is judged, but in columns with their own.
@@ -269,7 +269,7 @@ class Report:
     metric: str
     unit: str
     higher_is_better: bool
-    form: Form
+    variant: Variant
     keys: tuple[str, ...]
     methods: tuple[Method, ...]
     cells: tuple[Cell, ...]

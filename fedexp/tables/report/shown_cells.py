@@ -36,7 +36,7 @@ class ShownCell:
     Args:
         cell: The cell.
         method: Its column.
-        label: Label of the column, as `layout.names` marks it.
+        label: Label of the column, as `layout.marked_labels` marks it.
         conditions: Values of the row's conditions, by key.
         anchor: Identifier on an HTML page. It depends only on conditions and method.
         paper: The paper's number.
@@ -89,15 +89,15 @@ class ShownCell:
     @property
     def mark(self) -> str:
         """The sign of the verdict."""
-        return texts.mark(self.cell)
+        return texts.verdict_mark(self.cell)
 
     @property
-    def word(self) -> str:
+    def verdict_name(self) -> str:
         """The name of the verdict."""
-        return texts.word(self.cell)
+        return texts.verdict_name(self.cell)
 
     @property
-    def slug(self) -> str:
+    def verdict_class(self) -> str:
         """The name of the verdict as a CSS class."""
         return self.cell.verdict.replace(" ", "-")
 
@@ -156,7 +156,7 @@ class ShownRow:
 
 def shown_rows(report: Report) -> list[ShownRow]:
     """Return every row of a report as text."""
-    places, names = layout.places(report), layout.names(report)
+    places, names = layout.places(report), layout.marked_labels(report)
     methods = layout.by_role(report)
     anchors: set[str] = set()
     shown = []

@@ -47,12 +47,14 @@ def print_report(report: Report, out: Console | None = None) -> None:
     """
     out = out or console()
     out.print(
-        f"{report.name}{texts.named_form(report)}: {report.title}", style="bold", markup=False
+        f"{report.name}{texts.variant_suffix(report)}: {report.title}", style="bold", markup=False
     )
     for what, said in texts.headline(report):
         out.print(f"{what}: {said}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
-    out.print(texts.form(report), style="" if report.form == "full" else "yellow", markup=False)
+    out.print(
+        texts.variant_note(report), style="" if report.variant == "full" else "yellow", markup=False
+    )
     fitting = (
         deltas
         for deltas in (True, False)
@@ -62,12 +64,15 @@ def print_report(report: Report, out: Console | None = None) -> None:
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
     for claim in report.claims:
-        printed = f"; in print: {printed}" if (printed := texts.in_print(claim)) else ""
-        line = f"{texts.state(claim)} {claim.id} ({texts.where(claim)}): {claim.says}. {texts.why(claim)}{printed}"
+        in_print = texts.claim_in_print(claim)
+        line = (
+            f"{texts.claim_state(claim)} {claim.id} ({texts.claim_source(claim)}): {claim.says}. "
+            f"{texts.claim_reason(claim)}{f'; in print: {in_print}' if in_print else ''}"
+        )
         out.print(line, style=_CLAIM_STYLES[claim.state], markup=False)
     for found in report.summaries:
         name, mean, interval, of = texts.summary(found, report)
-        points = layout.points(report.unit)
+        points = layout.difference_unit(report.unit)
         out.print(
             f"{name}: mean difference to the paper {mean} {points}, 95 %: {interval} ({of})",
             markup=False,
@@ -137,7 +142,7 @@ def _cost(row: Mapping[str, Any]) -> str:
 
 def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
     """Args: deltas: whether the wide table has them; None: it is not wide."""
-    compared = layout.referenced(report)
+    compared = layout.has_reference(report)
     if deltas is not None:
         yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared and deltas else ''})"
     yield from texts.legend(report)
@@ -161,8 +166,8 @@ def _wide(report: Report, *, deltas: bool) -> Table:
     for key in report.keys:
         table.add_column(_unstyled(key), justify="right", no_wrap=True)
     for method in report.methods:
-        table.add_column(_unstyled(layout.head(method)), justify="right", no_wrap=True)
-    agreement, reference = texts.has_agreement(report), layout.referenced(report)
+        table.add_column(_unstyled(layout.marked_label(method)), justify="right", no_wrap=True)
+    agreement, reference = texts.has_agreement(report), layout.has_reference(report)
     if agreement:
         table.add_column("Spearman", justify="right", no_wrap=True)
     for row in shown_rows(report):
@@ -190,7 +195,7 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    compared = layout.referenced(report)
+    compared = layout.has_reference(report)
     lines = [
         ([*row.conditions, shown.label], shown)
         for row in shown_rows(report)
@@ -214,7 +219,7 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
             *([shown.delta] if deltas else []),
         ]
         table.add_row(
-            *map(_unstyled, [*place, *numbers, f"{shown.mark} {shown.word}"]),
+            *map(_unstyled, [*place, *numbers, f"{shown.mark} {shown.verdict_name}"]),
             style=STYLES[shown.cell.verdict],
         )
     return table

@@ -13,10 +13,10 @@ from fedexp.tables.report.report import (
     ClaimResult,
     ClaimRow,
     ClaimState,
-    Form,
     Report,
     Role,
     Summary,
+    Variant,
     Verdict,
 )
 
@@ -36,11 +36,11 @@ CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open"
 _ROLES: Mapping[Role, str] = {
     "proposed": "proposed method",
     "baseline": "baselines",
-    "reference": "reference points",
+    "reference": "reference baselines",
 }
-_FORMS: Mapping[Form, str] = {
+_VARIANTS: Mapping[Variant, str] = {
     "full": "Full: all of the table's cells and runs.",
-    "partial": "Partial: a part of the full form's cells or runs.",
+    "partial": "Partial: a part of the full variant's cells or runs.",
     "reduced": "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
     "smoke": "Smoke test: the runs show that the pipeline works; compare their numbers with nothing published.",
 }
@@ -60,7 +60,7 @@ def headline(report: Report) -> list[tuple[str, str]]:
         said.append(
             ("and of our own expectations" if paper else "our own expectations", _states(ours))
         )
-    covered = layout.covered(report)
+    covered = layout.counted_cells(report)
     for role, name in _ROLES.items():
         if cells := covered.get(role):
             said.append((name, f"{count(len(cells), 'cell')}: {_verdicts(cells)}"))
@@ -86,22 +86,22 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     )
 
 
-def form(report: Report) -> str:
-    """The form's name, and what it means for the numbers."""
-    return _FORMS[report.form]
+def variant_note(report: Report) -> str:
+    """The variant's name, and what it means for the numbers."""
+    return _VARIANTS[report.variant]
 
 
-def named_form(report: Report) -> str:
+def variant_suffix(report: Report) -> str:
     """`` (reduced)``, to stand behind a name."""
-    return f" ({report.form})"
+    return f" ({report.variant})"
 
 
 def stamp(report: Report) -> str:
-    """What must go with a picture wherever it is shown: table, form, runs a cell, commit, date; only what is known."""
+    """What must go with a picture wherever it is shown: table, variant, runs a cell, commit, date; only what is known."""
     counts = sorted({cell.n for cell in report.cells if cell.n})
     facts = dict(report.facts)
     known = [
-        f"{report.name}, {report.form} form",
+        f"{report.name}, {report.variant} variant",
         f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs a cell"
         if counts
         else "",
@@ -123,12 +123,12 @@ def hashes(report: Report) -> list[tuple[str, str]]:
 
 def footnotes(report: Report) -> list[str]:
     """What the signs at labels and marks mean, and which cells the headline leaves out."""
-    notes = [oracles(report)]
+    notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
         notes.append(f"{_DETERMINISTIC} deterministic: several runs gave one and the same number")
     if any(cell.mean == math.inf for cell in report.cells):
         notes.append("inf: infinite in one run or more; of rounds to a target: never reached")
-    names = layout.names(report)
+    names = layout.marked_labels(report)
     same = Counter((cell.method, cell.same_as) for cell in report.cells if cell.same_as)
     notes += [
         f"{names.get(a, a)} equals {names.get(b, b)} by construction in {count(rows, 'row')}: counted once"
@@ -139,33 +139,33 @@ def footnotes(report: Report) -> list[str]:
 
 def legend(report: Report) -> list[str]:
     """Return what marks mean, the tolerance, and the mean agreement of ranks."""
-    signs = ", ".join(f"{mark} {word}" for word, mark in marks(report).items())
-    allowed = tolerance(report)
-    return list(filter(None, [signs, f"tolerance {allowed}" if allowed else "", rank(report)]))
+    signs = ", ".join(f"{mark} {word}" for word, mark in verdict_marks(report).items())
+    allowed = tolerance_note(report)
+    return list(filter(None, [signs, f"tolerance {allowed}" if allowed else "", rank_note(report)]))
 
 
-def oracles(report: Report) -> str:
-    """The legend of the sign that `layout.names` sets; empty where no column has seen test data."""
+def oracle_note(report: Report) -> str:
+    """The legend of the sign that `layout.marked_labels` sets; empty where no column has seen test data."""
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
     return f"{layout.ORACLE.strip()} has seen test data: {'; '.join(chosen)}" if chosen else ""
 
 
-def tolerance(report: Report) -> str:
+def tolerance_note(report: Report) -> str:
     """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
     own = [
-        f"{layout.head(m)} {m.tolerance:g}"
+        f"{layout.marked_label(m)} {m.tolerance:g}"
         for m in report.methods
         if m.tolerance not in (None, report.tolerance)
     ]
-    if not layout.referenced(report) or (report.tolerance is None and not own):
+    if not layout.has_reference(report) or (report.tolerance is None and not own):
         return ""
-    unit = layout.points(report.unit)
+    unit = layout.difference_unit(report.unit)
     if report.tolerance is None:
         return f"{', '.join(own)} {unit}"
     return f"{report.tolerance:g} {unit}" + (f" ({', '.join(own)})" if own else "")
 
 
-def rank(report: Report) -> str:
+def rank_note(report: Report) -> str:
     """Mean agreement of the methods' order; empty where no row has one."""
     mean, rows = layout.mean_agreement(report)
     return (
@@ -180,7 +180,7 @@ def rank(report: Report) -> str:
 
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table that `POOLED` is the title of: methods and rows that have such numbers; else no rows."""
-    names, digits = layout.names(report), layout.places(report)
+    names, digits = layout.marked_labels(report), layout.places(report)
     there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
     methods = [method.key for method in report.methods if method.key in there]
     rows = [
@@ -202,24 +202,24 @@ def _pooled(cell: Cell, digits: int | None) -> str:
     return f"{layout.number(cell.pooled_mean, digits)}{spread(cell.pooled_sd, digits)} ({cell.n} x {rounds})"
 
 
-def mark(cell: Cell) -> str:
+def verdict_mark(cell: Cell) -> str:
     """The verdict as a sign, and a second one at runs that gave one and the same number."""
     sign = _NEAR if cell.verdict == "inconclusive" and cell.near else MARKS[cell.verdict]
     return sign + (_DETERMINISTIC if cell.deterministic else "")
 
 
-def word(cell: Cell) -> str:
+def verdict_name(cell: Cell) -> str:
     """The verdict; ``inconclusive (near)`` and ``inconclusive (far)``."""
     if cell.verdict != "inconclusive" or cell.near is None:
         return cell.verdict
     return f"{cell.verdict} ({'near' if cell.near else 'far'})"
 
 
-def marks(report: Report) -> dict[str, str]:
+def verdict_marks(report: Report) -> dict[str, str]:
     """The sign of every word that the report's cells have, in the order of verdicts."""
     order = {verdict: at for at, verdict in enumerate(get_args(Verdict))}
     cells = sorted(report.cells, key=lambda cell: (order[cell.verdict], not cell.near))
-    return {word(cell): mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
+    return {verdict_name(cell): verdict_mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
 
 
 def conditions(row: layout.Row, report: Report) -> list[str]:
@@ -238,22 +238,22 @@ def has_agreement(report: Report) -> bool:
 # --- claims and summaries
 
 
-def state(claim: ClaimResult) -> str:
+def claim_state(claim: ClaimResult) -> str:
     """``✓ held``."""
     return f"{CLAIM_MARKS[claim.state]} {claim.state}"
 
 
-def where(claim: ClaimResult) -> str:
+def claim_source(claim: ClaimResult) -> str:
     return "our own expectation" if claim.is_ours else claim.where
 
 
-def why(claim: ClaimResult) -> str:
+def claim_reason(claim: ClaimResult) -> str:
     """The reason, and of how many rows the claim is meant."""
     needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
     return f"{claim.reason} (meant of {needed})"
 
 
-def in_print(claim: ClaimResult) -> str:
+def claim_in_print(claim: ClaimResult) -> str:
     """What the paper's own numbers say, empty where it prints none."""
     if not claim.contradicted:
         return claim.printed
@@ -279,7 +279,7 @@ def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
     """Method, mean difference to the paper, its interval, and of how many numbers it is the mean."""
     digits = layout.places(report)
     return (
-        layout.names(report).get(found.method, found.method),
+        layout.marked_labels(report).get(found.method, found.method),
         layout.signed(found.mean, digits),
         interval(found.interval, digits) or "one seed has none",
         f"{count(found.n, 'seed')}, {count(found.rows, 'row')}",

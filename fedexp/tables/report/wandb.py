@@ -42,14 +42,20 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     config = {
         "method": "summary",
         "table": report.name,
-        "form": report.form,
+        "form": report.variant,
         "command": report.command,
         "headline": dict(texts.headline(report)),
     }
     folder.mkdir(parents=True, exist_ok=True)
     tracker.open(
         RunInfo(
-            id, f"{report.name} {report.form}", group, config, folder, ("table", report.form), False
+            id,
+            f"{report.name} {report.variant}",
+            group,
+            config,
+            folder,
+            ("table", report.variant),
+            False,
         ),
         [],
     )
@@ -67,7 +73,7 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
             values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
         tracker.log(values)
         tracker.summarize(counts(report))
-        name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.form}")
+        name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.variant}")
         tracker.keep(name, "report", sorted(path for path in folder.iterdir() if path.is_file()))
         status = "done"
     finally:
@@ -80,7 +86,7 @@ def counts(report: Report) -> dict[str, int]:
     found: Counter[str] = Counter()
     for claim in report.claims:
         found[f"{'ours' if claim.is_ours else 'claims'}/{claim.state}"] += 1
-    for role, cells in layout.covered(report).items():
+    for role, cells in layout.counted_cells(report).items():
         found.update(f"{role}/{cell.verdict}" for cell in cells)
     return dict(found)
 

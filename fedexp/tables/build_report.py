@@ -11,34 +11,35 @@ from pathlib import Path
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables.cells import Slot, command, declared_seeds, key_of, slots
-from fedexp.tables.claims import test_claims
+from fedexp.tables.cells import PlannedCell, command, declared_seeds, key_of, planned_cells
+from fedexp.tables.claims import decide_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.index import FAILED
 from fedexp.tables.lookup import CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, RunRecord, draw_of, pictures, placed
+from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.report import Agreement, Cell, Form, Origin, Picture, Report, Summary
+from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report, Summary, Variant
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
 _SHOWN = 6  # names in a warning
 
 
-def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
+def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> Report:
     """The report of `cells`, from the runs that are recorded."""
-    shrunk = table.shrunk(record.form)
+    smaller = table.smaller(record.variant)
     blamed = [override for override in record.extra if _alters(override, table)]
     made = [
-        _judged_cell(table, slot, record, shrunk.what if shrunk else "", blamed) for slot in cells
+        _judged_cell(table, planned, record, smaller.what if smaller else "", blamed)
+        for planned in cells
     ]
-    done = [run for slot in cells for run in record.of(table, slot) if run.done]
+    done = [run for planned in cells for run in record.of(table, planned) if run.done]
     present = {cell.method for cell in made}
-    form: Form = (
-        "partial" if record.form == "full" and is_part(table, cells, record) else record.form
+    variant: Variant = (
+        "partial" if record.variant == "full" and is_part(table, cells, record) else record.variant
     )
-    objections = [_objection(record.of(table, slot), "", blamed) for slot in cells]
+    objections = [_objection(record.of(table, planned), "", blamed) for planned in cells]
     return Report(
         name=table.name,
         paper=table.paper,
@@ -47,7 +48,7 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         metric=table.metric,
         unit=table.unit,
         higher_is_better=table.higher_is_better,
-        form=form,
+        variant=variant,
         keys=table.keys,
         methods=tuple(table.method(column) for column in table.methods if column.key in present),
         cells=tuple(made),
@@ -56,18 +57,18 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         ),
         tolerance=None if table.tolerance is None else table.tolerance.within,
         assumptions=tuple(_assumptions(table, present)),
-        warnings=tuple(_warnings(table, form, cells, made, record, blamed)),
+        warnings=tuple(_warnings(table, variant, cells, made, record, blamed)),
         facts=tuple(_facts(cells, done)),
         command=record.command,
-        claims=test_claims(
-            table, record.form, made, record.curves, next(filter(None, objections), "")
+        claims=decide_claims(
+            table, record.variant, made, record.curves, next(filter(None, objections), "")
         ),
         summaries=tuple(_summaries(table, made)),
         left_out=tuple(_left_out(table, made)),
     )
 
 
-def report_of_record(table: Table, record: Record, folder: Path) -> tuple[Record, Report]:
+def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[TableRecord, Report]:
     """Make the report of a record that was read, with the pictures that are stored beside it.
 
     Args:
@@ -78,46 +79,48 @@ def report_of_record(table: Table, record: Record, folder: Path) -> tuple[Record
     Returns:
         The record with the pooled conditions of its runs, and the report.
     """
-    cells = slots(table, record.form, only=record.only, seeds=record.seeds, extra=record.extra)
+    cells = planned_cells(
+        table, record.variant, only=record.only, seeds=record.seeds, extra=record.extra
+    )
     record = placed(record, table, cells)
-    report = make_report(table, cells, record)
+    report = build_report(table, cells, record)
     return record, with_pictures(report, pictures(record, folder), record.missed)
 
 
-def is_part(table: Table, cells: Sequence[Slot], record: Record) -> bool:
-    """Whether these are fewer, or other, runs than the form's: asked for or there."""
+def is_part(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
+    """Whether these are fewer, or other, runs than the variant's: asked for or there."""
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
     asked = set(record.seeds or ())
-    if asked and any(asked != set(declared_seeds(table, record.form, c)) for c in table.methods):
+    if asked and any(asked != set(declared_seeds(table, record.variant, c)) for c in table.methods):
         return True
-    return any(run.value is None for slot in cells for run in record.of(table, slot))
+    return any(run.value is None for planned in cells for run in record.of(table, planned))
 
 
-def drawn(
+def draw_figures(
     table: Table,
-    cells: Sequence[Slot],
+    cells: Sequence[PlannedCell],
     cell_runs: Mapping[tuple[str, ...], CellRun],
     report: Report,
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
-    """The table's own drawings, made from its runs' files and naming the report's form, and why some could not be made."""
+    """The table's own drawings, made from its runs' files and naming the report's variant, and why some could not be made."""
     from fedexp.tables.report.pictures import RESERVED
 
     runs = [
         DrawnRun(
-            {**slot.conditions, **job.pooled},
-            slot.method,
-            table.columns[slot.method].label,
+            {**planned.conditions, **job.pooled},
+            planned.method,
+            table.columns[planned.method].label,
             job.seed,
             run.folder,
             run.config,
             run.result,
-            table.looks.get(slot.method),
-            table.columns[slot.method].role,
+            table.plot_styles.get(planned.method),
+            table.columns[planned.method].role,
         )
-        for slot in cells
+        for planned in cells
         for job in {
-            (draw_of(job), job.overrides): job for job in slot.jobs
+            (split_seed_of(job), job.overrides): job for job in planned.jobs
         }.values()  # one may hold a whole grid
         if (run := cell_runs[job.overrides]).result
     ]
@@ -127,7 +130,7 @@ def drawn(
     ]
     pictures: tuple[Picture, ...] = ()
     missed = []
-    notes = [texts.form(report), texts.stamp(report)]
+    notes = [texts.variant_note(report), texts.stamp(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)
@@ -145,10 +148,10 @@ def drawn(
 
 
 def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
-    """The report with `drawn` and the numbers as pictures, these where the paper prints some or else nothing was drawn."""
+    """The report with `draw_figures` and the numbers as pictures, these where the paper prints some or else nothing was drawn."""
     from fedexp.tables.report.pictures import pictures as number_pictures
 
-    if layout.referenced(report) or not drawings:
+    if layout.has_reference(report) or not drawings:
         drawings += number_pictures(report)
     return replace(report, pictures=drawings, warnings=(*report.warnings, *missed))
 
@@ -165,28 +168,28 @@ def _alters(override: str, table: Table) -> bool:
 
 
 def _judged_cell(
-    table: Table, slot: Slot, record: Record, reduced: str, extra: Sequence[str]
+    table: Table, planned: PlannedCell, record: TableRecord, reduced: str, extra: Sequence[str]
 ) -> Cell:
-    column, runs = table.columns[slot.method], record.of(table, slot)
-    paper, sd = table.printed(slot.conditions, slot.method)
+    column, runs = table.columns[planned.method], record.of(table, planned)
+    paper, sd = table.printed(planned.conditions, planned.method)
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
     cell = Cell(
-        conditions=dict(slot.conditions),
-        method=slot.method,
+        conditions=dict(planned.conditions),
+        method=planned.method,
         paper=paper,
         paper_sd=sd,
         values=tuple(run.value for run in done if run.value is not None),
         seeds=tuple(run.seed for run in done),
-        draws=tuple(run.draw for run in done),
+        split_seeds=tuple(run.split_seed for run in done),
         last_10=last_10
         if all(last_10)
         else (),  # of some of the runs, they would not go with the mean
         chosen=tuple(run.point for run in done) if column.grid else (),
         verdict="not run",
         same_as=column.equals.column
-        if column.equals and fits(column.equals.where, slot.conditions, slot.method)
+        if column.equals and fits(column.equals.where, planned.conditions, planned.method)
         else "",
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
@@ -214,9 +217,9 @@ def _mean_parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, 
             yield name, sum(run.parts[name] for run in runs) / len(runs) * scale
 
 
-def _origin(table: Table, record: Record, run: RunRecord) -> Origin:
+def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
     where = {**run.conditions, **run.pooled}
-    typed = command(table, record.form, record.extra, where, run.method, run.seed)
+    typed = command(table, record.variant, record.extra, where, run.method, run.seed)
     return Origin(run.run, typed, run.config, run.split, run.commit, run.date)
 
 
@@ -227,17 +230,17 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
     """
     if grid is None:
         return list(runs), ""
-    draws: dict[str, list[RunRecord]] = {}
+    by_seed: dict[str, list[RunRecord]] = {}
     for run in runs:
-        draws.setdefault(run.draw, []).append(run)
+        by_seed.setdefault(run.split_seed, []).append(run)
 
     def score(run: RunRecord) -> float:
-        value = run.value if grid.by is None else run.by
+        value = run.value if grid.by is None else run.criterion
         assert value is not None  # it is not lacking
         return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
 
     best, lacking = [], []
-    for draw, own in draws.items():
+    for split_seed, own in by_seed.items():
         absent = [run for run in own if run.value is None]
         if not absent:
             best.append(max(own, key=score))
@@ -245,7 +248,7 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
         shown = texts.shortened(
             [f"{run.point} ({run.error or run.status})" for run in absent], _SHOWN
         )
-        lacking.append(f"{draw} has no number at {len(absent)} of {len(own)} values: {shown}")
+        lacking.append(f"{split_seed} has no number at {len(absent)} of {len(own)} values: {shown}")
     return best, f"the grid of {grid.over} is incomplete: {'; '.join(lacking)}" if lacking else ""
 
 
@@ -381,12 +384,12 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
         return
     if table.tolerance is not None:
         yield (
-            f"a tolerance of {table.tolerance.within:g} {layout.points(table.unit)}",
+            f"a tolerance of {table.tolerance.within:g} {layout.difference_unit(table.unit)}",
             table.tolerance.why,
         )
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
-            what = f"a tolerance of {column.tolerance.within:g} {layout.points(table.unit)} for {column.label}"
+            what = f"a tolerance of {column.tolerance.within:g} {layout.difference_unit(table.unit)} for {column.label}"
             yield what, column.tolerance.why
     if table.paper_runs is None and table.tolerance is not None:
         yield (
@@ -400,21 +403,21 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
 
 def _warnings(
     table: Table,
-    form: Form,
-    cells: Sequence[Slot],
+    variant: Variant,
+    cells: Sequence[PlannedCell],
     made: Sequence[Cell],
-    record: Record,
+    record: TableRecord,
     extra: Sequence[str],
 ) -> Iterable[str]:
-    shrunk = table.shrunk(record.form)
-    runs = [run for slot in cells for run in record.of(table, slot)]
-    if shrunk is not None:
-        yield f"This is the {record.form} form, and no reproduction: {shrunk.what}"
-    if form == "partial":
-        yield "These are not all runs of the full form"
-    asked = {job.seed for slot in cells for job in slot.jobs}
+    smaller = table.smaller(record.variant)
+    runs = [run for planned in cells for run in record.of(table, planned)]
+    if smaller is not None:
+        yield f"This is the {record.variant} variant, and no reproduction: {smaller.what}"
+    if variant == "partial":
+        yield "These are not all runs of the full variant"
+    asked = {job.seed for planned in cells for job in planned.jobs}
     declared = {
-        seed for column in table.methods for seed in declared_seeds(table, record.form, column)
+        seed for column in table.methods for seed in declared_seeds(table, record.variant, column)
     }
     if record.seeds and asked != declared:
         yield f"Seeds {_sorted_text(asked)} were asked for; the table's are {_sorted_text(declared)}"
@@ -455,10 +458,10 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
             yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
 
 
-def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
+def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[str]:
     wanted = [
-        len({job.overrides for job in slot.jobs if job.point == slot.jobs[0].point})
-        for slot in cells
+        len({job.overrides for job in planned.jobs if job.point == planned.jobs[0].point})
+        for planned in cells
     ]
     partial = [(cell, of) for cell, of in zip(made, wanted, strict=True) if 0 < cell.n < of]
     counts = sorted({cell.n for cell in made if cell.n})
@@ -474,7 +477,9 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
     splits: dict[str, set[str]] = {}
     data: dict[str, set[str]] = {}
     for run in done:
-        row = " ".join([*(f"{key}={value}" for key, value in run.conditions.items()), run.draw])
+        row = " ".join(
+            [*(f"{key}={value}" for key, value in run.conditions.items()), run.split_seed]
+        )
         splits.setdefault(row, set()).add(run.split)
         data.setdefault(run.dataset, set()).add(run.data)
     mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
@@ -486,11 +491,14 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
             yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
 
 
-def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
+def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
     done = list({run.run: run for run in done}.values())
     if not done:
         return
-    yield "runs", f"{len(done)} of {len({job.overrides for slot in cells for job in slot.jobs})}"
+    yield (
+        "runs",
+        f"{len(done)} of {len({job.overrides for planned in cells for job in planned.jobs})}",
+    )
     if dates := sorted({run.date for run in done} - {""}):
         yield "date", dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     yield "computing time", layout.duration(sum(run.seconds for run in done))

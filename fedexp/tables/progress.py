@@ -12,11 +12,11 @@ from pathlib import Path
 from fedexp.storage.stored_run import read_mapping
 from fedexp.tables.report.layout import duration
 
-_LOOK = 0.5  # seconds between looks at the run folders
+_INTERVAL = 0.5  # seconds between two readings of the run folders
 
 
 @dataclass
-class _Watched:
+class _LaunchedRun:
     """A job that was launched: its column, its folder, how often it had been tried before."""
 
     method: str
@@ -25,7 +25,7 @@ class _Watched:
     seconds: float | None = None  # once it has ended
 
 
-class Watch:
+class ProgressMonitor:
     """Says on the terminal how many of a table's runs are done and how long the rest will take, whoever executes them.
 
     Args:
@@ -35,7 +35,7 @@ class Watch:
     def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:
         self._name, self._done, self._failed = name, done, 0
         self._total = done + len(jobs)
-        self._jobs = [_Watched(method, folder, _attempts(folder)) for method, folder in jobs]
+        self._jobs = [_LaunchedRun(method, folder, _attempts(folder)) for method, folder in jobs]
         self._began = time.monotonic()
         self._over = threading.Event()
 
@@ -51,11 +51,11 @@ class Watch:
             thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK):
-            if self.look():
-                print(self.line(), flush=True)
+        while not self._over.wait(_INTERVAL):
+            if self.update():
+                print(self.progress_line(), flush=True)
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Whether a job has ended since the last look."""
         ended = False
         for job in self._jobs:
@@ -73,7 +73,7 @@ class Watch:
                 self._failed += 1
         return ended
 
-    def line(self) -> str:
+    def progress_line(self) -> str:
         """``table demo/digits: 3 of 5 runs done, 1 failed, about 12 s left``."""
         left = self.seconds_left(time.monotonic() - self._began)
         failed = f", {self._failed} failed" if self._failed else ""
