@@ -20,7 +20,7 @@ import yaml
 
 import fedexp
 from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
-from fedexp.tables.cells import key_of, slots
+from fedexp.tables.cells import key_of, planned_cells
 from fedexp.tables.lookup import read_path
 from fedexp.tables.schema import load_table
 from fedexp.tables.tuning import Swept, Tuning, load_tuning, tuned_files
@@ -41,7 +41,7 @@ def overrides_of(tuning: Tuning, method: str, extra: Sequence[str] = ()) -> list
     runs = []
     for point in sweep.points:
         added = [*tuning.overrides, f"{sweep.over}={point}", *extra]
-        (slot,) = slots(table, "reduced", only=only, seeds=[tuning.seed], extra=added)
+        (slot,) = planned_cells(table, "reduced", only=only, seeds=[tuning.seed], extra=added)
         (job,) = slot.jobs
         runs.append(job.overrides)
     return runs

@@ -42,10 +42,10 @@ def _parser() -> Parser:
 
     listing = commands.add_parser(
         "list",
-        help="tables: cells, data, cost (measured; before any run, the FLOP of local training), state",
+        help="list the tables: title, data sets and whether their files exist, measured hours",
     )
     listing.add_argument("overrides", nargs="*", default=[], metavar="paper/table | key=value",
-                         help="these tables alone (default: all); overrides as for run, e.g. output_root=DIR")  # fmt: skip
+                         help="only these tables, with the status of their runs; overrides as for run")  # fmt: skip
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -184,7 +184,7 @@ def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
-    from fedexp.tables.index import FAILED
+    from fedexp.tables.lookup import FAILED
     from fedexp.tables.progress import ProgressMonitor
 
     request = _Request(options)
@@ -395,7 +395,9 @@ def _site(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedexp.tables.index import Index
+    from fedexp.tables.data_files import data_root
+    from fedexp.tables.listing import list_runs, list_table
+    from fedexp.tables.report.terminal import print_tables
     from fedexp.tables.schema import load_table, table_names
 
     names = [text for text in options.overrides if "=" not in text and not text.startswith("~")]
@@ -403,16 +405,26 @@ def _list(options: argparse.Namespace) -> int:
     known = table_names()
     for name in names:
         if name not in known:
-            load_table(name)  # says which name is near
-    index = Index(overrides, lambda text: print(text, file=sys.stderr, flush=True))
-    rows = [index.row(name, known[name]) for name in names or known]
-    index.save()
+            load_table(name)  # the error suggests the nearest name
+
+    if names:
+        rows = []
+        for name in names:
+            print(f"composing the runs of table {name}", file=sys.stderr, flush=True)
+            rows.append(list_runs(name, overrides))
+    else:
+        if others := [text for text in overrides if not text.startswith("data_root=")]:
+            raise ConfigError(
+                "overrides change the runs of named tables only",
+                got=others[0],
+                do=f"name the tables: fedexp-table list demo/digits {others[0]}",
+            )
+        rows = [list_table(name, data_root(overrides)) for name in known]
+
     if options.json:
         print(json.dumps(rows, indent=2))
-        return 0
-    from fedexp.tables.report.terminal import print_tables
-
-    print_tables(rows)
+    else:
+        print_tables(rows)
     return 0
 
 

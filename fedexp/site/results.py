@@ -100,7 +100,7 @@ def _decided(paper: Paper) -> int:
 def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
     """Tables, figures, and what else a paper has, by their numbers."""
     source = entry.report.source
-    kind = next((at for at, word in enumerate(("Table", "Fig.")) if source.startswith(word)), 2)
+    kind = next((at for at, kind in enumerate(("Table", "Fig.")) if source.startswith(kind)), 2)
     return kind, [int(number) for number in _NUMBER.findall(source)[:1]], source
 
 
@@ -197,7 +197,7 @@ def finding(report: Report) -> str:
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
     if len(rows) == 1:
-        cells = [cell for key in labels for cell in rows[0].of(key) if cell.mean is not None]
+        cells = [cell for key in labels for cell in rows[0].cells_of(key) if cell.mean is not None]
         more = f"; {len(cells) - _FEW} more" if len(cells) > _FEW else ""
         return (
             "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW])
@@ -205,9 +205,9 @@ def finding(report: Report) -> str:
         )
     numbers = {
         key: {
-            at: row.of(key)[0]
+            at: row.cells_of(key)[0]
             for at, row in enumerate(rows)
-            if row.of(key) and row.of(key)[0].mean is not None
+            if row.cells_of(key) and row.cells_of(key)[0].mean is not None
         }
         for key in labels
     }
@@ -225,12 +225,12 @@ def finding(report: Report) -> str:
         return (
             f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
         )
-    said = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
+    text = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
     fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
     if not fair:
-        return f"{said}."
+        return f"{text}."
     best = max(fair, key=lambda m: sign * _mean_over_cells([numbers[m][at] for at in mine]))
-    return f"{said}; the best baseline, {labels[best]}, {_beside(report, [numbers[best][at] for at in mine])}."
+    return f"{text}; the best baseline, {labels[best]}, {_beside(report, [numbers[best][at] for at in mine])}."
 
 
 def _label(method: Method, report: Report) -> str:
@@ -284,8 +284,8 @@ def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
     """(what, why, of which tables), each once."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in paper.entries:
-        for said in entry.report.assumptions:
-            found.setdefault(said, []).append(entry)
+        for assumption in entry.report.assumptions:
+            found.setdefault(assumption, []).append(entry)
     return [(what, why, own) for (what, why), own in found.items()]
 
 

@@ -14,8 +14,7 @@ from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables.cells import PlannedCell, command, declared_seeds, key_of, planned_cells
 from fedexp.tables.claims import decide_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.index import FAILED
-from fedexp.tables.lookup import CellRun
+from fedexp.tables.lookup import FAILED, CellRun
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
 from fedexp.tables.report import layout, texts
@@ -34,12 +33,12 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         _judged_cell(table, planned, record, smaller.what if smaller else "", blamed)
         for planned in cells
     ]
-    done = [run for planned in cells for run in record.of(table, planned) if run.done]
+    done = [run for planned in cells for run in record.runs_of(table, planned) if run.done]
     present = {cell.method for cell in made}
     variant: Variant = (
         "partial" if record.variant == "full" and is_part(table, cells, record) else record.variant
     )
-    objections = [_objection(record.of(table, planned), "", blamed) for planned in cells]
+    objections = [_objection(record.runs_of(table, planned), "", blamed) for planned in cells]
     return Report(
         name=table.name,
         paper=table.paper,
@@ -94,7 +93,7 @@ def is_part(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> 
     asked = set(record.seeds or ())
     if asked and any(asked != set(declared_seeds(table, record.variant, c)) for c in table.methods):
         return True
-    return any(run.value is None for planned in cells for run in record.of(table, planned))
+    return any(run.value is None for planned in cells for run in record.runs_of(table, planned))
 
 
 def draw_figures(
@@ -170,7 +169,7 @@ def _alters(override: str, table: Table) -> bool:
 def _judged_cell(
     table: Table, planned: PlannedCell, record: TableRecord, reduced: str, extra: Sequence[str]
 ) -> Cell:
-    column, runs = table.columns[planned.method], record.of(table, planned)
+    column, runs = table.columns[planned.method], record.runs_of(table, planned)
     paper, sd = table.printed(planned.conditions, planned.method)
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
@@ -410,7 +409,7 @@ def _warnings(
     extra: Sequence[str],
 ) -> Iterable[str]:
     smaller = table.smaller(record.variant)
-    runs = [run for planned in cells for run in record.of(table, planned)]
+    runs = [run for planned in cells for run in record.runs_of(table, planned)]
     if smaller is not None:
         yield f"This is the {record.variant} variant, and no reproduction: {smaller.what}"
     if variant == "partial":

@@ -15,6 +15,7 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, standing, trace_rows
 from fedexp.tables.cells import Job, PlannedCell
 
+FAILED = ("failed", "damaged")  # statuses of runs that ended without a result
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
 

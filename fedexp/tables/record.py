@@ -127,7 +127,7 @@ class TableRecord:
     figures: Sequence[tuple[str, str]] = ()
     missed: Sequence[str] = ()
 
-    def of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
+    def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
         """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several.
 
         Missing are those that the table has got since the record was written.

@@ -204,6 +204,25 @@ class SmallerVariant:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """A measured cost of a variant.
+
+    Args:
+        hours: Sum of the runs' times, as if they had run one after another.
+        runs: Number of runs that were measured.
+        hardware: Hardware of these runs.
+    """
+
+    hours: float
+    runs: int
+    hardware: str
+
+    def __post_init__(self) -> None:
+        require(self.hours >= 0, f"cost.hours must not be negative, got {self.hours}")
+        require(self.runs > 0, f"cost.runs must be positive, got {self.runs}")
+
+
+@dataclass(frozen=True)
 class Assumption:
     what: str
     why: str
@@ -322,7 +341,9 @@ class Table:
         tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
         drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
         flop: floating-point operations of the local training of all runs, the full variant's; a SAM step counts twice.
-        looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.plot_styles` file.
+        data: options of ``dataset`` that the full variant needs.
+        cost: measured cost of the variants that have been run; ``partial`` is a part of the full one.
+        plot_styles: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.plot_styles` file.
     """
 
     title: str
@@ -353,6 +374,8 @@ class Table:
     tuned: str | None = None
     drawings: tuple[dict[str, Any], ...] = ()
     flop: float | None = None
+    data: tuple[str, ...] = ()
+    cost: dict[Variant, Cost] = field(default_factory=dict)
     plot_styles: dict[str, PlotStyle] = field(default_factory=dict)
     name: str = ""
 

@@ -55,7 +55,7 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def draw_figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), title and axis' name, scale."""
     from matplotlib.axes import Axes
 

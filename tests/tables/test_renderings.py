@@ -247,30 +247,39 @@ def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_firs
         pytest.fail("no width drops the differences alone")
 
 
-def test_a_narrow_list_of_tables_keeps_how_they_stand() -> None:
+def test_a_narrow_list_of_tables_keeps_name_and_state() -> None:
     row = {
-        **{
-            "table": "ma_echo/table1_time",
-            "paper": "MA-Echo, a long title",
-            "source": "Table 1, time",
-            "state": "in part",
-        },
-        **{"cells": 1480, "runs": 2500, "done": 1200, "failed": 1, "seconds": 7300.0},
+        "table": "ma_echo/table1_time", "paper": "MA-Echo, a long title", "source": "Table 1, time",
+        "title": "Time of aggregation", "state": "in part", "cells": 1480, "runs": 2500, "done": 1200,
+        "failed": 1, "missing": 1299, "seconds": 7300.0, "cost": {},
         "data": {"mnist": True, "cifar10": False},
-    }
+    }  # fmt: skip
     for width in (60, 80, 200):
         out = Console(width=width, file=io.StringIO(), highlight=False)
         print_tables([row, {**row, "state": "broken: a table's file is not YAML " * 4}], out)
         assert isinstance(out.file, io.StringIO)
-        said = out.file.getvalue()
-        assert max(map(len, said.splitlines())) <= width
-        assert (
-            "in part" in said
-            and "ma_echo/table1_time" in said
-            and "YAML" in said
-            and "…" not in said
-        )
-        assert ("2.03 h" in said) == (width == 200)
+        text = out.file.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        assert "in part" in text and "ma_echo/table1_time" in text
+        assert "YAML" in text and "…" not in text
+        assert ("2.03" in text) == (width == 200)
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_the_list_of_files_has_titles_data_and_measured_hours(width: int) -> None:
+    measured = {"hours": 0.88, "runs": 3, "hardware": "CPU"}
+    row = {
+        "table": "a/b", "paper": "P", "source": "s", "title": "Accuracy", "runs": None,
+        "seconds": None, "state": None, "cost": {"full": measured, "reduced": measured},
+        "data": {"mnist": True, "svhn": False, "mine": None},
+    }  # fmt: skip
+    out = Console(width=width, file=io.StringIO(), highlight=False)
+    print_tables([row], out)
+    assert isinstance(out.file, io.StringIO)
+    text = out.file.getvalue()
+    assert "state" not in text and "Accuracy" in text
+    assert ("mnist, svhn (absent), mine (unknown)" in text) == (width == 120)
+    assert ("0.88, reduced 0.88" in text) == (width == 120)
 
 
 @pytest.mark.parametrize("width", [30, 80])

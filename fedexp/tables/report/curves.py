@@ -65,7 +65,7 @@ def row_by_row(report: Report) -> Figure:
         markers = {**style, "linestyle": "none"}
         for i, row in enumerate(rows):
             y = i + step * (at - (len(styles) - 1) / 2)
-            for cell in row.of(method.key):
+            for cell in row.cells_of(method.key):
                 paper, mean = _finite(cell.paper), _finite(cell.mean)
                 axes.plot([paper, mean], [y, y], color=style["color"], linewidth=0.9, alpha=0.5)
                 axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **markers)
@@ -110,7 +110,7 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             if len(styles) > 1 and len(xs) <= _TICKED
             else 0.0,
         )
-        cells = [(next(iter(row.of(method.key)), None)) for row in keyed]
+        cells = [(next(iter(row.cells_of(method.key)), None)) for row in keyed]
         hollow = {
             **style,
             "markerfacecolor": "none",

@@ -65,7 +65,7 @@ _Line = tuple[list[str], str, list[_Number | None]]  # conditions, who, a number
 
 
 def _document(report: Report) -> Iterator[str]:
-    yield from (f"% {what}: {said}" for what, said in texts.headline(report))
+    yield from (f"% {subject}: {outcome}" for subject, outcome in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
     for warning in report.warnings:
         yield f"% {warning}"
@@ -203,7 +203,7 @@ def _caption(report: Report) -> Iterator[str]:
     reference, same = layout.has_reference(report), _same_n(report)
     yield f"{escape(report.title)} ({escape(report.source)}, {report.variant} variant; {escape(layout.unit(report))})."
     yield texts.sentence(
-        "; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report))
+        "; ".join(escape(f"{subject}: {outcome}") for subject, outcome in texts.headline(report))
     )
     runs = "($n$)" if same is None else f"($n = {same}$)"
     yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd {runs};"

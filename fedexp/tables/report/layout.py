@@ -34,7 +34,7 @@ class Row:
     cells: tuple[Cell, ...]
     agreement: Agreement | None
 
-    def of(self, method: str) -> tuple[Cell, ...]:
+    def cells_of(self, method: str) -> tuple[Cell, ...]:
         """The cells of one column; empty where the table has a hole."""
         return tuple(cell for cell in self.cells if cell.method == method)
 
@@ -198,14 +198,6 @@ def cell_name(method: str, conditions: Mapping[str, Value]) -> str:
 def is_number(value: object) -> bool:
     """Return whether a value is a number. A flag is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def operations(flop: float) -> str:
-    """``12 TFLOP``, ``3.4 PFLOP``, ``2.1 EFLOP``."""
-    for limit, length, unit in ((1e15, 1e12, "TFLOP"), (1e18, 1e15, "PFLOP")):
-        if flop < limit:
-            return f"{flop / length:.3g} {unit}"
-    return f"{flop / 1e18:.3g} EFLOP"
 
 
 def duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ def markdown(report: Report) -> str:
 def _document(report: Report) -> Iterator[str]:
     yield f"# {report.name}{texts.variant_suffix(report)}: {escape(report.title)}"
     yield ""
-    yield from (f"- **{what}**: {said}" for what, said in texts.headline(report))
+    yield from (f"- **{subject}**: {outcome}" for subject, outcome in texts.headline(report))
     yield ""
     better = "higher" if report.higher_is_better else "lower"
     what = f"{escape(report.metric)}, {layout.unit(report)}, {better} is better"
@@ -101,7 +101,7 @@ def _claim_table(report: Report) -> Iterator[str]:
     yield _table_row(["State", "Claim", "Where", "It says", "Why", "In print", "Row by row"])
     yield _table_row([":---"] * 7)
     for claim in report.claims:
-        said = [
+        texts_of_claim = [
             claim.id,
             texts.claim_source(claim),
             claim.says,
@@ -109,7 +109,7 @@ def _claim_table(report: Report) -> Iterator[str]:
             texts.claim_in_print(claim),
         ]
         rows = "; ".join(map(texts.claim_row, claim.rows))
-        yield _table_row([texts.claim_state(claim), *map(escape, said), escape(rows)])
+        yield _table_row([texts.claim_state(claim), *map(escape, texts_of_claim), escape(rows)])
     yield ""
 
 

@@ -161,7 +161,7 @@ def shown_rows(report: Report) -> list[ShownRow]:
     anchors: set[str] = set()
     shown = []
     for row in layout.rows(report):
-        columns = [(method, row.of(method.key)) for method in methods]
+        columns = [(method, row.cells_of(method.key)) for method in methods]
         best_paper, best_ours = (
             layout.best(
                 ((method.key, getattr(cells[0], side)) for method, cells in columns if cells),

@@ -49,8 +49,8 @@ def print_report(report: Report, out: Console | None = None) -> None:
     out.print(
         f"{report.name}{texts.variant_suffix(report)}: {report.title}", style="bold", markup=False
     )
-    for what, said in texts.headline(report):
-        out.print(f"{what}: {said}", style="bold", markup=False)
+    for subject, outcome in texts.headline(report):
+        out.print(f"{subject}: {outcome}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
     out.print(
         texts.variant_note(report), style="" if report.variant == "full" else "yellow", markup=False
@@ -89,55 +89,80 @@ def print_report(report: Report, out: Console | None = None) -> None:
 
 
 def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) -> None:
-    """The tables that there are, as `fedexp.tables.index` has them; where it is narrow, what is least asked for goes first.
+    """Print the list of tables, as `fedexp.tables.listing` has it.
 
-    The name and how its runs stand always stay.
+    On a narrow terminal the least important columns are left out. The name, and the
+    status of runs if it is known, always stay.
     """
     out = out or console()
-    dropped: list[str] = []
-    for name in ("", "paper", "data", "cost", "failed", "cells", "runs", "done"):
-        dropped.append(name)
-        columns = [column for column in _LISTED if column not in dropped]
-        short = _list_of_tables(
-            [{**row, "state": row["state"][:_STATE]} for row in rows], columns
-        )  # longer ones are broken
-        if _width(short, out, wrapped=False) <= out.width:
+    of_runs = any(row["runs"] is not None for row in rows)
+    columns: tuple[str, ...] = _COLUMNS_OF_RUNS if of_runs else _COLUMNS
+    short = [{**row, "state": (row["state"] or "")[:_STATE]} for row in rows]
+    for dropped in ("", *_DROPPED):
+        columns = tuple(column for column in columns if column != dropped)
+        table = _list_of_tables(short, columns)
+        if _width(table, out, wrapped=not of_runs) <= out.width:
             break
     out.print(_list_of_tables(rows, columns))
 
 
 _STATE = 20  # letters of a state that are not broken over lines
-_LISTED = ("table", "paper", "cells", "runs", "done", "failed", "data", "cost", "state")
+_COLUMNS = ("table", "title", "data", "hours", "state")
+_COLUMNS_OF_RUNS = (
+    "table",
+    "paper",
+    "cells",
+    "runs",
+    "done",
+    "failed",
+    "missing",
+    "data",
+    "hours",
+    "state",
+)
+_DROPPED = ("paper", "hours", "data", "title", "missing", "failed", "cells", "runs", "done")
+_NUMBERS = ("cells", "runs", "done", "failed", "missing")
 
 
 def _list_of_tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
 
+    if not any(row["state"] for row in rows):
+        columns = [column for column in columns if column != "state"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        right = column in ("cells", "runs", "done", "failed", "cost")
         table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=column == "table"
+            column,
+            justify="right" if column in _NUMBERS else "left",
+            overflow="fold",
+            no_wrap=column == "table",
         )
     for row in rows:
-        said = {
+        shown = {
             **row,
             "paper": f"{row['paper'].split(',')[0]}, {row['source']}",
-            "data": ", ".join(
-                f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items()
-            ),
-            "cost": _cost(row),
+            "data": ", ".join(_DATA[there].format(name) for name, there in row["data"].items()),
+            "hours": _hours(row),
         }
-        table.add_row(*(_unstyled(str(said[column])) for column in columns))
+        table.add_row(*(_unstyled("" if shown[c] is None else str(shown[c])) for c in columns))
     return table
 
 
-def _cost(row: Mapping[str, Any]) -> str:
-    """What its runs took; before there are any, the operations of local training."""
-    if row["done"]:
-        return layout.duration(row["seconds"])
-    return layout.operations(row["flop"]) if row["flop"] else "-"
+_DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} (unknown)"}
+
+
+def _hours(row: Mapping[str, Any]) -> str:
+    """Return the hours of stored runs if they are known, else those that the table's file has.
+
+    Example of a file: ``0.88, reduced 0.69``.
+    """
+    if row["seconds"]:
+        return f"{row['seconds'] / 3600:.3g}"
+    return ", ".join(
+        f"{cost['hours']:g}" if variant == "full" else f"{variant} {cost['hours']:g}"
+        for variant, cost in row["cost"].items()
+    )
 
 
 def _legend(report: Report, deltas: bool | None) -> Iterator[str]:

@@ -53,20 +53,20 @@ def headline(report: Report) -> list[tuple[str, str]]:
     """What a reader should know if he reads no further: (of what, what came of it)."""
     paper = report.paper_claims
     ours = [claim for claim in report.claims if claim.is_ours]
-    said = []
+    outcomes = []
     if paper:
-        said.append(("claims of the paper", _states(paper)))
+        outcomes.append(("claims of the paper", _states(paper)))
     if ours:
-        said.append(
+        outcomes.append(
             ("and of our own expectations" if paper else "our own expectations", _states(ours))
         )
     covered = layout.counted_cells(report)
     for role, name in _ROLES.items():
         if cells := covered.get(role):
-            said.append((name, f"{count(len(cells), 'cell')}: {_verdicts(cells)}"))
+            outcomes.append((name, f"{count(len(cells), 'cell')}: {_verdicts(cells)}"))
     if not covered:
-        said.append(("cells of the paper", f"none; {len(report.cells)} of ours"))
-    return said
+        outcomes.append(("cells of the paper", f"none; {len(report.cells)} of ours"))
+    return outcomes
 
 
 def _states(claims: Sequence[ClaimResult]) -> str:
@@ -139,7 +139,7 @@ def footnotes(report: Report) -> list[str]:
 
 def legend(report: Report) -> list[str]:
     """Return what marks mean, the tolerance, and the mean agreement of ranks."""
-    signs = ", ".join(f"{mark} {word}" for word, mark in verdict_marks(report).items())
+    signs = ", ".join(f"{mark} {name}" for name, mark in verdict_marks(report).items())
     allowed = tolerance_note(report)
     return list(filter(None, [signs, f"tolerance {allowed}" if allowed else "", rank_note(report)]))
 
@@ -186,7 +186,7 @@ def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             *conditions(row, report),
-            *("".join(_pooled(cell, digits) for cell in row.of(key)) for key in methods),
+            *("".join(_pooled(cell, digits) for cell in row.cells_of(key)) for key in methods),
         ]
         for row in layout.rows(report)
         if any(cell.pooled_sd is not None for cell in row.cells)
