@@ -280,9 +280,9 @@ def test_no_two_of_24_series_look_alike_even_in_grey() -> None:
     assert len({(h.get_marker(), str(h._unscaled_dash_pattern)) for h in handles}) == 24
 
 
-def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> None:
+def test_a_method_has_the_style_of_its_paper_and_others_one_that_is_free() -> None:
     own = PlotStyle("ochre", "s", "dashed")  # what the second method would have had
-    plot_styles = canvas.plot_styles([None, None, own, None])
+    plot_styles = canvas.distinct_styles([None, None, own, None])
     assert plot_styles[2] == own
     assert len({(look.marker, look.dash) for look in plot_styles}) == 4
     methods = (Method("a", "A"), Method("b", "B", plot_style=own))
@@ -297,7 +297,7 @@ def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> Non
     )
 
 
-def test_looks_that_grey_confuses_are_refused(tmp_path: Path) -> None:
+def test_styles_that_grey_confuses_are_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(
         "a: {colour: blue, marker: o, dash: solid}\nb: {colour: pink, marker: o, dash: solid}\n"
     )
