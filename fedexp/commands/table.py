@@ -26,13 +26,20 @@ _SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must k
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as the console's entry point."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a number lies beyond its tolerance, or a
-    claim of the paper is refuted), 2 (a mistake in what was typed, without a traceback), 130 (interrupted)."""
+    """Run the command line and return its exit code.
+
+    Returns:
+        0, or 1 if a cell failed. With ``--strict`` also 1 if a number is beyond its
+            tolerance or
+        a claim of the paper is refuted. 2 for wrong input, without a traceback. 130 if
+            it was
+        interrupted.
+    """
     return guarded(lambda: _parser().run(arguments))
 
 
@@ -119,7 +126,7 @@ def _seeds(text: str) -> list[int]:
 
 
 class _Request:
-    """A table with what was asked of it: its cells and the runs that are there."""
+    """A table with the user's request: its cells and their runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
@@ -175,7 +182,7 @@ def _is_hydra(override: str) -> bool:
 
 
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
-    """The overrides of the sweep itself, or all others."""
+    """Return the overrides of the sweep, or all others."""
     from fedexp.tables.cells import key_of
 
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
@@ -229,7 +236,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _report_of_records(options: argparse.Namespace) -> Report:
-    """The report of a record, or of several."""
+    """Build the report of one or more records."""
     from fedexp.tables import record
     from fedexp.tables.build_report import report_of_record
     from fedexp.tables.schema import load_table
@@ -266,12 +273,15 @@ def _strict(options: argparse.Namespace, report: Report) -> int:
 
 
 def group(options: argparse.Namespace) -> str:
-    """What trackers call the runs of a table together."""
+    """Return the group of a table's runs in trackers."""
     return str(options.name) + ("" if options.variant == "full" else f"-{options.variant}")
 
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
-    """Compose and check every job, and what will be read of it, before the first starts; the error names the cell."""
+    """Compose and check every job before the first starts, with the numbers to read.
+
+    The error names the cell.
+    """
     from fedexp.config.compose import compose
     from fedexp.running.check import Checked, check_splits, naming
 
@@ -293,7 +303,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
 
 def _without_local_paths(typed: str) -> str:
-    """A command as a report shows it, which others read: without where files lie on this machine."""
+    """Return a command for readers of a report, without paths of this machine."""
     words, kept = iter(shlex.split(typed)), list[str]()
     for word in words:
         if word == "--out":
@@ -304,7 +314,7 @@ def _without_local_paths(typed: str) -> str:
 
 
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
-    """Refuse a number that the run will not have, or a choice by one."""
+    """Refuse a number that the run will not have, or a choice by such a number."""
     from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
@@ -333,7 +343,10 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
 
 
 def _make_report(request: _Request) -> Report:
-    """Make the report, print it, write its files, send it to W&B where the cells went there."""
+    """Build the report, print it and write its files.
+
+    It is also sent to W&B if the runs went there.
+    """
     from fedexp.tables.build_report import build_report, draw_figures, is_part, with_pictures
     from fedexp.tables.record import TableRecord, recorded
     from fedexp.tables.report.files import report_folder
@@ -370,7 +383,11 @@ def _make_report(request: _Request) -> Report:
 def _publish(
     report: Report, table: Table, record: TableRecord, folder: Path | None, root: Path | None
 ) -> None:
-    """Print the report; write it and the record of its runs, if a folder is given, linked to the runs under `root`."""
+    """Print the report.
+
+    If a folder is given, also write the report and the record of its runs there. The
+    page links to the runs in `root`.
+    """
     from fedexp.tables.record import write
     from fedexp.tables.report.files import write_report
     from fedexp.tables.report.terminal import print_report

@@ -1,4 +1,7 @@
-"""What is committed of the tables' runs, as reports: read, judged and drawn again, without any run."""
+"""The committed records of the tables' runs as reports.
+
+They are read, judged and drawn again without any run.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,13 @@ class Result:
     """A table in one variant.
 
     Args:
-        done, planned: runs that are there, and that the variant has.
-        methods: of columns that were run, the option of ``method``.
-        datasets: the options of ``dataset`` that were run.
-        page: the interactive page as HTML, and what lies beside it by its name; empty where nothing was run.
+        report: The report.
+        done: Number of runs that exist.
+        planned: Number of runs that the variant has.
+        methods: Option of ``method`` of each column that was run.
+        datasets: Options of ``dataset`` that were run.
+        page: The interactive page as HTML, empty if nothing was run.
+        files: Files beside the page by name, empty if nothing was run.
     """
 
     report: Report
@@ -49,13 +55,16 @@ class Result:
 
 
 def read(folder: Path) -> dict[str, list[Result]]:
-    """Every table of a paper: its results, those of the fullest variant first; where there are none, what would be run.
+    """Read every table of a paper, its fullest variant first.
+
+    A table without results has one that shows what would be run.
 
     Args:
-        folder: of the records, ``<folder>/<paper>/<table>[-<variant>]``.
+        folder: Folder of the records, ``<folder>/<paper>/<table>[-<variant>]``.
 
     Raises:
-        ConfigError: there is no record in it, one of a table that does not exist, or two of a table in one variant.
+        ConfigError: There is no record, a record of a table that does not exist, or two
+            records of a table in one variant.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -90,7 +99,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
 
 
 def of_record(folder: Path) -> Result:
-    """The result in `folder`."""
+    """Return the result in a folder."""
     about = read_json(folder / record.ABOUT) or {}
     table = load_table(str(about.get("table")))
     found = record.read(table, folder)
@@ -103,14 +112,17 @@ def of_record(folder: Path) -> Result:
 
 
 def absent(table: Table) -> Result:
-    """Of a table without a record: what the paper prints and claims."""
+    """Return a result without runs, with what the paper prints and claims."""
     nothing = TableRecord("full", {}, None, [], f"fedexp-table run {table.name}", {})
     report = build_report(table, planned_cells(table), nothing)
     return Result(report, *_coverage(table, nothing))
 
 
 def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
-    """Runs that have a number, and all of the variant: a run that several cells share counts once."""
+    """Count the runs that have a number, and all runs of the variant.
+
+    A run that several cells share counts once.
+    """
     values: dict[tuple[str, ...], bool] = {}
     for planned in planned_cells(table, found.variant):
         for job in planned.jobs:

@@ -1,4 +1,7 @@
-"""The results' part of the site: its first page, a page a paper, a page a table, and the benchmarks."""
+"""The results' part of the site.
+
+It has a first page, one page per paper, one page per table, and the benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class Entry:
     """A table or figure of a paper.
 
     Args:
-        results: in its variants, the fullest first; there is one at least.
+        name: ``<paper>/<table>``.
+        results: Its variants, the fullest first. There is at least one.
     """
 
     name: str
@@ -52,14 +56,19 @@ class Entry:
 
     @property
     def claims(self) -> list[ClaimResult]:
-        """The paper's own."""
+        """The paper's own claims."""
         return self.report.paper_claims
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Args:
-    key: its folder in ``conf/table``; name: of its method; cited: in full; entries: tables, then figures.
+    """A paper with its tables and figures.
+
+    Args:
+        key: Its folder in ``conf/table``.
+        name: Name of its method.
+        cited: Full citation.
+        entries: Tables, then figures.
     """
 
     key: str
@@ -76,12 +85,12 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Of the claims that its runs are about, how many held, are refuted, open."""
+        """Count the claims about its runs that are held, refuted and open."""
         return Counter(claim.state for entry in self.run for claim in entry.claims)
 
 
 def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
-    """Those with most tables decided first."""
+    """Return the papers. Those with most decided tables come first."""
     grouped: dict[str, list[Entry]] = {}
     for name, own in results.items():
         grouped.setdefault(name.partition("/")[0], []).append(Entry(name, own))
@@ -98,14 +107,14 @@ def _decided(paper: Paper) -> int:
 
 
 def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
-    """Tables, figures, and what else a paper has, by their numbers."""
+    """Return a sort key: tables, figures, then other parts, by their numbers."""
     source = entry.report.source
     kind = next((at for at, kind in enumerate(("Table", "Fig.")) if source.startswith(kind)), 2)
     return kind, [int(number) for number in _NUMBER.findall(source)[:1]], source
 
 
 def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
-    """The first page, then every paper's with those of its tables."""
+    """Return the first page, then every paper's page with those of its tables."""
     found = papers(results)
     made = [Page("index.md", "Results", _rendered("front.md", papers=found))]
     for paper in found:
@@ -124,7 +133,7 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
 
 
 def benchmarks(folder: Path) -> list[Page]:
-    """Those that lie in `folder` as Markdown."""
+    """Return the pages of benchmarks, which are Markdown files in a folder."""
     made = []
     for path in sorted(folder.glob("*.md")):
         text = path.read_text()
@@ -138,7 +147,7 @@ def benchmarks(folder: Path) -> list[Page]:
 
 
 def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:
-    """What the tables' pages link to and show, by its path in the site."""
+    """Yield the files that the tables' pages link to and show, with their paths."""
     for name, own in results.items():
         for result in own if own[0].done else ():
             folder = f"results/{name}/{result.variant}"
@@ -150,7 +159,11 @@ def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, byt
 
 
 def _image_files(picture: Picture) -> dict[str, bytes]:
-    """Its files by their endings: a pair where it takes the colour of the text around it, else what it was drawn as."""
+    """Return the files of a picture by their endings.
+
+    A picture in the colour of the surrounding text has two files, for light and for
+    dark. Other pictures have one.
+    """
     if "currentColor" not in picture.svg:
         return {".png": picture.png}
     start = picture.svg.index("<svg")
@@ -159,7 +172,7 @@ def _image_files(picture: Picture) -> dict[str, bytes]:
 
 
 def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]]:
-    """By option of ``method``, the tables in which it has numbers of ours."""
+    """Return the tables with numbers of ours, by option of ``method``."""
     made: dict[str, list[Mention]] = {}
     for name, own in results.items():
         for result in own if own[0].done else ():
@@ -189,10 +202,12 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
 
 
 def finding(report: Report) -> str:
-    """What came out, in one sentence; empty where nothing can be said in one.
+    """Return the result in one sentence, empty if one sentence cannot tell it.
 
-    A single row: its numbers. Several: the proposed method and the baseline that does best, their means over the rows that both
-    have, or without the paper's numbers, which are curves then, in how many rows it is ahead.
+    For a single row these are its numbers. For several rows these are the means of the
+    proposed method and of the best baseline, over the rows that both have. Without
+    numbers of the paper, which are curves then, it is the number of rows in which the
+    method is ahead.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
@@ -234,7 +249,10 @@ def finding(report: Report) -> str:
 
 
 def _label(method: Method, report: Report) -> str:
-    """Papers call their own method "Ours", which here would be taken for our runs."""
+    """Return a label without "Ours".
+
+    Papers call their own method so, and here it would mean our runs.
+    """
     label = layout.marked_label(method)
     return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
 
@@ -244,12 +262,15 @@ def _mean_over_cells(cells: Sequence[Cell]) -> float:
 
 
 def _above(a: Cell, b: Cell | None, sign: int) -> bool:
-    """Also above what is not there."""
+    """Return whether a is above b. It is above a cell that does not exist."""
     return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
-    """``81.03 % (paper 78.20)``: means over cells; a single one's with its standard deviation over seeds."""
+    """Return ``81.03 % (paper 78.20)``: means over cells.
+
+    A single cell has its standard deviation over seeds.
+    """
     places = layout.places(report)
     spread = texts.spread(cells[0].sd, places) if len(cells) == 1 else ""
     paper = [cell.paper for cell in cells if cell.paper is not None]
@@ -264,7 +285,7 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
 
 
 def verdict(entry: Entry) -> str:
-    """What came of the paper's claims, in words."""
+    """Return the result of the paper's claims in a sentence."""
     counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
         return "The paper claims nothing of it that could be tested."
@@ -275,13 +296,13 @@ def verdict(entry: Entry) -> str:
 
 
 def _notes(key: str) -> str:
-    """What is written of a paper by hand: where it and its code disagree."""
+    """Return the handwritten notes of a paper: where it and its code disagree."""
     path = files("fedexp.site").joinpath("papers", f"{key}.md")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
-    """(what, why, of which tables), each once."""
+    """Return the assumptions (what, why, tables), each once."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in paper.entries:
         for assumption in entry.report.assumptions:
@@ -318,7 +339,11 @@ def _environment() -> Environment:
 
 
 def _missed(report: Report) -> list[tuple[Method, int, int]]:
-    """Columns of the paper whose numbers of ours lie beyond its tolerance: how many, of how many that are judged."""
+    """Return the columns of the paper in which our numbers are beyond the tolerance.
+
+    Returns:
+        (column, number of cells beyond the tolerance, number of judged cells).
+    """
     judged: dict[str, list[Cell]] = {}
     for cell in layout.judged_cells(report):
         judged.setdefault(cell.method, []).append(cell)

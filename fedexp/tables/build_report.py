@@ -1,4 +1,7 @@
-"""From a table and the record of its runs to its report: numbers, verdicts, claims, warnings."""
+"""The report of a table, built from the record of its runs.
+
+It has numbers, verdicts, claims and warnings.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _SHOWN = 6  # names in a warning
 
 
 def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> Report:
-    """The report of `cells`, from the runs that are recorded."""
+    """Build the report of cells from their recorded runs."""
     smaller = table.smaller(record.variant)
     blamed = [override for override in record.extra if _alters(override, table)]
     made = [
@@ -68,7 +71,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
 
 
 def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[TableRecord, Report]:
-    """Make the report of a record that was read, with the pictures that are stored beside it.
+    """Build the report of a stored record, with the pictures stored beside it.
 
     Args:
         table: The table.
@@ -87,7 +90,10 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 
 
 def is_part(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
-    """Whether these are fewer, or other, runs than the variant's: asked for or there."""
+    """Return whether the runs are fewer than, or different from, those of the variant.
+
+    Either the user asked for a part, or runs are missing.
+    """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
     asked = set(record.seeds or ())
@@ -102,7 +108,13 @@ def draw_figures(
     cell_runs: Mapping[tuple[str, ...], CellRun],
     report: Report,
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
-    """The table's own drawings, made from its runs' files and naming the report's variant, and why some could not be made."""
+    """Draw the table's own figures from the files of its runs.
+
+    They name the report's variant.
+
+    Returns:
+        The pictures, and for every figure that could not be drawn the reason.
+    """
     from fedexp.tables.report.pictures import RESERVED
 
     runs = [
@@ -147,7 +159,15 @@ def draw_figures(
 
 
 def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
-    """The report with `draw_figures` and the numbers as pictures, these where the paper prints some or else nothing was drawn."""
+    """Add the drawn figures, and pictures of the report's numbers.
+
+    The numbers are drawn if the paper prints some, or if no figure was drawn.
+
+    Args:
+        report: The report.
+        drawings: Pictures of `draw_figures`.
+        missed: Reasons of figures that could not be drawn. They become warnings.
+    """
     from fedexp.tables.report.pictures import pictures as number_pictures
 
     if layout.has_reference(report) or not drawings:
@@ -156,7 +176,7 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
 
 
 def _alters(override: str, table: Table) -> bool:
-    """Whether an override of the user's may make another run than the table's."""
+    """Return whether an override of the user may make another run than the table's."""
     key = key_of(override)
     return key not in table.given and not any(
         f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC
@@ -223,9 +243,15 @@ def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
 
 
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
-    """Of every draw the run at the best point of the grid, and in words which draws lack points and have none, therefore.
+    """Select, for each split seed, the run at the best point of the grid.
 
-    A number that is NaN (a run that diverged) is the worst; of equal ones the first point's counts.
+    NaN (a run that diverged) is the worst number. Of equal numbers the first point's
+    counts.
+
+    Returns:
+        The selected runs, and a message that names the split seeds without a run
+            because some
+        of their points have no number (empty if there are none).
     """
     if grid is None:
         return list(runs), ""
@@ -252,10 +278,13 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
 
 
 def _with_verdict(cell: Cell, table: Table, objection: str) -> Cell:
-    """The cell with its verdict.
+    """Judge a cell.
 
     Args:
-        objection: why the runs cannot stand beside the paper's number, empty where they can.
+        cell: The cell.
+        table: Its table.
+        objection: Reason why the runs cannot be compared with the paper's number, empty
+            if they can.
     """
     if cell.mean is None:
         return cell
@@ -310,7 +339,10 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
 
 
 def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
-    """Of every column that the paper has numbers of: differences to it, averaged over rows, seed by seed."""
+    """Yield the mean difference of every column that the paper has numbers of.
+
+    Differences are averaged over rows, seed by seed.
+    """
     for column in table.methods:
         rows = [
             c
@@ -329,7 +361,10 @@ _UNFIT = ("not comparable", "not run")
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
-    """The difference to the paper's number; runs of one seed that are pooled in the cell count with their mean."""
+    """Return the difference to the paper's number by seed.
+
+    Runs of one seed that are pooled in the cell count with their mean.
+    """
     assert cell.paper is not None
     values: dict[int, list[float]] = {}
     for seed, value in zip(cell.seeds, cell.values, strict=True):
@@ -342,7 +377,10 @@ def _endless(cell: Cell) -> bool:
 
 
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
-    """The paper's cells without runs of ours, summed up where all of a kind are; then panels and the like."""
+    """Yield the paper's cells without runs of ours, then omitted panels.
+
+    Cells are summed up if all that share a condition are missing.
+    """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
     known = [row for row in table.reference if row.get("value") is not None]
@@ -367,7 +405,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 
 
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
-    """The table's, and what judges: tolerances and the paper's number of runs."""
+    """Yield the table's assumptions, then tolerances and the paper's number of runs."""
     yield from ((a.what, a.why) for a in table.assumptions)
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
@@ -445,7 +483,11 @@ def _warnings(
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
-    """A table's runs must have one rule of which rounds count; those of one method one metric."""
+    """Yield warnings about different headlines.
+
+    Runs of a table must agree on the rounds that count, and runs of one method on the
+    metric.
+    """
     rules = {run.rule for run in done}
     if len(rules) > 1:
         yield f"Runs have different headline rules: {', '.join(sorted(rules))}"
@@ -472,7 +514,11 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
 
 
 def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
-    """Methods in one row and draw must see one split; one data set must have one fingerprint."""
+    """Yield warnings about different data.
+
+    Methods in one row with one split seed must see one split. One data set must have
+    one fingerprint.
+    """
     splits: dict[str, set[str]] = {}
     data: dict[str, set[str]] = {}
     for run in done:
@@ -521,7 +567,10 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
 
 
 def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
-    """Seconds by phase, over runs that recorded them, the longest first."""
+    """Return the seconds of each phase, the longest first.
+
+    Only runs that recorded their phases count.
+    """
     names = dict.fromkeys(name for run in done for name in run.phases)
     sums = {name: sum(run.phases.get(name, 0.0) for run in done) for name in names}
     return sorted(((name, own) for name, own in sums.items() if own), key=lambda phase: -phase[1])

@@ -1,4 +1,7 @@
-"""From a table to its jobs: one run for every row, method and seed, in the order in which they share most."""
+"""Jobs of a table: one run for every row, method and seed.
+
+Jobs that share most of their computation are next to each other.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ class Job:
     """A run that a cell needs.
 
     Args:
-        seed: of the run; pooled: the conditions it has beyond the row's.
-        declared: the table's own overrides and those it leaves to the user; overrides: with all of the user's.
-        point: of the column's grid, as text; empty without one.
+        seed: Seed of the run.
+        pooled: Conditions of the run that are not conditions of the row.
+        declared: Overrides of the table, and those that the table leaves to the user.
+        overrides: The declared ones, then all of the user's.
+        point: Point of the column's grid as text, empty without a grid.
     """
 
     seed: int
@@ -35,7 +40,10 @@ class Job:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A place in the table. Without `jobs` its method does not exist."""
+    """A cell of the table with the jobs that it needs.
+
+    A cell has no jobs if its method does not exist.
+    """
 
     conditions: dict[str, Value]
     method: str
@@ -55,11 +63,18 @@ def planned_cells(
     seeds: Sequence[int] | None = None,
     extra: Sequence[str] = (),
 ) -> tuple[PlannedCell, ...]:
-    """Every cell of the table in `variant`, row by row, with its runs.
+    """Return every cell of a table in a variant, row by row, with its jobs.
 
     Args:
-        only: values that a condition (or ``method``) must have; seeds: instead of the table's.
-        extra: overrides that come last; those that the table leaves to the user go to the cells that have them.
+        table: The table.
+        variant: Variant of the table.
+        only: Values that a condition (or ``method``) must have.
+        seeds: Seeds that replace the table's.
+        extra: Overrides that come last. Those of keys that the table leaves to the user
+            are applied only to the cells that have these keys.
+
+    Raises:
+        ConfigError: The table has no such variant, or no cell fits `only`.
     """
     table.check(variant)
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
@@ -94,7 +109,7 @@ def planned_cells(
 
 
 def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int, ...]:
-    """A column's seeds in the variant, if the user asks for no others."""
+    """Return the seeds that a column has in a variant if the user gives no others."""
     smaller = table.smaller(variant)
     if smaller is not None:
         return smaller.seeds or table.seeds
@@ -102,13 +117,17 @@ def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int,
 
 
 def points_of(table: Table, variant: Variant, column: Column) -> tuple[str | int | float, ...]:
-    """The values of a column's grid in the variant; none without a grid."""
+    """Return the points of a column's grid in a variant, none without a grid."""
     smaller = table.smaller(variant)
     return () if column.grid is None else (smaller and smaller.points) or column.grid.points
 
 
 def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
-    """All jobs, those that train the same clients next to each other: by row, what is pooled, seed, then method."""
+    """Return all jobs in the order of their launch.
+
+    They are sorted by row, pooled conditions, seed and method, so jobs that train the
+    same clients are next to each other.
+    """
     keyed: list[tuple[int, int, int, Job]] = []
     rows: dict[str, int] = {}
     for cell in cells:
@@ -121,7 +140,7 @@ def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
 
 
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
-    """``clients=5`` or ``beta=0.01,0.1`` of the command line."""
+    """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``."""
     only: dict[str, list[Value]] = {}
     for clause in clauses:
         key, equals, text = clause.partition("=")
@@ -155,7 +174,10 @@ def command(
     method: str,
     seed: int,
 ) -> str:
-    """What runs one cell with one seed, to be typed in a shell; `parse_only` reads its conditions back."""
+    """Return the shell command that runs one cell with one seed.
+
+    `parse_only` reads its conditions back.
+    """
     flag = [] if variant in ("full", "partial") else [f"--{variant}"]
     clauses = [f"{key}={_typed(value)}" for key, value in {**conditions, "method": method}.items()]
     return shlex.join(
@@ -164,7 +186,7 @@ def command(
 
 
 def _typed(value: Value) -> str:
-    """As YAML would read it back."""
+    """Return a value as YAML reads it back."""
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
@@ -174,9 +196,10 @@ def _typed(value: Value) -> str:
 
 
 def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What followed ``--only`` on the command line, as its own clauses and overrides, which may stand behind them.
+    """Split the arguments of ``--only`` into clauses of the table and overrides.
 
-    A key that the table does not have is an override, unless it is nearly one that the table has.
+    A key that the table does not have is an override. If it resembles a key of the
+    table, it counts as a misspelled clause.
     """
     keys = ["method", *table.conditions]
     mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or nearest(k, keys)]
@@ -184,7 +207,7 @@ def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[st
 
 
 def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
-    """All combinations of conditions, grid after grid, each once."""
+    """Yield all combinations of conditions, grid after grid, each once."""
     smaller = table.smaller(variant)
     seen = set()
     for grid in (smaller and smaller.grids) or table.grids:
@@ -210,7 +233,11 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
 def _overrides(
     table: Table, variant: Variant, full: dict[str, Value], method: str, by_point: tuple[str, ...]
 ) -> list[str]:
-    """Base, row, method, its grid's point, rules, variant, its rules."""
+    """Return the overrides of a run in the order in which they apply.
+
+    The order is: experiment, row, method, point of its grid, rules, variant, rules of
+    the variant.
+    """
     smaller = table.smaller(variant)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
@@ -234,12 +261,15 @@ def _ruled(rules: Sequence[OverrideRule], full: dict[str, Value], method: str) -
 
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Of two for one key the later counts."""
+    """Keep the last override of each key."""
     return tuple({key_of(override): override for override in overrides}.values())
 
 
 def key_of(override: str) -> str:
-    """What an override (``key=value``, ``+key=value``, ``++key=value``, ``~key``) sets or removes."""
+    """Return the key that an override sets or removes.
+
+    An override is ``key=value``, ``+key=value``, ``++key=value`` or ``~key``.
+    """
     return override.partition("=")[0].lstrip("+~")
 
 

@@ -98,7 +98,7 @@ def _check_paths(table: Table) -> None:
 
 
 def _paths(table: Table) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the place of each path, the path, and the names that its braces may have."""
+    """Yield the place of each path, the path, and the names allowed in its braces."""
     keys = list(table.keys)
     yield "headline.value", table.headline.value, keys
     yield "headline.pooled_rounds", table.headline.pooled_rounds or "", keys
@@ -108,9 +108,7 @@ def _paths(table: Table) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _check_point_grid(table: Table, column: Column) -> None:
-    """Refuse a grid of points that are not told apart, or whose best ones the table does not
-    compare.
-    """
+    """Refuse a grid whose points look the same or whose best is not compared."""
     grid, where = column.grid, f"methods.{column.key}.grid"
     if grid is None:
         return

@@ -1,4 +1,7 @@
-"""Does a claim of the paper hold in our runs? Tests on differences paired by seed, row by row; and on the paper's own numbers."""
+"""Tests of the paper's claims on our runs and on the paper's own numbers.
+
+The tests use differences paired by seed, row by row.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ Curves = Mapping[
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is compared: each column's runs by split_seed, and the paper's number, row by row.
+    """The numbers that claims compare.
 
     Args:
-        ours: by row and column, a number for every split_seed; printed: by row and column, of all variants.
-        curves: of claims that need them.
+        ours: Numbers of our runs by split seed, for each row and column.
+        printed: Numbers of the paper by row and column, of all variants.
+        curves: Curves of the claims that need them.
     """
 
     ours: Mapping[tuple[RowKey, str], Mapping[str, float]]
@@ -58,10 +62,14 @@ class Numbers:
 def decide_claims(
     table: Table, variant: Variant, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Every claim of the table. One about a row of the variant without runs stays open.
+    """Decide every claim of the table. A claim about rows without runs stays open.
 
     Args:
-        objection: why the runs decide nothing, empty where they do.
+        table: The table.
+        variant: Variant of the runs.
+        cells: Cells of the report.
+        curves: Curves of the claims that need them.
+        objection: Reason why the runs cannot decide a claim, empty if they can.
     """
     if variant in ("reduced", "smoke"):
         objection = f"the {variant} variant decides nothing"
@@ -102,14 +110,14 @@ def _test_claim(
 
 @dataclass(frozen=True)
 class _Group:
-    """A row, or for a trend the rows that differ in `along` alone, in its order."""
+    """A row, or for a trend the rows that differ only in `along`, in its order."""
 
     conditions: dict[str, Value]
     places: tuple[RowKey, ...]
 
 
 def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
-    """The variant's rows that the claim is about and that have its columns."""
+    """Return the variant's rows that the claim is about and that have its columns."""
     rows = [
         planned.conditions
         for planned in planned_cells(table, "full" if variant == "partial" else variant)
@@ -139,21 +147,26 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
 
 
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
-    """What `where` says of rows: runs of other conditions are pooled in them."""
+    """Keep the conditions of a ``where`` that belong to rows.
+
+    Runs that differ in other conditions are pooled in a row.
+    """
     return {key: value for key, value in where.items() if key in place or key == "method"}
 
 
 def _along(value: Value) -> float:
-    """Numbers ascend; all else stays in the table's order."""
+    """Return a sort key: numbers ascend, and other values keep the table's order."""
     return float(value) if isinstance(value, int | float) else 0.0
 
 
 @dataclass(frozen=True)
 class _Test:
-    """Alternatives of which one must hold: lists of paired differences, each of which the claim wants above 0.
+    """Alternatives of which at least one must hold.
 
     Args:
-        printed: the same differences of the paper's numbers; None where it does not print them.
+        alternatives: Lists of paired differences. The claim says that they are above 0.
+        printed: The same differences of the paper's numbers, None if it does not print
+            them.
     """
 
     alternatives: tuple[tuple[float, ...], ...]
@@ -161,7 +174,7 @@ class _Test:
 
 
 def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[_Test]:
-    """All must hold."""
+    """Return the tests of a claim in a row. All of them must hold."""
     sign = 1.0 if table.higher_is_better else -1.0
     if claim.test == "trend":
         return _trend(claim, group, numbers, sign)
@@ -203,7 +216,7 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
 
 
 def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
-    """How far a lies on the better side of the claim's own number."""
+    """Return by how much column a is on the better side of the number in the claim."""
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
     return _Test(
@@ -218,7 +231,7 @@ def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) 
 
 
 def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:
-    """Every step along the condition, of every column."""
+    """Return a test for every step along the condition, of every column."""
     way = sign if claim.direction == "up" else -sign
     tests = []
     for a in claim.a:
@@ -234,7 +247,7 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
 
 
 def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
-    """a less b, of every split_seed that both have."""
+    """Return a - b for every split seed that both have."""
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
     return tuple(
         _less(left[split_seed], right[split_seed]) for split_seed in left if split_seed in right
@@ -247,14 +260,17 @@ def _printed(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> 
 
 
 def _less(a: float, b: float) -> float:
-    """a - b, where two infinities of one sign are equal."""
+    """Return a - b. Two infinities of the same sign are equal."""
     return 0.0 if a == b else a - b
 
 
 def _sooner(
     claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
 ) -> tuple[float, ...]:
-    """How much earlier a reaches the target than b, of every split_seed; never is infinitely late."""
+    """Return how much earlier a reaches the target than b, for every split seed.
+
+    A target that is never reached counts as infinitely late.
+    """
     assert claim.curve is not None and claim.target is not None
     split_seeds = [
         split_seed
@@ -290,7 +306,10 @@ def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float
 
 
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
-    """Where the curve first has the target; NaN where the target is none, as of a run that diverged."""
+    """Return where the curve first reaches the target, infinity if never.
+
+    It is NaN if the target is NaN, as for a run that diverged.
+    """
     if math.isnan(target):
         return math.nan
     return next(
@@ -302,11 +321,12 @@ def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
 
 
 def _levels(claim: Claim, rows: int) -> tuple[float, float]:
-    """Of a row's yes and of its no: the level, divided by the number of rows that could be the one that decides wrongly.
+    """Return the levels at which a row is decided as yes and as no.
 
-    Of `needed` rows, any of rows - needed + 1 could make up the number, and any of `needed` could break it (Bonferroni); so
-    "all" is refuted at a level divided by its rows, and "in one row" is held at such a one. "most" is a count of rows, each
-    at its own level.
+    The level is divided by the number of rows that could decide wrongly (Bonferroni).
+    Any of rows - needed + 1 rows could complete the `needed` ones, and any of `needed`
+    could break them. So "all" is refuted at a level divided by its rows, and "in one
+    row" is held at such a level. "most" counts rows, each at the full level.
     """
     needed = _needed(claim, rows)
     if claim.rows == "most" or not 0 < needed <= rows:
@@ -323,10 +343,17 @@ def _needed(claim: Claim, rows: int) -> int:
 def decide(
     differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL
 ) -> RowState:
-    """Is the mean of paired differences above 0? Yes or no by one-sided bounds, Student's; else open.
+    """Decide whether the mean of paired differences is above 0.
 
-    Where a difference is infinite, signs are counted (sign test). A single one decides nothing; equal ones decide by their
-    value, and 0 is not above. NaN (a run that diverged) decides nothing.
+    The answer is yes or no by one-sided bounds of Student's t, else open. Signs are
+    counted (sign test) if a difference is infinite. A single difference decides
+    nothing. Equal differences decide by their value, and 0 is not above 0. NaN (a run
+    that diverged) decides nothing.
+
+    Args:
+        differences: The paired differences.
+        yes_level: Level of the bound for yes.
+        no_level: Level of the bound for no.
     """
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
@@ -346,7 +373,11 @@ def decide(
 
 
 def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
-    """All of `tests` must hold; of the alternatives in each, one. Levels are divided among those that could decide alone."""
+    """Decide a claim in one row.
+
+    All tests must hold, and of the alternatives in each test one. The levels are
+    divided among those that could decide on their own.
+    """
     yes_level, no_level = levels
     states: list[RowState] = []
     for test in tests:
@@ -368,13 +399,13 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
 
 
 def _middle(differences: Sequence[float]) -> float:
-    """The mean; of infinite ones, which may have none, the lower median."""
+    """Return the mean, or the lower median of infinite differences without a mean."""
     endless = any(map(math.isinf, differences)) and not any(map(math.isnan, differences))
     return statistics.median_low(differences) if endless else statistics.mean(differences)
 
 
 def _order(differences: Sequence[float]) -> tuple[int, float]:
-    """From bad to good; what has no pairs is worst, then NaN."""
+    """Return a sort key from bad to good: no pairs, then NaN, then by the middle."""
     if not differences:
         return 0, 0.0
     middle = _middle(differences)
@@ -382,7 +413,7 @@ def _order(differences: Sequence[float]) -> tuple[int, float]:
 
 
 def _in_print(tests: Sequence[_Test]) -> bool | None:
-    """Whether the paper's own numbers fit; None where it does not print them all."""
+    """Return whether the paper's numbers fit, None if it does not print all of them."""
     known = [_any(test.printed) for test in tests]
     return None if not known or None in known else all(known)
 
@@ -419,7 +450,15 @@ def _signs(rows: Sequence[ClaimRow]) -> str:
 
 
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
-    """The claim on the paper's own numbers, all of them whatever the variant."""
+    """Count the rows in which the paper's own numbers fit the claim.
+
+    All printed numbers count, whatever the variant.
+
+    Returns:
+        The count as text, empty if the paper prints none, and whether the paper's own
+            numbers
+        contradict the claim.
+    """
     known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False

@@ -46,7 +46,7 @@ FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def data_root(overrides: Iterable[str] = ()) -> Path:
-    """Return the folder of data sets: that of an override, of ``FEDEXP_DATA``, or ``data``."""
+    """Return the folder of data sets: an override's, ``FEDEXP_DATA``, or ``data``."""
     root = os.environ.get("FEDEXP_DATA", "data")
     for override in overrides:
         key, _, value = override.partition("=")
@@ -56,6 +56,6 @@ def data_root(overrides: Iterable[str] = ()) -> Path:
 
 
 def has_files(dataset: str, root: Path) -> bool | None:
-    """Return whether the files of a data set exist, and None if its files are not known."""
+    """Return whether the files of a data set exist, None if they are not known."""
     files = FILES.get(dataset)
     return None if files is None else all((root / file).exists() for file in files)

@@ -47,7 +47,9 @@ def list_table(name: str, root: Path) -> dict[str, Any]:
 
 
 def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the row of a table with the status of its runs. This composes every config.
+    """Return the row of a table with the status of its runs.
+
+    This composes the config of every run.
 
     Args:
         name: Name of the table.
@@ -112,7 +114,7 @@ def _broken_row(name: str, error: FedexpError) -> dict[str, Any]:
 
 
 def _data_of_runs(runs: Iterable[CellRun]) -> dict[str, bool]:
-    """Return whether the files of every data set exist. Unknown files count as absent."""
+    """Return whether the files of every data set exist. Unknown files are absent."""
     from fedexp.core.build import build
     from fedexp.data.dataset import Dataset
 

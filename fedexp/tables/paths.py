@@ -1,4 +1,7 @@
-"""Where a cell's number may stand in a run's results: paths that no result can have are refused before a job runs."""
+"""Paths of a cell's number in a run's results.
+
+A path that no result can have is refused before a job runs.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,18 @@ _KEYS = {"headline": ("value",), "bytes": ("up", "down")}
 
 
 def check_path(path: str, experiment: Experiment, where: str) -> None:
-    """Refuse a dotted path that no result of `experiment` can have, as `fedexp.tables.lookup.read_value` reads it.
+    """Refuse a dotted path that no result of an experiment can have.
 
-    What a method logs of itself is known to its runs alone: such names pass.
+    `fedexp.tables.lookup.read_value` reads the path. Names that a method logs itself
+    are known only to its runs, so they are accepted.
+
+    Args:
+        path: The path.
+        experiment: Experiment of the run.
+        where: Place of the path in the table's file.
 
     Raises:
-        ConfigError: at `where`, with the nearest path that there is.
+        ConfigError: The message names the nearest path that exists.
     """
     head, _, rest = path.partition(".")
     if path.startswith("oracle/"):

@@ -1,4 +1,7 @@
-"""How a paper's pictures draw each method: ``conf/table/<paper>/_plot_styles.yaml``, one for all of its tables and figures."""
+"""The plot styles of a paper's methods: ``conf/table/<paper>/_plot_styles.yaml``.
+
+All tables and figures of a paper share them.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ FILE = "_plot_styles.yaml"
 
 
 def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
-    """By a column's key; empty where the paper's folder has no such file.
+    """Read the plot styles of a paper by column key, none without such a file.
 
     Raises:
-        ConfigError: it is not a mapping of plot styles, or two methods cannot be told apart without colours.
+        ConfigError: The file is not a mapping of plot styles, or two methods differ
+            only in colour.
     """
     path = folder / FILE
     if not path.is_file():

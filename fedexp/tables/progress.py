@@ -1,4 +1,4 @@
-"""How far a table's runs are, told on the terminal while they run, whoever executes them."""
+"""The progress of a table's runs on the terminal, whatever launcher executes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERVAL = 0.5  # seconds between two readings of the run folders
 
 @dataclass
 class _LaunchedRun:
-    """A job that was launched: its column, its folder, how often it had been tried before."""
+    """A launched job: its column, its folder, and the number of earlier attempts."""
 
     method: str
     folder: Path
@@ -26,10 +26,14 @@ class _LaunchedRun:
 
 
 class ProgressMonitor:
-    """Says on the terminal how many of a table's runs are done and how long the rest will take, whoever executes them.
+    """A monitor that prints how many runs of a table are done and the remaining time.
+
+    It works for every launcher.
 
     Args:
-        name: of the table; jobs: (column, run folder) of those to run; done: how many others are there already.
+        name: Name of the table.
+        jobs: (column, run folder) of the runs to execute.
+        done: Number of runs that have been done before.
     """
 
     def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:
@@ -56,7 +60,7 @@ class ProgressMonitor:
                 print(self.progress_line(), flush=True)
 
     def update(self) -> bool:
-        """Whether a job has ended since the last look."""
+        """Read the run folders. Return whether a job has ended since the last call."""
         ended = False
         for job in self._jobs:
             if job.seconds is not None:
@@ -74,16 +78,21 @@ class ProgressMonitor:
         return ended
 
     def progress_line(self) -> str:
-        """``table demo/digits: 3 of 5 runs done, 1 failed, about 12 s left``."""
+        """Return ``table demo/digits: 3 of 5 runs done, 1 failed, about 12 s left``."""
         left = self.seconds_left(time.monotonic() - self._began)
         failed = f", {self._failed} failed" if self._failed else ""
         rest = f", about {duration(left)} left" if left else ""
         return f"table {self._name}: {self._done} of {self._total} runs done{failed}{rest}"
 
     def seconds_left(self, elapsed: float) -> float:
-        """Of the jobs that have not ended, by what their column's cost so far, at the pace so far; `elapsed` in seconds.
+        """Estimate the remaining seconds at the present pace.
 
-        A row's first column trains the clients and the others recall them, so a mean over all would mislead.
+        The estimate of a job is the mean cost of its column so far. A row's first
+        column trains the clients and the others reuse them, so a mean over all columns
+        would mislead.
+
+        Args:
+            elapsed: Seconds since the start.
         """
         ended = [job for job in self._jobs if job.seconds]
         if not ended:

@@ -1,4 +1,7 @@
-"""What a report needs of its runs, as plain files that outlive them: a row a run, curves, resolved configs."""
+"""The record of a table's runs: the data of a report as plain files.
+
+The files outlive the runs. They have one row per run, curves, and resolved configs.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +44,42 @@ class RunRecord:
     """A run in one cell.
 
     Args:
-        method, seed, split_seed: its column, its seed, and what it shares with the runs that it is compared with.
-        pooled: conditions that make no row.
-        point: of the column's grid; empty without one.
-        value: in the table's unit; None where there is none, for the reason `error`.
-        criterion: what chooses among the grid's points, where that is another number.
-        last_10: the last ten rounds' values, in the table's unit, where the table has `NumberSource.pooled_rounds`; else empty.
-        status: done | failed | damaged | missing ...
-        run: its folder, relative to the output root.
-        altered: the user's own overrides make it another run than the table's.
-        other_code: made by other code than today's; others: how many results other code has made.
-        lossy: names of data sets that are not the original's bits.
-        commit, date, code, config: of the result; phases: seconds by name; parts: metrics of classes and clients; the rest is
-            what the report says of cost, machine, data and headline.
+        conditions: Conditions of the row.
+        method: Key of its column.
+        seed: Its seed.
+        split_seed: Text that it shares with the runs that it is compared with.
+        point: Point of the column's grid, empty without one.
+        value: Its number in the table's unit, None if there is none. Then `error` has
+            the reason.
+        criterion: Number that chooses among the points of the grid, if it is not
+            `value`.
+        last_10: Values of the last ten rounds in the table's unit, empty unless the
+            table has `NumberSource.pooled_rounds`.
+        status: One of done, failed, damaged, missing ...
+        error: Error of the run.
+        run: Its folder, relative to the output root.
+        altered: Whether overrides of the user make it another run than the table's.
+        other_code: Whether other code than the current one made it.
+        others: Number of results that other code has made.
+        lossy: Names of data sets that differ from the originals.
+        commit: Commit of the result.
+        code: Hash of the code.
+        config: Hash of the config.
+        choice: Option of ``method``.
+        metric: Metric of the headline.
+        rule: Rule of the headline.
+        dataset: Option of ``dataset``.
+        data: Fingerprint of the data.
+        split: Hash of the split.
+        seconds: Computing time.
+        gpu: Name of the GPU.
+        processor: Name of the processor.
+        platform: Platform.
+        torch: Version of torch.
+        date: Date of the result.
+        pooled: Conditions of the run that are not conditions of the row.
+        phases: Seconds by phase.
+        parts: Metrics of classes and clients.
     """
 
     conditions: dict[str, Value]
@@ -96,24 +122,31 @@ class RunRecord:
 
 
 def split_seed_of(job: Job) -> str:
-    """What a job shares with those that it is compared with: ``seed=0 beta=0.1``."""
+    """Return what a job shares with the runs compared with it: ``seed=0 beta=0.1``."""
     return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
 
 
 def run_key(table: Table, planned: PlannedCell, job: Job) -> RunKey:
-    """Return what identifies the run of a job in a record: row, column, split_seed and point."""
+    """Return the row, column, split seed and point that identify a run in a record."""
     return table.row_key(planned.conditions), planned.method, split_seed_of(job), job.point
 
 
 @dataclass(frozen=True)
 class TableRecord:
-    """All that a report is made of.
+    """The data of a report.
 
     Args:
-        form, only, seeds, extra: what was asked of the table; command: what was typed.
-        runs: by row, column, split_seed and point of a grid; curves: those that claims need.
-        configs: resolved, by their hashes; keys of a record that was read are whole paths, with dots.
-        drawn: name and title of the pictures that were made from the runs' own files; missed: why others were not.
+        variant: Variant of the table.
+        only: Conditions that the user asked for.
+        seeds: Seeds that the user asked for, or None.
+        extra: Overrides of the user.
+        command: Command that was typed.
+        runs: Runs by row, column, split seed and point of a grid.
+        curves: Curves that claims need.
+        configs: Resolved configs by their hashes. The keys of a record that was read
+            are whole paths, with dots.
+        figures: Name and title of the pictures that were made from the runs' own files.
+        missed: Reasons why other figures were not drawn.
     """
 
     variant: Variant
@@ -128,9 +161,10 @@ class TableRecord:
     missed: Sequence[str] = ()
 
     def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
-        """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several.
+        """Return the runs of a cell, each once per point of a grid.
 
-        Missing are those that the table has got since the record was written.
+        The user's overrides may turn several jobs into one run. Jobs that the table has
+        gained since the record was written are missing.
         """
         found = [
             self.runs.get(run_key(table, planned, job)) or _missing(planned, job)
@@ -159,10 +193,14 @@ def recorded(
     root: Path,
     asked: TableRecord,
 ) -> TableRecord:
-    """`asked` with the runs of `cells`.
+    """Fill in the runs of cells.
 
     Args:
-        cell_runs: by a job's overrides; root: the output root, to which folders are relative.
+        table: The table.
+        cells: Cells with their jobs.
+        cell_runs: Runs by the overrides of their jobs.
+        root: Output root. Folders are relative to it.
+        asked: Record without runs.
     """
     runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -269,7 +307,11 @@ def _run_record(
 def _last_10(
     table: Table, planned: PlannedCell, filled: Mapping[str, Value], result: Mapping[str, Any]
 ) -> tuple[float, ...]:
-    """Empty where the column reads another number than the table's, and where older code made the result."""
+    """Return the values of the last ten rounds.
+
+    They are empty if the column reads another number than the table's, and if older
+    code made the result.
+    """
     if table.headline.pooled_rounds is None or table.columns[planned.method].value is not None:
         return ()
     metric = table.headline.pooled_rounds.format(**filled).removeprefix("last_10.")
@@ -279,7 +321,7 @@ def _last_10(
 
 
 def _lossy(config: Mapping[str, Any]) -> str:
-    """The names of data sets that are not the original's bits, else empty."""
+    """Return the names of data sets that differ from the originals."""
     nodes = {"dataset": config["dataset"], "proxy.dataset": config.get("proxy", {}).get("dataset")}
     kinds = {key: locate(node["_target_"], Dataset, key) for key, node in nodes.items() if node}
     return " ".join(
@@ -290,7 +332,7 @@ def _lossy(config: Mapping[str, Any]) -> str:
 
 
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
-    """Empty where the run has none: the claim that needs it stays open."""
+    """Return a curve, empty if the run has none. The claim that needs it stays open."""
     try:
         rows = rows_of(run.folder, run.result) if axis == "round" else traced(run.folder, 1)
     except ConfigError:
@@ -299,7 +341,7 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 
 
 def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
-    """`record`, as it was read, with the pooled conditions that the table's jobs give its runs."""
+    """Add the pooled conditions of the table's jobs to a record that was read."""
     runs = dict(record.runs)
     for planned in cells:
         for job in planned.jobs:
@@ -310,10 +352,12 @@ def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> T
 
 
 def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord:
-    """`record`, whose cells and variant they are, with the runs that it lacks from `others`.
+    """Add runs from other records to a record that lacks them.
+
+    The cells and the variant are those of the first record.
 
     Raises:
-        ConfigError: another one is of another variant, or was made with other seeds or overrides.
+        ConfigError: Another record has another variant, other seeds or other overrides.
     """
     runs, curves, configs = dict(record.runs), dict(record.curves), dict(record.configs)
     for other in others:
@@ -345,7 +389,10 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
 
 
 def write(table: Table, record: TableRecord, folder: Path) -> None:
-    """``runs.csv``, ``curves.csv`` (where claims need curves), ``configs.json``, ``record.json`` in `folder`."""
+    """Write ``runs.csv``, ``curves.csv``, ``configs.json`` and ``record.json``.
+
+    ``curves.csv`` is written only if claims need curves.
+    """
     names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
     pooled = [key for key in table.conditions if key not in table.keys]
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
@@ -392,13 +439,17 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 
 
 def _heading(table: Table, name: str) -> str:
-    """Of a run's own column, which a condition may be called as (dataset)."""
+    """Return the heading of a field. A condition may have the same name (dataset)."""
     name = _STORED_RUN_NAMES.get(name, name)
     return f"run.{name}" if name in table.conditions else name
 
 
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
-    """What a row has of a run; older records gave way to conditions that make rows alone, and lack what is newer."""
+    """Return the text of a field in a row of ``runs.csv``, or None.
+
+    In older records a condition of the same name replaced the field only if it makes
+    rows. They lack newer fields.
+    """
     heading = _heading(table, name)
     stored = _STORED_RUN_NAMES.get(name, name)
     if heading not in row and stored not in table.keys:
@@ -407,7 +458,11 @@ def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
 
 
 def read(table: Table, folder: Path) -> TableRecord:
-    """What `write` wrote; raises `ConfigError` where it is absent, or of another table."""
+    """Read what `write` wrote.
+
+    Raises:
+        ConfigError: The folder has no record, or the record of another table.
+    """
     about = read_json(folder / ABOUT)
     if about is None or not (folder / RUNS).is_file():
         raise ConfigError(
@@ -451,7 +506,7 @@ def read(table: Table, folder: Path) -> TableRecord:
 
 
 def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
-    """Those that were drawn from the runs' own files and lie in `folder` beside the record."""
+    """Read the pictures that were drawn from the runs' own files."""
     found = []
     for name, title in record.figures:
         png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
@@ -485,7 +540,10 @@ def _to_csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _condition_text(value: Value) -> str:
-    """Words as they are, all else as JSON: words that JSON would read as something else are quoted."""
+    """Return a text as it is, and any other value as JSON.
+
+    A text that is also valid JSON is quoted.
+    """
     if isinstance(value, str):
         try:
             json.loads(value)
@@ -495,7 +553,7 @@ def _condition_text(value: Value) -> str:
 
 
 def _read_condition(text: str) -> Value:
-    """What `_condition_text` wrote; older records quote every word."""
+    """Read what `_condition_text` wrote. Older records quote every text."""
     try:
         value: Value = json.loads(text)
     except ValueError:

@@ -1,4 +1,7 @@
-"""A paper's table as an object: ``conf/table/<paper>/<table>.yaml``, read and checked. Never part of a run's config."""
+"""A paper's table: ``conf/table/<paper>/<table>.yaml``, read and checked.
+
+It is never part of a run's config.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a mean may lie from the paper's and still be `reproduced`.
+    """The distance from the paper's number within which a mean is `reproduced`.
 
     Args:
-        within: in the table's unit; why: that much and no other.
+        within: The distance in the table's unit.
+        why: Reason for this distance.
     """
 
     within: float
@@ -39,10 +43,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Equal:
-    """A column whose numbers are another's by construction: the one is not counted beside the other.
+    """A column whose numbers equal another column's by construction.
+
+    It is not counted beside the other column.
 
     Args:
-        column: the other; where: rows in which they are equal.
+        column: Key of the other column.
+        where: Rows in which they are equal.
     """
 
     column: str
@@ -51,15 +58,21 @@ class Equal:
 
 @dataclass(frozen=True)
 class Grid:
-    """A hyper-parameter; a column has the best of its values in every draw.
+    """A hyper-parameter of a column.
+
+    The column shows the best of its values for every split seed.
 
     Args:
-        over: its name; points: its values; of equally good ones the first counts.
-        overrides: what makes a point's own run, with ``{point}`` in braces; none: a column's one run holds all points, and
-            `value` says where each stands.
-        by: what chooses, a path as `NumberSource.value`, with ``{point}`` in braces; None: the column's own numbers. What was
-            measured on held-out data has ``val`` in its path; all else is test data, and makes the column an oracle.
-        best: which of them is.
+        over: Name of the hyper-parameter.
+        points: Its values. Of equally good ones the first counts.
+        overrides: Overrides of the run of a point, with ``{point}`` in braces. Without
+            any, the column's one run holds all points, and `value` has the place of
+            each.
+        by: Path of the number that chooses, as in `NumberSource.value`, with
+            ``{point}`` in braces. None: the column's own numbers choose. A path with
+            ``val`` is measured on held-out data. All others are test data and make the
+            column an oracle.
+        best: Which of the numbers is the best.
     """
 
     over: str
@@ -76,33 +89,38 @@ class Grid:
 
     @property
     def held_out(self) -> bool:
-        """Whether no test data choose."""
+        """Whether the choice uses no test data."""
         return self.by is not None and "val" in re.split(r"[./]", self.by)
 
     def filled(self, point: str | int | float) -> tuple[str, ...]:
-        """The overrides of a point's run."""
+        """Return the overrides of the run of a point."""
         return tuple(override.format(point=point) for override in self.overrides)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A method of the table.
+    """A column of the table: a method.
 
     Args:
-        key, label: ours, and the paper's.
-        overrides: what makes it, after the row's; None: it does not exist, for the reason `why`.
-        role: see `fedexp.tables.report.report.Method`.
-        where: rows that have this column; others have no such cell.
-        value: what is read instead of the table's ``headline.value``; of a column with a grid, with ``{point}`` in braces.
-        grid: whose best value it has.
-        tolerance: instead of the table's.
-        seeds: instead of the table's, in its full variant.
-        reads: the column whose printed numbers this one is held against, too: another reading of what the paper leaves open. It
-            is none of the paper's columns.
-        equals: in which rows it is another column by construction.
-        oracle: what is chosen or trained on test data (the best round, a proxy), for the reader; empty where nothing is, but a
-            grid's best value.
-        published: how the published file names it, where that is not ``{method: <key>}``.
+        key: Name in fedexp.
+        label: Name in the paper.
+        overrides: Overrides that make it, after the row's. None: the method does not
+            exist. Then `why` has the reason.
+        role: See `fedexp.tables.report.report.Method`.
+        why: Reason why the method does not exist.
+        where: Rows that have this column. Other rows have no such cell.
+        value: Path that replaces the table's ``headline.value``. In a column with a
+            grid it may have ``{point}`` in braces.
+        grid: Grid whose best value it shows.
+        tolerance: Tolerance that replaces the table's.
+        seeds: Seeds that replace the table's, in the full variant.
+        reads: Column whose printed numbers this one is compared with, too. It is
+            another reading of what the paper leaves open, and not a column of the
+            paper.
+        equals: Rows in which it equals another column by construction.
+        oracle: Text that tells readers what is chosen or trained on test data (the best
+            round, a proxy). It is empty if there is nothing except a grid's best value.
+        published: Name in the published file, if it is not ``{method: <key>}``.
     """
 
     key: str
@@ -142,17 +160,20 @@ class Column:
 
 @dataclass(frozen=True)
 class NumberSource:
-    """Where a cell's number stands.
+    """The place of a cell's number in a run's results.
 
     Args:
-        value: path in result.json, parts separated by dots (``headline.value``, ``metrics.test/global/acc``,
-            ``seconds.aggregate``, ``rounds_to.0.38``, ``per_client.test/local/acc.0``), or of a traced round,
-            ``trace.<round>.<iteration>.<name>``, where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the
-            row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
-        scale: factor that turns it into the table's unit.
-        pooled_rounds: ``last_10.<metric>``, conditions filled in as above, where the paper's deviation is over the last ten
-            rounds of all runs of a cell together: such a mean and deviation are reported, too, of columns without a `value` of
-            their own.
+        value: Path in ``result.json``, its parts separated by dots (``headline.value``,
+            ``metrics.test/global/acc``, ``seconds.aggregate``, ``rounds_to.0.38``,
+            ``per_client.test/local/acc.0``), or the path of a traced round,
+            ``trace.<round>.<iteration>.<name>``. There ``<name>=<number>`` is the
+            iteration that has this number (``lam=0.5``). Conditions of the row are
+            filled in: ``trace.1.{iteration}.mean_v/acc``.
+        scale: Factor that turns the number into the table's unit.
+        pooled_rounds: ``last_10.<metric>``, with conditions filled in as above, for
+            papers whose deviation is over the last ten rounds of all runs of a cell
+            together. Such a mean and deviation are reported additionally, for columns
+            without their own `value`.
     """
 
     value: str = "headline.value"
@@ -174,7 +195,10 @@ class NumberSource:
 
 @dataclass(frozen=True)
 class OverrideRule:
-    """Overrides for some cells: those whose conditions (and ``method``) fit `where`. They come after the method's."""
+    """Overrides of the cells whose conditions (and ``method``) fit `where`.
+
+    They come after the method's overrides.
+    """
 
     where: Where
     overrides: tuple[str, ...]
@@ -182,13 +206,18 @@ class OverrideRule:
 
 @dataclass(frozen=True)
 class SmallerVariant:
-    """A form that is smaller than the paper's: its cells are never `reproduced`.
+    """A variant that is smaller than the paper's table.
+
+    Its cells are never `reproduced`.
 
     Args:
-        what: what is smaller, for the reader.
-        overrides: come after all of the table's; rules: for some of the cells, after these.
-        conditions: overrides of these keys' values instead of the table's.
-        grids, seeds: instead of the table's; points: of every column's grid.
+        what: What is smaller, for the reader.
+        overrides: Overrides that come after all of the table's.
+        rules: Overrides for some of the cells, after `overrides`.
+        conditions: Overrides of the values of these keys, which replace the table's.
+        grids: Grids of conditions that replace the table's.
+        seeds: Seeds that replace the table's.
+        points: Points that replace those of every column's grid.
     """
 
     what: str
@@ -230,12 +259,14 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Target:
-    """What a curve must reach.
+    """A value that a curve must reach.
 
     Args:
-        share: of the final value named by `of`: the ``lower_final`` of the two curves' or one's own, ``a_final``, ``b_final``.
-            Where lower is better, the worse one of the two counts, too, and is divided by the share.
-        value: instead of both, in the table's unit.
+        share: Share of the final value that `of` names. If lower is better, the final
+            value is divided by the share.
+        of: The final value: the worse one of both curves (``lower_final``), or that of
+            one (``a_final``, ``b_final``).
+        value: Value in the table's unit, instead of both.
     """
 
     share: float | None = None
@@ -248,19 +279,38 @@ class Target:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of the table or figure, as a test on differences paired by seed.
+    """A claim of the paper about a table or figure.
+
+    It is a test on differences paired by seed.
 
     Args:
-        id: for reference; where: ``text``, ``caption``, ... or ``ours`` for what only we expect; says: in our words.
-        test: ``above`` (a is better than b, or than the number `than`, by more than `by`), ``within`` (a and b differ by less
-            than `x`), ``trend`` (a gets better, ``up``, or worse, ``down``, with every step along a condition, within `slack`)
-            or ``sooner`` (a's curve reaches the target before b's).
-        a, b: columns, all of which are meant, or one at least of those in `any_of`.
-        rows: how many rows (for a trend: groups of rows that differ in `along` alone) must fit.
-        only: rows that the claim is about.
-        along: a condition, or several that change together, of which the first has the order: numbers ascend, words stay in the
-            table's. slack: how far a step may go the other way; negative: how far it must go.
-        curve: of ``sooner``, a series of the traced iterations or a metric of the rounds; axis: which of the two.
+        id: Name of the claim.
+        where: Place in the paper: ``text``, ``caption``, ... or ``ours`` for our own
+            expectation.
+        says: The claim in our words.
+        test: ``above`` (a is better than b, or than the number `than`, by more than
+            `by`), ``within`` (a and b differ by less than `x`), ``trend`` (a gets
+            better, ``up``, or worse, ``down``, with every step along a condition,
+            within `slack`) or ``sooner`` (a's curve reaches the target before b's).
+        a: Columns. The claim is about all of them, or at least one of them if `any_of`
+            is a.
+        b: Columns to compare with, as `a`.
+        any_of: Which of `a` and `b` needs only one column that fits.
+        than: Number that replaces `b`.
+        by: Least difference of ``above``.
+        x: Largest difference of ``within``.
+        along: A condition, or several that change together. The first one has the
+            order: numbers ascend, texts keep the table's order.
+        direction: Direction of ``trend``.
+        slack: How far a step of ``trend`` may go the other way. If it is negative, how
+            far the step must go.
+        rows: How many rows must fit. For a trend, groups of rows that differ only in
+            `along`.
+        only: Rows that the claim is about.
+        curve: For ``sooner``, a series of the traced iterations or a metric of the
+            rounds.
+        axis: Which of the two.
+        target: Value that the curves must reach.
     """
 
     id: str
@@ -320,30 +370,55 @@ class Claim:
 
 @dataclass(frozen=True)
 class Table:
-    """What is run, what is read off, what the paper prints.
+    """A table of a paper: its runs, the numbers that are read, and the paper's numbers.
 
     Args:
-        experiment: option of the group ``experiment``, the base of every cell; None: the defaults of conf/config.yaml.
-        paper, source, title: how it is cited, what the table is called there, what it shows.
-        metric, unit, higher_is_better: of the numbers.
-        keys: conditions that make a row. Grids may have more: runs that differ in those alone are pooled in one cell.
-        conditions: key -> override template(s), ``"clients={clients}"``, or value -> overrides (``{same: [init=same]}``).
-        grids: products of values (a value or a list of them for every condition); a table may need several.
-        seeds: ``seed``, and with it ``seed_data``.
-        tolerance: in the table's unit; None: nothing is judged.
-        paper_runs: of how many runs the paper's numbers are means; None: it does not say, and one is assumed.
-        claims: what the paper says of its numbers. omits: panels and the like that no row of ours stands for, in words.
-        tie: the paper's methods that lie closer than this count as tied, in the table's unit.
-        reference: rows ``{<conditions>, method, value, sd?}``, generated by ``scripts/make_tables.py``.
-        published: ``{file, table}``, where those rows came from.
-        given: keys that are left to the user (a local file's path, say) and the cells that have them: overrides of these do not
-            make the runs others than the table's.
-        tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
-        drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
-        flop: floating-point operations of the local training of all runs, the full variant's; a SAM step counts twice.
-        data: options of ``dataset`` that the full variant needs.
-        cost: measured cost of the variants that have been run; ``partial`` is a part of the full one.
-        plot_styles: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.plot_styles` file.
+        title: What the table shows.
+        paper: Citation of the paper.
+        source: Name of the table in the paper.
+        metric: Metric of the numbers.
+        unit: Unit of the numbers.
+        higher_is_better: Whether higher numbers are better.
+        keys: Conditions that make a row. Grids may have more. Runs that differ only in
+            those are pooled in one cell.
+        methods: Columns.
+        conditions: Overrides by key: templates (``"clients={clients}"``), or a mapping
+            from values to overrides (``{same: [init=same]}``).
+        grids: Products of values (a value or a list of them for every condition). A
+            table may need several.
+        seeds: Values of ``seed``, and with it of ``seed_data``.
+        experiment: Option of the group ``experiment``, the base of every cell. None:
+            the defaults of conf/config.yaml.
+        headline: Place of the numbers.
+        tolerance: Tolerance in the table's unit. None: nothing is judged.
+        paper_runs: Number of runs behind the means of the paper. None: the paper does
+            not tell it, and one is assumed.
+        claims: Claims of the paper about its numbers.
+        omits: Panels and the like that no row of ours represents, as text.
+        tie: Distance below which methods of the paper count as tied, in the table's
+            unit.
+        rules: Overrides for some of the cells.
+        assumptions: Assumptions where the paper is silent.
+        smoke: Variant that runs in under a minute.
+        reduced: Variant for a small machine.
+        reference: Rows ``{<conditions>, method, value, sd?}``, generated by
+            ``scripts/make_tables.py``.
+        published: ``{file, table}`` that these rows come from.
+        given: Keys that are left to the user (such as the path of a local file), and
+            the cells that have them. Overrides of these keys do not alter the table's
+            runs.
+        tuned: File of ``conf/tuned`` whose methods have a second column each
+            (`with_tuned`).
+        drawings: Figures made from the runs (`fedexp.tables.drawing.Drawing`), each a
+            node with a ``_target_``.
+        flop: Floating-point operations of the local training of all runs of the full
+            variant. A SAM step counts twice.
+        data: Options of ``dataset`` that the full variant needs.
+        cost: Measured cost of the variants that have been run. ``partial`` is a part of
+            the full variant.
+        plot_styles: Styles of methods in pictures, by column. The paper's tables share
+            them (`fedexp.tables.plot_styles`).
+        name: ``<paper>/<table>``.
     """
 
     title: str
@@ -391,15 +466,18 @@ class Table:
         return tuple(conditions[key] for key in self.keys)
 
     def value_path(self, column: Column) -> str:
-        """Return the path of a column's numbers in a run's results, with names in braces."""
+        """Return the path of a column's numbers, with names in braces."""
         return column.value or self.headline.value
 
     def method(self, column: Column) -> Method:
-        """A column as the report has it."""
+        """Return a column as the report has it."""
         return replace(column.method, plot_style=self.plot_styles.get(column.key))
 
     def smaller(self, variant: Variant) -> SmallerVariant | None:
-        """What makes a variant smaller; None for the full one, and for one that the table does not have."""
+        """Return a smaller variant, or None.
+
+        It is None for the full variant and for a variant that the table does not have.
+        """
         return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[
             variant
         ]
@@ -417,7 +495,10 @@ class Table:
     def printed(
         self, conditions: Mapping[str, Value], method: str
     ) -> tuple[float | None, float | None]:
-        """The paper's number that a column is held against, and its deviation; None where it prints none."""
+        """Return the paper's number that a column is compared with, and its deviation.
+
+        Either is None if the paper does not print it.
+        """
         printed = self.columns[method].reads or method
         for row in self.reference:
             if row["method"] == printed and all(
@@ -429,7 +510,7 @@ class Table:
 
 
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
-    """Whether a cell is meant: every key of `where` has the cell's value, or lists it."""
+    """Return whether every key of `where` has, or lists, the value of a cell."""
     cell = {**conditions, "method": method}
     return all(
         cell[key] in value if isinstance(value, list) else cell[key] == value
@@ -438,9 +519,10 @@ def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
 
 
 def with_tuned(table: Table) -> Table:
-    """The table with a column of ours beside every method that its tuning sweeps, with the coefficient that was chosen.
+    """Add a tuned column beside every method that the table's tuning sweeps.
 
-    One that is not chosen yet has no runs, and says so.
+    The column has the coefficient that was chosen. If none has been chosen yet, it has
+    no runs and shows the reason.
     """
     if table.tuned is None:
         return table
@@ -478,7 +560,10 @@ def with_tuned(table: Table) -> Table:
 
 
 def table_names() -> dict[str, Path]:
-    """``<paper>/<table>`` of every table, built in or in ``./conf/table``, and its file."""
+    """Return the names ``<paper>/<table>`` of all tables, with their files.
+
+    Tables are built in or in ``./conf/table``.
+    """
     found = {}
     for folder in (conf_dir(), user_conf_dir()):
         for path in sorted((folder / "table").rglob("*.yaml")) if folder is not None else ():
@@ -488,7 +573,12 @@ def table_names() -> dict[str, Path]:
 
 
 def load_table(name: str) -> Table:
-    """The table called `name`; `ConfigError` with the nearest name, or with what is wrong in its file."""
+    """Load a table by its name.
+
+    Raises:
+        ConfigError: There is no such table (the message has the nearest name), or its
+            file is wrong.
+    """
     known = table_names()
     if name not in known:
         ends = [full for full in known if full.rpartition("/")[2] == name]
@@ -502,7 +592,7 @@ def load_table(name: str) -> Table:
 
 
 def read_table(path: Path, name: str) -> Table:
-    """The table in `path`."""
+    """Read the table in a file."""
     try:
         node = read_yaml(path)
     except yaml.YAMLError as error:

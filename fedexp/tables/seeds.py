@@ -1,4 +1,4 @@
-"""Columns against each other on runs paired by seed; never on runs that are not."""
+"""Comparisons of columns on runs paired by seed, never on runs that are not paired."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ Seeds = tuple[object, ...]  # what makes two runs a pair: their seeds
 
 @dataclass(frozen=True)
 class Comparison:
-    """b less a on their common draws.
+    """Column b minus column a on their common seeds.
 
     Args:
-        draws: the common ones; difference: the mean of the paired differences, None without any.
-        interval: 95 %, Student's; p: two-sided, adjusted where several comparisons were made; both None below two pairs,
-            where all differences are equal, and where one is not finite.
+        a: Key of the first column.
+        b: Key of the second column.
+        seeds: Common seeds.
+        difference: Mean of the paired differences, None without pairs.
+        interval: 95 % interval (Student's t).
+        p: Two-sided p value, adjusted if several comparisons were made. Both this and
+            the interval are None below two pairs, if all differences are equal, and if
+            one is not finite.
     """
 
     a: str
@@ -32,7 +37,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the pairs say, and no more."""
+        """What the pairs show."""
         if len(self.seeds) < 2:
             return f"no test: {len(self.seeds) or 'no'} common seed{'' if len(self.seeds) == 1 else 's'}"
         assert self.difference is not None
@@ -48,7 +53,14 @@ class Comparison:
 def compare(
     a: str, b: str, left: Mapping[Seeds, float], right: Mapping[Seeds, float]
 ) -> Comparison:
-    """Column b against column a; their values by seeds."""
+    """Compare column b with column a.
+
+    Args:
+        a: Key of the first column.
+        b: Key of the second column.
+        left: Values of a by seeds.
+        right: Values of b by seeds.
+    """
     common = tuple(seeds for seeds in left if seeds in right)
     differences = [right[seeds] - left[seeds] for seeds in common]
     mean = sum(differences) / len(common) if common else None
@@ -60,7 +72,11 @@ def compare(
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """With p for all of them together (Holm, A simple sequentially rejective multiple test procedure, 1979)."""
+    """Adjust p for all comparisons together.
+
+    Reference:
+        Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
     tested = sorted((c.p, number) for number, c in enumerate(comparisons) if c.p is not None)
     found, least = list(comparisons), 0.0
     for rank, (p, number) in enumerate(tested):

@@ -1,4 +1,7 @@
-"""What our runs say of a number that a paper prints: equivalence within a tolerance, a difference beyond it, or neither."""
+"""Verdicts on our runs against a number that a paper prints.
+
+A verdict is equivalence within a tolerance, a difference beyond it, or neither.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,16 @@ _MOST_SEEDS = 20  # more are not asked for
 
 @dataclass(frozen=True)
 class Judgement:
-    """Args: see `fedexp.tables.report.report.Cell`."""
+    """A verdict with its reasons.
+
+    Args:
+        verdict: See `fedexp.tables.report.report.Cell`, also for all others.
+        reason: Reason of a verdict other than ``reproduced``.
+        interval: 95 % interval of our mean minus the paper's.
+        near: Whether the means are within the tolerance of each other.
+        settles: Number of seeds that would settle the verdict, as text.
+        deterministic: Whether all runs gave the same number.
+    """
 
     verdict: Conclusion
     reason: str
@@ -29,14 +41,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Difference:
-    """Ours less the paper's, and how well n runs know it.
+    """Our mean minus the paper's, and its standard error.
 
-    The paper's number is a draw, too: the mean of `paper_runs` runs that spread as ours do or, where it prints a deviation, as
-    that says (Welch's test).
+    The paper's number is random, too. It is the mean of `paper_runs` runs with our
+    spread or, if the paper prints a standard deviation, with that one (Welch's test).
 
     Args:
-        d: difference of the means; s: sample standard deviation of our n runs.
-        paper_sd: as printed, or None.
+        d: Difference of the means.
+        s: Sample standard deviation of our runs.
+        n: Number of our runs.
+        paper_sd: Standard deviation as printed, or None.
+        paper_runs: Number of the paper's runs.
     """
 
     d: float
@@ -53,22 +68,32 @@ class Difference:
 
     @property
     def df(self) -> float:
-        """n - 1, or Welch's and Satterthwaite's where both sides have a deviation; one run that has one counts as two."""
+        """The degrees of freedom.
+
+        They are n - 1 or, if both sides have a standard deviation, those of Welch and
+        Satterthwaite. A single run that has a deviation counts as two.
+        """
         if self.paper_sd is None or not self.se:
             return self.n - 1
         ours = (self.s / math.sqrt(self.n) / self.se) ** 2  # its share of the variance
         return 1 / (ours**2 / (self.n - 1) + (1 - ours) ** 2 / max(1, self.paper_runs - 1))
 
     def half_width(self, confidence: float) -> float:
-        """Of the two-sided interval around `d`."""
+        """Return half the width of the two-sided interval around `d`."""
         return float(t.ppf((1 + confidence) / 2, self.df)) * self.se if self.se else 0.0
 
     def equivalent(self, tolerance: float) -> bool:
-        """Two one-sided tests: the 90 % interval lies within the tolerance."""
+        """Return whether the 90 % interval is within the tolerance.
+
+        These are two one-sided tests.
+        """
         return abs(self.d) + self.half_width(1 - 2 * LEVEL) <= tolerance
 
     def beyond(self, tolerance: float) -> bool:
-        """The 95 % interval lies wholly beyond the tolerance, on one side."""
+        """Return whether the 95 % interval is beyond the tolerance on one side.
+
+        All of the interval must be there.
+        """
         return abs(self.d) - self.half_width(1 - LEVEL) > tolerance
 
     def with_seeds(self, n: int) -> Difference:
@@ -82,10 +107,18 @@ def judge(
     tolerance: float,
     paper_runs: int = 1,
 ) -> Judgement:
-    """The verdict on at least one value of ours.
+    """Judge at least one number of ours against the paper's.
 
-    `higher` and `lower` are of the number, whichever is better. An infinite number of the paper (a target that is never
-    reached) is reproduced if every run of ours misses it, too.
+    `higher` and `lower` describe the number, whichever is better. An infinite number of
+    the paper (a target that is never reached) is reproduced if every run of ours misses
+    it, too.
+
+    Args:
+        values: Our numbers, one per run.
+        paper: The paper's number.
+        paper_sd: The standard deviation that the paper prints, or None.
+        tolerance: Tolerance in the unit of the numbers.
+        paper_runs: Number of runs behind the paper's number.
     """
     if any(math.isnan(value) for value in values):
         return Judgement("inconclusive", "a run's number is NaN")
@@ -113,7 +146,7 @@ def judge(
 
 
 def _infinite(values: Sequence[float], paper: float) -> Judgement:
-    """Of several runs, where the paper or some of ours never reach the target."""
+    """Judge several runs if the paper or some of our runs never reach the target."""
     missed = sum(map(math.isinf, values))
     if missed == len(values) and math.isinf(paper):
         return Judgement("reproduced", "")
@@ -125,7 +158,7 @@ def _infinite(values: Sequence[float], paper: float) -> Judgement:
 
 
 def _settles(found: Difference, tolerance: float, near: bool) -> str:
-    """How many seeds of the same mean and spread would have settled it."""
+    """Return how many seeds of the same mean and spread would have settled it."""
     settled = Difference.equivalent if near else Difference.beyond
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if settled(found.with_seeds(n), tolerance):
@@ -146,7 +179,12 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, float] | None:
-    """Of 95 % for the mean of at least one finite difference, the paper's side being a mean of `paper_runs`; None below two."""
+    """Return the 95 % interval for the mean of finite differences, None below two.
+
+    Args:
+        values: At least one finite difference.
+        paper_runs: Number of runs behind the paper's numbers.
+    """
     if len(values) < 2:
         return None
     found = Difference(

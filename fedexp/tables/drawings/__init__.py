@@ -1,1 +1,4 @@
-"""Figures of papers, made from the runs of a table: each a `fedexp.tables.drawing.Drawing`."""
+"""Figures of papers, made from the runs of a table.
+
+Each is a `fedexp.tables.drawing.Drawing`.
+"""

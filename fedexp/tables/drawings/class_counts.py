@@ -1,4 +1,4 @@
-"""Who has how many samples of which class: the maps of FedSyn's Figures 4 and 5."""
+"""Maps of the samples of each class at each client: FedSyn's Figures 4 and 5."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClassCountsDrawing(Drawing):
-    """One panel a row, of its lowest seed: classes down, clients across, in every cell the samples, darker with their root.
+    """One panel per row of the table, of its lowest seed.
+
+    Classes go down and clients across. Every cell has the number of samples. Its
+    darkness grows with the root of this number.
 
     Args:
-        title: of the picture; name: of its file.
+        title: Title of the picture.
+        name: Name of its file.
     """
 
     title: str
@@ -53,10 +57,15 @@ class ClassCountsDrawing(Drawing):
 
 
 def counts(run: DrawnRun) -> np.ndarray:
-    """(clients, classes) int64, of the split that the run had: drawn again, and compared with what it stored.
+    """Return the class counts of a run's split.
+
+    The split is sampled again and compared with the stored one.
+
+    Returns:
+        Counts of shape (clients, classes), int64.
 
     Raises:
-        StorageError: the split that is drawn today is not the run's.
+        StorageError: The split that is sampled is not the run's.
     """
     from fedexp.running.experiment import load_data
 

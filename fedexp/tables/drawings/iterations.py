@@ -1,4 +1,7 @@
-"""Curves over the iterations of a method that iterates on the server (MA-Echo): its paper's Figures 3, 6b, 7 and 8."""
+"""Curves over the iterations of a method that iterates on the server.
+
+MA-Echo's Figures 3, 6b, 7 and 8 are such curves.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,25 @@ from fedexp.tables.report.report import Picture
 
 @dataclass(frozen=True)
 class Iterations(Drawing):
-    """One panel a row: methods that were traced as curves, means over seeds with a band of one standard deviation.
+    """One panel per row: means over seeds with a band of one standard deviation.
 
     Args:
-        curves: methods with ``trace.every``; lines: those without iterations, drawn at their headline.
-        title: of the picture; name: of its file.
-        series: what of a trace's rows is drawn, e.g. ``mean_v/acc``, ``W/loss``. One with a value for each client (``V/acc``:
-            on the test set, ``V/train/acc``: on the client's own samples) has thin curves for the clients beside their mean.
-        label: of the vertical axis; scale: factor that turns the series and the headline into its unit.
-        panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
-        axis: ``iteration``, or ``record``: the number of the recorded point, where methods record in different steps.
-        called: what the figure calls an iteration, as the horizontal axis says it.
-        round: whose iterations.
+        curves: Methods that were traced with ``trace.every``, drawn as curves.
+        title: Title of the picture.
+        lines: Methods without iterations, drawn at their headline.
+        name: Name of its file.
+        series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
+            One with a value for each client has thin curves for the clients beside
+            their mean. Examples are ``V/acc`` (on the test set) and ``V/train/acc`` (on
+            the client's own samples).
+        label: Label of the vertical axis.
+        scale: Factor that turns the series and the headline into its unit.
+        panels: Conditions, or ``method``, that make a panel.
+        heading: Heading of a panel with these in braces. None: they are listed.
+        axis: ``iteration``, or ``record``: the number of the recorded point, if methods
+            record at different steps.
+        called: Name of an iteration on the horizontal axis.
+        round: Round of the iterations.
     """
 
     curves: tuple[str, ...]

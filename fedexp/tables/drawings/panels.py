@@ -1,4 +1,4 @@
-"""What figures of curves share: runs in panels and series, and how a panel of curves looks."""
+"""The common part of figures of curves: grouping of runs, and panels of curves."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ Points = dict[float, float]  # x -> y of one run, or of one model of a run
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run contributes: one curve, or several that are shown thin beside their mean.
+    """The curves of one run: one, or several that are drawn thin beside their mean.
 
     Args:
-        each: by x, each in the axis' unit; thin: draw them besides their mean.
+        each: Curves by x, in the unit of the axis.
+        thin: Whether they are drawn besides their mean.
     """
 
     each: tuple[Points, ...]
@@ -49,13 +50,18 @@ def headline_value(run: DrawnRun, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Panels:
-    """Panels over an axis, a series a method.
+    """Panels over an axis, with one series per method.
 
     Args:
-        name, title: of the picture; x, y: what the axes say.
-        by: conditions, or ``method``, that make a panel; what differs otherwise is pooled.
-        heading: of a panel, its conditions in braces (``"{init}-init {clients}-MLPs"``); None: they are listed.
-        logarithmic: the vertical axis.
+        name: Name of the picture.
+        title: Title of the picture.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        by: Conditions, or ``method``, that make a panel. Runs that differ otherwise are
+            pooled.
+        heading: Heading of a panel with its conditions in braces
+            (``"{init}-init {clients}-MLPs"``). None: they are listed.
+        logarithmic: Whether the vertical axis is logarithmic.
     """
 
     name: str
@@ -75,10 +81,15 @@ class Panels:
         lines: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> tuple[Picture, ...]:
-        """The picture; none without a run of `methods`.
+        """Draw the picture, none without a run of `methods`.
 
         Args:
-            methods: drawn as curves; lines: as horizontal lines at the mean `level` of their runs; notes: below the panels.
+            runs: Runs of the table.
+            methods: Methods drawn as curves.
+            curve: Returns the curves of a run.
+            level: Returns the height of a run's line.
+            lines: Methods drawn as horizontal lines at the mean `level` of their runs.
+            notes: Lines below the panels.
         """
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
         for run in runs:
@@ -157,7 +168,10 @@ class Panels:
 
 
 def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
-    """Of the number-th method. Horizontal lines that coincide are seen all the same: their dashes take turns."""
+    """Return the style of a method.
+
+    Horizontal lines that coincide stay visible, since their dashes take turns.
+    """
     style = canvas.line_properties(plot_style, run.role)
     if is_line:
         return {
@@ -170,7 +184,10 @@ def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> 
 
 
 def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) -> None:
-    """The mean over runs, a band of one standard deviation where there are several, and what is shown thin."""
+    """Plot the mean over runs, a band of one standard deviation, and thin curves.
+
+    There is no band for a single run.
+    """
     colour = properties["color"]
     means = []
     for curve in curves:
@@ -189,12 +206,15 @@ def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) ->
 
 
 def mean(curves: Sequence[Points]) -> Points:
-    """At every x that all curves have."""
+    """Return the mean at every x that all curves have."""
     return {x: statistics.fmean(curve[x] for curve in curves) for x in _common(curves)}
 
 
 def deviation(curves: Sequence[Points]) -> Points:
-    """Sample standard deviation (n - 1) at every x that all curves have; 0 for a single one."""
+    """Return the sample standard deviation (n - 1) at every x that all curves have.
+
+    It is 0 for a single curve.
+    """
     if len(curves) < 2:
         return dict.fromkeys(_common(curves), 0.0)
     return {x: statistics.stdev(curve[x] for curve in curves) for x in _common(curves)}

@@ -1,4 +1,7 @@
-"""A method's path through parameter space, on the plane of its first three iterates, over the test loss there."""
+"""A method's path through parameter space, over the test loss.
+
+It is drawn on the plane of the method's first three iterates.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,17 @@ _CLEAR = 0.045  # of the surface's width and height, between numbers that can be
 
 @dataclass(frozen=True)
 class Plane(Drawing):
-    """Test loss in colours, the projections of g^t (all parameters after t iterations) as a line, their t written beside.
+    """Test loss in colours, and the path of a method as a line.
+
+    The line joins the projections of g^t (all parameters after t iterations). Their t
+    are beside them.
 
     Args:
-        method: the column whose run is drawn; its ``trace.weights`` has 0, 1, 2 and more.
-        series: which of its models, ``W`` or ``mean_v``.
-        resolution: points of the loss along each side; images: of the test set, its first, for the loss of each.
-        margin: of the surface beyond the path, as a part of the path's extent.
+        method: Column whose run is drawn. Its ``trace.weights`` has 0, 1, 2 and more.
+        series: Which of its models, ``W`` or ``mean_v``.
+        resolution: Points of the loss along each side.
+        images: Number of test images for the loss, the first ones.
+        margin: Surface beyond the path, as a part of the path's extent.
     """
 
     method: str
@@ -90,7 +97,10 @@ class Plane(Drawing):
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
-    """Orthonormal basis (2, n) of the plane through three points: u along g1 - g0, v along what g2 - g0 adds to it."""
+    """Return an orthonormal basis (2, n) of the plane through three points.
+
+    u is along g1 - g0, and v along what g2 - g0 adds to it.
+    """
     u, v = g1 - g0, g2 - g0
     first = u.norm()
     if first == 0 or (v - (v @ u) / first**2 * u).norm() <= 1e-9 * v.norm():
@@ -101,7 +111,13 @@ def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
 
 
 def around(values: Tensor, margin: float, count: int) -> list[float]:
-    """`count` equidistant numbers over the range of `values` and a part `margin` of it on either side."""
+    """Return equidistant numbers over the range of values and a margin on either side.
+
+    Args:
+        values: The values.
+        margin: The margin, as a part of the range.
+        count: How many numbers.
+    """
     low, high = float(values.min()), float(values.max())
     beyond = margin * (high - low)
     return [
@@ -110,7 +126,10 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
 
 
 def test_loss(config: Mapping[str, Any], images: int) -> Loss:
-    """Loss, as a function of parameters, of the config's model on its data's first `images` test images."""
+    """Return the loss on the first test images as a function of parameters.
+
+    Model and data are those of the config.
+    """
     from fedexp.core.data import Samples
     from fedexp.core.outcome import Outcome
     from fedexp.core.weights import Weights
@@ -192,7 +211,10 @@ def _surface_figure(
 
 
 def _apart(points: Tensor, least: float) -> list[int]:
-    """The last point, and of the others, first to last, those that lie at least `least` from all chosen before."""
+    """Return the last point, then others at least `least` from all chosen before.
+
+    The others are tried from first to last.
+    """
     chosen = [len(points) - 1]
     for at in range(len(points) - 1):
         if min(float((points[at] - points[other]).norm()) for other in chosen) >= least:

@@ -1,4 +1,4 @@
-"""Curves over communication rounds: MA-Echo's Figure 9 and its like."""
+"""Curves over communication rounds, such as MA-Echo's Figure 9."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from fedexp.tables.report.report import Picture
 
 @dataclass(frozen=True)
 class Rounds(Drawing):
-    """One panel a row, a curve a method: means over seeds with a band of one standard deviation.
+    """One panel per row and one curve per method.
+
+    Curves are means over seeds with a band of one standard deviation.
 
     Args:
-        curves: methods; lines: those drawn at their headline, as horizontal lines.
-        title: of the picture; name: of its file.
-        metric: of the evaluated rounds, e.g. ``test/global/acc``.
-        label: of the vertical axis; scale: factor that turns the metric into its unit; logarithmic: the axis.
-        panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
+        curves: Methods drawn as curves.
+        title: Title of the picture.
+        lines: Methods drawn at their headline, as horizontal lines.
+        name: Name of its file.
+        metric: Metric of the evaluated rounds, such as ``test/global/acc``.
+        label: Label of the vertical axis.
+        scale: Factor that turns the metric into its unit.
+        logarithmic: Whether the vertical axis is logarithmic.
+        panels: Conditions, or ``method``, that make a panel.
+        heading: Heading of a panel with these in braces. None: they are listed.
     """
 
     curves: tuple[str, ...]

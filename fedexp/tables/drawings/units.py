@@ -1,4 +1,7 @@
-"""A layer's rows of several models, embedded in the plane by t-SNE: do units of one number lie together?"""
+"""Rows of a layer of several models, embedded in the plane by t-SNE.
+
+The picture shows whether units of the same number are close.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,16 @@ _SIZES = (4.2, 5.6, 7.2)  # of hollow markers that lie on one another
 
 @dataclass(frozen=True)
 class Units(Drawing):
-    """One panel a column of the table: the V_i after the last iteration that its run kept.
+    """One panel per column of the table: the V_i after the last stored iteration.
 
-    In brackets the mean accuracy of the V_i on their own clients' training data, where it was traced, and `met`.
+    In brackets are the mean accuracy of the V_i on their own clients' training data, if
+    it was traced, and `met`.
 
     Args:
-        layer: name of the weight whose rows are drawn.
-        perplexity, random_state: of t-SNE (van der Maaten & Hinton 2008); the former is at most a third of the rows.
+        layer: Name of the weight whose rows are drawn.
+        perplexity: Perplexity of t-SNE (van der Maaten & Hinton 2008), at most a third
+            of the rows.
+        random_state: Seed of t-SNE.
     """
 
     layer: str
@@ -88,7 +94,7 @@ class Units(Drawing):
         axes.spines[:].set_color(canvas.FAINT)
 
     def embed(self, rows: Tensor) -> Tensor:
-        """(models, n, d) -> (models, n, 2), all rows in one embedding."""
+        """Embed all rows together: (models, n, d) -> (models, n, 2)."""
         from sklearn.manifold import TSNE
 
         models, n, d = rows.shape
@@ -103,10 +109,12 @@ class Units(Drawing):
 
 
 def met(rows: Tensor) -> float:
-    """Share of rows whose nearest (Euclidean) in another model has the same number, over all ordered pairs of models.
+    """Return the share of rows whose nearest row in another model has the same number.
+
+    Distances are Euclidean, and all ordered pairs of models count.
 
     Args:
-        rows: (models, n, d), two models or more.
+        rows: Rows of shape (models, n, d), of two models or more.
     """
     number = torch.arange(rows.shape[1])
     hits = [

@@ -1,1 +1,1 @@
-"""A table's report, and every form in which it is shown."""
+"""The report of a table, and every format in which it is shown."""

@@ -1,4 +1,7 @@
-"""How pictures of runs are drawn: colours, panels, legends, and a figure as SVG and PNG. The same figure gives the same bytes."""
+"""Drawing of pictures: colours, panels, legends, and a figure as SVG and PNG.
+
+The same figure gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ _DISTINCT_STYLES = 48  # beyond them they come again
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Inside, matplotlib draws as the framework does, whatever the user's matplotlibrc says."""
+    """Use fedexp's settings of matplotlib, whatever the user's matplotlibrc has."""
     import matplotlib as mpl
     from matplotlib import style
 
@@ -71,7 +74,13 @@ def use_style() -> Iterator[None]:
 
 
 def default_style(at: int) -> PlotStyle:
-    """Of the at-th series of those that have none of their own: 48 that marker and dash alone tell apart."""
+    """Return the style of a series that has none.
+
+    Marker and dash are enough to distinguish 48 of them.
+
+    Args:
+        at: Number of the series among those without a style.
+    """
     markers, dashes = get_args(Marker), get_args(Dash)
     turn = at // len(markers)
     return PlotStyle(
@@ -82,7 +91,7 @@ def default_style(at: int) -> PlotStyle:
 
 
 def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
-    """Each series' own plot_style; the others get, in turn, such as no series has."""
+    """Fill in the styles of series that have none, with styles that no series has."""
     given = list(own)
     taken = {(plot_style.marker, plot_style.dash) for plot_style in given if plot_style is not None}
     free = (
@@ -94,7 +103,10 @@ def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
 
 
 def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str, Any]:
-    """How matplotlib draws it: the proposed method stands out, reference points step back."""
+    """Return the properties of a line in matplotlib.
+
+    The proposed method stands out, and reference baselines step back.
+    """
     width, size, alpha = {
         "proposed": (2.4, 6.0, 1.0),
         "reference": (1.0, 4.0, 0.6),
@@ -112,12 +124,15 @@ def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str,
 
 
 def picture_name(kind: str, where: str) -> str:
-    """A picture's: its kind and, where there are several, of which runs; fit for a file's name."""
+    """Return the name of a picture: its kind and, of several, the runs that it shows.
+
+    The name can be part of a file name.
+    """
     return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
 
 def figure(width: float, height: float) -> Figure:
-    """Empty, in inches."""
+    """Return an empty figure of a size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -127,7 +142,7 @@ def figure(width: float, height: float) -> Figure:
 
 
 def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = None) -> Axes:
-    """The at-th of down x across panels, from 1."""
+    """Add one of down x across panels to a figure. Panels count from 1."""
     axes = figure.add_subplot(down, across, at, sharey=sharey)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
@@ -141,7 +156,7 @@ def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = 
 
 
 def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
+    """Make an axis logarithmic, with labels 0.1, 1, 10 instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set(**{f"{which}scale": "log"})
@@ -175,7 +190,7 @@ def set_title(axes: Axes, text: str) -> None:
 
 
 def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
-    """The figure as SVG and PNG, `notes` in small letters below its panels."""
+    """Render a figure as SVG and PNG, with notes in small letters below its panels."""
     letters = int(figure.get_figwidth() * 72 / 3.9)  # points: of a small letter
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
@@ -203,7 +218,10 @@ def _grow(figure: Figure, inches: float) -> None:
 
 
 def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
-    """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
+    """Return conditions in lines of at most `width` letters.
+
+    A condition that is longer has its own line. It is cut at 32 letters.
+    """
     lines: list[str] = []
     for key, value in zip(keys, values, strict=True):
         text = f"{key} {layout.label(value)}"
@@ -216,7 +234,11 @@ def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int)
 
 
 def plot_label(name: str) -> str:
-    """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
+    """Return a label that matplotlib prints as it is.
+
+    Matplotlib hides labels with a leading underscore and typesets mathematics. Long
+    labels are cut.
+    """
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""  # is never cut off
     name = name.removesuffix(sign)
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
@@ -228,7 +250,10 @@ def plot_label(name: str) -> str:
 
 
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Above the panels, in as many columns as fit; lines beyond two are no loss to the panels."""
+    """Draw a legend above the panels in as many columns as fit.
+
+    The figure grows for lines beyond two, so the panels keep their size.
+    """
     widest = max(len(str(handle.get_label())) for handle in handles)
     fitting = int(
         figure.get_figwidth() * 72 / (5.2 * widest + 52)

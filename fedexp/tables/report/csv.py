@@ -1,4 +1,7 @@
-"""A report as CSV: one line a cell, for pandas. One line a run is `fedexp.tables.record`'s ``runs.csv`` beside it."""
+"""A report as CSV for pandas: one line per cell.
+
+``runs.csv`` of `fedexp.tables.record` beside it has one line per run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "
 
 
 def to_csv(report: Report) -> str:
-    """All numbers at full precision, no field a list. Texts are `inert`."""
+    """Return all numbers at full precision. No field is a list. Texts are `inert`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(inert, columns(report)))
@@ -25,7 +28,10 @@ def to_csv(report: Report) -> str:
 
 
 def inert(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are."""
+    """Put an apostrophe before a text that a spreadsheet would read as a formula.
+
+    Numbers stay as they are.
+    """
     return (
         f"'{value}"
         if isinstance(value, str) and value.startswith(_FORMULA) and not _reads_as_number(value)
@@ -58,7 +64,7 @@ def columns(report: Report) -> list[str]:
 
 
 def lines(report: Report) -> list[list[Any]]:
-    """What stands in `columns`, None where there is nothing."""
+    """Return the values of `columns` for every cell, None if there is no value."""
     return [
         [
             report.name,

@@ -1,4 +1,8 @@
-"""Each method's numbers over the table's last key or, where that is no number, row by row: the paper's beside ours."""
+"""Pictures of each method's numbers over the table's last key, or row by row.
+
+The picture is row by row if the last key is not a number. The paper's numbers are
+beside ours.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ _CLOSE = 0.035  # of the axis: ticks closer than that would write over each othe
 
 
 def has_axis(report: Report) -> bool:
-    """Whether the last key is a number, of which most blocks of the table have several."""
+    """Return whether the last key is an axis.
+
+    It must be a number, with several values in most blocks of the table.
+    """
     if not report.keys:
         return False
     numeric = [_numeric(block) for block in _blocks(report).values()]
@@ -29,7 +36,10 @@ def has_axis(report: Report) -> bool:
 
 
 def over_last_key(report: Report) -> Figure:
-    """A panel a block of the table, the last key as the axis, ticks where its values are."""
+    """Draw one panel per block of the table, with the last key as the axis.
+
+    Ticks are at the values of the key.
+    """
     blocks = _blocks(report)
     figure, down, across = canvas.panels(len(blocks))
     log = _has_log_scale(report)
@@ -53,7 +63,10 @@ def over_last_key(report: Report) -> Figure:
 
 
 def row_by_row(report: Report) -> Figure:
-    """A row a line, a method a marker, the paper's number joined to ours."""
+    """Draw one line per row and one marker per method.
+
+    The paper's number is joined to ours.
+    """
     rows, styles = layout.rows(report), _styles(report)
     step = 0.8 / max(len(styles), 1)
     differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
@@ -134,7 +147,10 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
 
 
 def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
-    """Limits around all values, logarithmic where they span decades; few values each have a tick, those too close none."""
+    """Set limits around all values, logarithmic if they span decades.
+
+    Each of a few values has a tick, except those that are too close.
+    """
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     log = canvas.spans_decades(xs, _DECADES)
     if log:
@@ -167,7 +183,7 @@ def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> Non
 
 
 def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
-    """Around all numbers and their bars."""
+    """Return limits around all numbers and their bars."""
     ends = [_finite(cell.paper) for cell in report.cells]
     ends += [_finite(cell.mean) + sign * _spread(cell) for cell in report.cells for sign in (-1, 1)]
     known = [end for end in ends if not math.isnan(end) and (end > 0 or not log)]
@@ -179,14 +195,17 @@ def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
 
 
 def _beside(axes: Axes, points: float) -> Any:
-    """The data's place, moved sideways on the paper: equal numbers of two methods are both seen."""
+    """Return the data's transform, moved sideways by points of the page.
+
+    So equal numbers of two methods are both visible.
+    """
     from matplotlib.transforms import ScaledTranslation
 
     return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
 
 
 def _draw_legend(figure: Figure, report: Report) -> None:
-    """All methods, then what is filled and what is hollow."""
+    """Draw a legend of all methods, then of filled and hollow markers."""
     from matplotlib.lines import Line2D
 
     names = layout.marked_labels(report)
@@ -207,7 +226,10 @@ def _draw_legend(figure: Figure, report: Report) -> None:
 
 
 def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
-    """How each method is drawn that has a number, the proposed one first in the legend and on top in the panels."""
+    """Return the line properties of every method that has a number.
+
+    The proposed method is first in the legend and on top in the panels.
+    """
     used = {cell.method for cell in report.cells if cell.paper is not None or cell.values}
     methods = [method for method in layout.by_role(report) if method.key in used]
     found = canvas.distinct_styles(method.plot_style for method in methods)
@@ -221,7 +243,7 @@ def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
 
 
 def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
-    """Rows by all conditions but the last."""
+    """Group rows by all conditions except the last."""
     blocks: dict[tuple[Value, ...], list[Row]] = {}
     for row in layout.rows(report):
         blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(
@@ -243,7 +265,10 @@ def _x(report: Report, row: Row) -> float:
 def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Stretches without a hole: a line never bridges a number that is missing or not finite."""
+    """Yield stretches without a gap.
+
+    A line never bridges a number that is missing or not finite.
+    """
     x_run: list[float] = []
     y_run: list[float] = []
     for x, y in zip(xs, ys, strict=True):
@@ -258,7 +283,7 @@ def _stretches(
 
 
 def _finite(value: float | None) -> float:
-    """What can be drawn; nan, which leaves a hole, for what cannot."""
+    """Return a number that can be drawn. NaN leaves a gap for all others."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 

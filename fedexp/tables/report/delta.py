@@ -1,4 +1,7 @@
-"""Ours less the paper's, a row a cell: does the interval lie within the tolerance, beyond it, or across its edge?"""
+"""A picture of our numbers minus the paper's, one row per cell.
+
+It shows whether the interval is within the tolerance, beyond it, or across its edge.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def drawable(report: Report) -> bool:
 
 
 def difference_figure(report: Report) -> Figure:
-    """Cells grouped by method, the proposed one first, in as many columns as keep it readable; axis limits hold every bar."""
+    """Draw cells grouped by method, the proposed one first.
+
+    There are as many columns as keep it readable. The axis limits hold every bar.
+    """
     groups = _groups(report)
     columns = _packed(groups)
     tallest = max(sum(map(_height, column)) for column in columns)
@@ -64,7 +70,10 @@ def difference_figure(report: Report) -> Figure:
 
 
 def note(report: Report) -> str:
-    """What a reader would otherwise take for something else."""
+    """Explain rows and bars of the picture.
+
+    It counts the cells without an interval, and those without a finite difference.
+    """
     drawn = [cell for cell in report.cells if _has_delta(cell)]
     bare = sum(cell.interval is None for cell in drawn)
     endless = sum(cell.delta is not None and not _has_delta(cell) for cell in report.cells)
@@ -84,7 +93,7 @@ def note(report: Report) -> str:
 
 
 def differing(report: Report) -> list[str]:
-    """The keys that tell rows apart."""
+    """Return the keys that distinguish rows."""
     return [
         key
         for key in report.keys
@@ -173,7 +182,11 @@ def _groups(report: Report) -> list[Group]:
 
 
 def _packed(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups in order, in the fewest columns of at most `_TALLEST` rows, or in `_COLUMNS` of about equal height."""
+    """Pack groups in order into columns.
+
+    These are the fewest columns of at most `_TALLEST` rows, or `_COLUMNS` of about
+    equal height.
+    """
     total = sum(map(_height, groups))
     number = min(_COLUMNS, len(groups), max(1, math.ceil(total / _TALLEST)))
     columns: list[list[Group]] = [[]]
@@ -190,7 +203,7 @@ def _height(group: Group) -> float:
 
 
 def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
-    """Of all that is drawn: points, intervals, tolerances."""
+    """Return the smallest and largest of all points, intervals and tolerances."""
     values = [0.0]
     for method, cells in groups:
         tolerance = report.tolerance_of(method)

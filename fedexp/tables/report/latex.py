@@ -1,4 +1,7 @@
-"""A report as LaTeX tables (booktabs) that fit a text width: the paper's number above ours, decimal points in line."""
+"""A report as LaTeX tables (booktabs) that fit a text width.
+
+The paper's number is above ours, with aligned decimal points.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,30 @@ _SPECIAL = {
 
 
 def latex(report: Report) -> str:
-    """``table`` environments that need the package booktabs; best of its row in bold.
+    """Return ``table`` environments that need the package booktabs.
 
-    Columns that do not fit beside each other stand in blocks below each other, and what is too long for a page goes on in
-    another table. The label ends in the variant, so that several variants can stand in one document.
+    The best of a row is in bold. Columns that do not fit beside each other are in
+    blocks below each other. Rows that do not fit on a page continue in another table.
+    The label ends with the variant, so several variants can be in one document.
     """
     return "\n".join(_document(report)) + "\n"
 
 
 def escape(text: str) -> str:
-    """Text with LaTeX's special characters and ours, which its fonts lack, made plain."""
+    """Escape LaTeX's special characters, and signs that its fonts do not have."""
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
 @dataclass(frozen=True)
 class _Number:
-    """A number in three parts: what stands before the decimal point, from there on, and what follows."""
+    """A number in three parts.
+
+    Args:
+        whole: Text before the decimal point.
+        rest: Text from the decimal point on.
+        beside: Text after the number.
+        best: Whether it is the best of its row.
+    """
 
     whole: str
     rest: str = ""
@@ -108,7 +119,7 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
 
 
 def _column_head(method: Method, width: int) -> str:
-    """A label in as many lines as it needs to be no wider than its column."""
+    """Return a label in as many lines as it needs to be as narrow as its column."""
     sign = layout.ORACLE if method.oracle else ""
     lines = textwrap.wrap(method.label, max(width, 8)) or [""]
     lines[-1] += sign
@@ -118,7 +129,11 @@ def _column_head(method: Method, width: int) -> str:
 
 
 def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
-    """Blocks of columns that fit the text's width, as many of them as fit a page; long blocks are cut between rows."""
+    """Yield pages of blocks of columns.
+
+    Each block fits the text width, and a page has as many blocks as fit. Long blocks
+    are cut between rows.
+    """
     lines = _all_lines(report)
     a_row = 2 if layout.has_reference(report) else 1
     length = _LINES // a_row * a_row
@@ -137,7 +152,10 @@ def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
 
 
 def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
-    """Columns by number, block by block; one that is alone too wide for the text is a block by itself."""
+    """Return blocks of column numbers that fit the text width.
+
+    A column that is too wide on its own has a separate block.
+    """
     keys = [
         max([len(key), *(len(place[at]) for place, _, _ in lines)])
         for at, key in enumerate(report.keys)
@@ -153,7 +171,10 @@ def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
 
 
 def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
-    """In digits: parts of numbers side by side, and no word of a label broken."""
+    """Return the widths of columns in digits.
+
+    Parts of numbers are side by side, and no word of a label is broken.
+    """
     found = []
     for at, method in enumerate(report.methods):
         own = [numbers[at] for _, _, numbers in lines]
@@ -194,7 +215,7 @@ def _ours(shown: ShownCell, same: int | None) -> _Number:
 
 
 def _same_n(report: Report) -> int | None:
-    """Of how many runs every mean is, where that is one number."""
+    """Return the number of runs behind every mean, None if it differs."""
     counts = {cell.n for cell in report.cells if cell.n}
     return counts.pop() if len(counts) == 1 else None
 

@@ -1,4 +1,4 @@
-"""A report as Markdown: its headline, the table of numbers, the claims, then what a reader must know."""
+"""A report as Markdown: headline, table of numbers, claims, and notes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _SHOWN = 4  # names in a list
 
 
 def markdown(report: Report) -> str:
-    """The document. A cell reads ``paper → ours mean ± sd (n) mark``, best of its row in bold on either side.
+    """Return the document.
 
-    Pictures are files beside it, ``report-<name>.png``.
+    A cell is ``paper → ours mean ± sd (n) mark``. The best of a row is bold on either
+    side. Pictures are files beside the document, ``report-<name>.png``.
     """
     return "\n".join(_document(report)) + "\n"
 
@@ -59,7 +60,7 @@ def _document(report: Report) -> Iterator[str]:
 
 
 def _legend(report: Report) -> Iterator[str]:
-    """What the cells mean."""
+    """Yield the meaning of cells."""
     yield f"{'Paper → ours' if layout.has_reference(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
     yield from (escape(texts.sentence(line)) for line in texts.legend(report))
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
@@ -77,7 +78,7 @@ def _pooled_table(report: Report) -> Iterator[str]:
 
 
 def _problems(report: Report) -> Iterator[str]:
-    """Why cells were not run, and what failed."""
+    """Yield the reasons of cells without runs, and failures."""
     labels = {method.key: layout.marked_label(method) for method in report.methods}
     absent = [cell for cell in report.cells if cell.verdict == "not run"]
     failures = dict.fromkeys(failure for cell in report.cells for failure in cell.failed)
@@ -132,7 +133,7 @@ def _mean_differences(report: Report) -> Iterator[str]:
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """A section; none without lines."""
+    """Yield a section, nothing without lines."""
     listed = [f"- {line}" for line in lines]
     if listed:
         yield from (f"## {title}", "", *listed, "")
@@ -164,7 +165,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that no Markdown reader takes for markup."""
+    """Escape a text so that no Markdown reader takes it for markup."""
     for character in "\\|*`<>[]":
         text = text.replace(character, f"\\{character}")
     return text

@@ -1,4 +1,7 @@
-"""The report as one HTML file: it opens from disk, loads nothing, and reads on paper, on a phone, in light and dark."""
+"""A report as one HTML file that opens from disk and loads nothing.
+
+It is readable on paper, on a phone, in light and in dark.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,12 @@ _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
 
 @dataclass(frozen=True)
 class Links:
-    """What a page may link to, as relative addresses.
+    """The relative links of a page.
 
     Args:
-        runs: by a run's folder, its files by name (``folder`` is the folder itself); files: those beside the page.
-        configs: resolved, by their hashes; they stand on the page.
+        runs: Files by name, by a run's folder. ``folder`` is the folder itself.
+        files: Files beside the page.
+        configs: Resolved configs by their hashes, which the page shows.
     """
 
     runs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -41,10 +45,12 @@ class Links:
 
 
 def page(report: Report, links: Links = Links()) -> str:
-    """The whole page as UTF-8 text. The same report and links give the same bytes.
+    """Return the page as text. The same report and links give the same bytes.
 
     Args:
-        report: its pictures are put in as they are; those in ``currentColor`` follow the theme, others get a white ground.
+        report: The report. Pictures in ``currentColor`` follow the theme. Others get a
+            white background.
+        links: Links of the page.
     """
     script, style = (_file(f"page.{ending}") for ending in ("js", "css"))
     rows = shown_rows(report)
@@ -114,7 +120,10 @@ def _file(name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Nothing may be loaded, and no script but ours may run, whatever a label or a picture holds."""
+    """Return a content policy that forbids loading and all scripts except ours.
+
+    It holds whatever a label or a picture contains.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
@@ -123,13 +132,16 @@ def _policy(script: str) -> str:
 
 
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
-    """The paper's claims, those that did not hold first: what the head shows, and what it folds away."""
+    """Return the paper's claims for the page's head, and those that are folded.
+
+    Claims that did not hold come first.
+    """
     ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
 
 
 def _key(report: Report) -> list[str]:
-    """How a cell is read, in sentences."""
+    """Explain in sentences how to read a cell."""
     better = "higher" if report.higher_is_better else "lower"
     first = f"{report.metric.replace('_', ' ').capitalize()} in {layout.unit(report)}, {better} is better."
     notes = [f"{note}." for note in texts.footnotes(report)]
@@ -159,7 +171,7 @@ def _key(report: Report) -> list[str]:
 
 
 def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
-    """Of every row, whether its first condition is another than that of the row above."""
+    """Return for every row whether its first condition differs from the row above."""
     firsts = [next(iter(shown.row.conditions.values()), None) for shown in rows]
     return [
         len(report.keys) > 1 and (at == 0 or first != firsts[at - 1])
@@ -168,7 +180,10 @@ def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
 
 
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
-    """Of every column, how many of the cells that the headline counts are reproduced; empty where it counts none."""
+    """Return for every column how many of its judged cells are reproduced.
+
+    The list is empty if the headline counts no cells.
+    """
     counted = layout.judged_cells(report)
     if not report.keys or not counted:
         return []
@@ -181,7 +196,7 @@ def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
 
 
 def _values(report: Report) -> list[tuple[str, list[str]]]:
-    """Of every key that rows differ in, its values in the table's order."""
+    """Return the values of every key in the table's order."""
     found = []
     for key in report.keys:
         values = list(
@@ -192,7 +207,10 @@ def _values(report: Report) -> list[tuple[str, list[str]]]:
 
 
 def sortable(value: object) -> str | None:
-    """What a column of numbers sorts by; empty for none, which stays last; None for words."""
+    """Return the sort key of a value in a column of numbers.
+
+    It is empty for a missing value, which stays last, and None for text.
+    """
     if value is None:
         return ""
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -204,7 +222,11 @@ def sortable(value: object) -> str | None:
 
 
 def _inline(picture: Picture, prefix: str) -> Any:
-    """The drawing as an element of the page: no prolog, no metadata, ids of its own, named for those who cannot see it."""
+    """Return a picture as an element of the page.
+
+    It has no prolog and no metadata. Its ids are unique, and it has a label for screen
+    readers.
+    """
     from markupsafe import Markup
 
     start = picture.svg.index("<svg")

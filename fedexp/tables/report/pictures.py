@@ -1,4 +1,8 @@
-"""The report's pictures: ours less the paper's cell by cell, and each method over the table's last key, or row by row."""
+"""The pictures of a report's numbers.
+
+They show our numbers minus the paper's, and each method over the last key or row by
+row.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,12 @@ RESERVED = ("delta", "curves", "rows")  # names of its pictures
 
 
 def pictures(report: Report) -> tuple[Picture, ...]:
-    """What can be drawn of a report; empty where nothing has been measured.
+    """Draw the numbers of a report, nothing if nothing has been measured.
 
-    `delta`: every cell that has both numbers, ours less the paper's. `curves`: over the last key where that is a number, one
-    panel a block of the table; `rows` otherwise. All name the variant, the number of runs, commit and date. The same report gives
-    the same bytes.
+    `delta` shows our number minus the paper's for every cell that has both. `curves`
+    shows the numbers over the last key if that is a number, with one panel per block of
+    the table. Else `rows` shows them row by row. All name the variant, the number of
+    runs, commit and date. The same report gives the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()
@@ -45,7 +50,7 @@ def _all_pictures(report: Report) -> Iterator[Picture]:
 
 
 def _picture(name: str, title: str, figure: Figure, report: Report) -> Picture:
-    """With what must not be lost where the picture is shown without the report."""
+    """Render a picture with the notes that it needs without its report."""
     notes = [texts.variant_note(report), texts.stamp(report), texts.oracle_note(report)]
     if name == "delta":
         notes.insert(1, delta.note(report))

@@ -120,7 +120,7 @@ class ShownCell:
 
     @property
     def flags(self) -> str:
-        """Short remarks that a reader sees inside the cell."""
+        """The remarks that a reader sees inside the cell."""
         flags = [
             f"⚠ {len(self.cell.failed)} failed" if self.cell.failed else "",
             "reduced" if self.cell.reduced else "",
@@ -243,7 +243,7 @@ def _shown_parts(cell: Cell, places: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _anchor(cell: Cell, taken: set[str]) -> str:
-    """Return ``cell-init-diff-local_steps-20-ma_echo``. A second cell of a name is numbered."""
+    """Return ``cell-init-diff-local_steps-20-ma_echo``. Repeated names are numbered."""
     words = [word for key, value in cell.conditions.items() for word in (key, layout.label(value))]
     base = name = re.sub(r"[^\w.]+", "-", "-".join(["cell", *words, cell.method]))
     number = 1

@@ -29,7 +29,10 @@ _ENDLESS = 100_000  # letters of a line that wraps nothing
 
 
 def console() -> Console:
-    """Wide where there is no terminal: a table in a file is better wide than wrapped."""
+    """Return the console.
+
+    It is wide without a terminal, since a table in a file should not be wrapped.
+    """
     from rich.console import Console
 
     return (
@@ -40,10 +43,11 @@ def console() -> Console:
 
 
 def print_report(report: Report, out: Console | None = None) -> None:
-    """The headline, the table, what it says of the paper's claims, and its warnings.
+    """Print the headline, the table, the paper's claims and the warnings.
 
-    A cell has the paper's number, below it ours, the difference and the mark of the verdict. Where that does not fit, the
-    differences go first; then each cell has a line, with its difference where there is room.
+    A cell has the paper's number and, below it, ours, the difference and the mark of
+    the verdict. On a narrow terminal the differences are left out first. Then each cell
+    has a line, with its difference if there is room.
     """
     out = out or console()
     out.print(
@@ -153,7 +157,7 @@ _DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} 
 
 
 def _hours(row: Mapping[str, Any]) -> str:
-    """Return the hours of stored runs if they are known, else those that the table's file has.
+    """Return the hours of stored runs, else the measured hours of the table's file.
 
     Example of a file: ``0.88, reduced 0.69``.
     """
@@ -166,7 +170,12 @@ def _hours(row: Mapping[str, Any]) -> str:
 
 
 def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
-    """Args: deltas: whether the wide table has them; None: it is not wide."""
+    """Yield the legend of the table.
+
+    Args:
+        report: The report.
+        deltas: Whether the wide table has differences. None: it is not wide.
+    """
     compared = layout.has_reference(report)
     if deltas is not None:
         yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared and deltas else ''})"
@@ -175,7 +184,7 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
 
 def _width(table: Table, out: Console, *, wrapped: bool) -> int:
-    """Of the table: as narrow as its words allow, or without any line broken."""
+    """Return the width of a table, with or without broken lines."""
     from rich.measure import Measurement
 
     needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
@@ -183,7 +192,7 @@ def _width(table: Table, out: Console, *, wrapped: bool) -> int:
 
 
 def _wide(report: Report, *, deltas: bool) -> Table:
-    """As in the paper: one column a method."""
+    """Build the table as in the paper: one column per method."""
     from rich import box
     from rich.table import Table
 
@@ -203,7 +212,11 @@ def _wide(report: Report, *, deltas: bool) -> Table:
 
 
 def _long(report: Report, out: Console) -> Table:
-    """One line a cell. Differences go first, then headings and labels wrap; numbers and verdicts if it still does not fit."""
+    """Build a table with one line per cell.
+
+    On a narrow terminal the differences are left out first. Then headings and labels
+    wrap, and at last numbers and verdicts.
+    """
     with_deltas = _one_a_line(report, whole=True, deltas=True)
     if _width(with_deltas, out, wrapped=False) <= out.width:
         return with_deltas
@@ -263,7 +276,7 @@ def _cell_text(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
 
 
 def _unstyled(text: str) -> Text:
-    """No markup, whatever a label holds."""
+    """Return a text without markup, whatever a label holds."""
     from rich.text import Text
 
     return Text(text)

@@ -1,4 +1,4 @@
-"""The words of a report that its forms share."""
+"""Texts of a report that several formats share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _VARIANTS: Mapping[Variant, str] = {
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """What a reader should know if he reads no further: (of what, what came of it)."""
+    """Return the most important results: (subject, result)."""
     paper = report.paper_claims
     ours = [claim for claim in report.claims if claim.is_ours]
     outcomes = []
@@ -75,7 +75,7 @@ def _states(claims: Sequence[ClaimResult]) -> str:
 
 
 def _verdicts(cells: Sequence[Cell]) -> str:
-    """``2 reproduced, 5 inconclusive (3 near)``."""
+    """Count verdicts: ``2 reproduced, 5 inconclusive (3 near)``."""
     counts = Counter(cell.verdict for cell in cells)
     near = sum(cell.verdict == "inconclusive" and bool(cell.near) for cell in cells)
     return ", ".join(
@@ -87,17 +87,20 @@ def _verdicts(cells: Sequence[Cell]) -> str:
 
 
 def variant_note(report: Report) -> str:
-    """The variant's name, and what it means for the numbers."""
+    """Return the name of the variant, and its meaning for the numbers."""
     return _VARIANTS[report.variant]
 
 
 def variant_suffix(report: Report) -> str:
-    """`` (reduced)``, to stand behind a name."""
+    """Return the variant for the end of a name: `` (reduced)``."""
     return f" ({report.variant})"
 
 
 def stamp(report: Report) -> str:
-    """What must go with a picture wherever it is shown: table, variant, runs a cell, commit, date; only what is known."""
+    """Return the facts that a picture needs wherever it is shown.
+
+    They are table, variant, runs per cell, commit and date, if they are known.
+    """
     counts = sorted({cell.n for cell in report.cells if cell.n})
     facts = dict(report.facts)
     known = [
@@ -112,17 +115,20 @@ def stamp(report: Report) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Of the report's, what a reader reads; `hashes` has the others."""
+    """Return the facts of the report that a reader reads. `hashes` has the others."""
     return [fact for fact in report.facts if fact[0] not in _HASHES]
 
 
 def hashes(report: Report) -> list[tuple[str, str]]:
-    """Facts that are there to be compared, not read."""
+    """Return the facts that serve comparison, not reading."""
     return [fact for fact in report.facts if fact[0] in _HASHES]
 
 
 def footnotes(report: Report) -> list[str]:
-    """What the signs at labels and marks mean, and which cells the headline leaves out."""
+    """Explain the signs at labels and marks.
+
+    They also name the cells that the headline leaves out.
+    """
     notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
         notes.append(f"{_DETERMINISTIC} deterministic: several runs gave one and the same number")
@@ -145,13 +151,20 @@ def legend(report: Report) -> list[str]:
 
 
 def oracle_note(report: Report) -> str:
-    """The legend of the sign that `layout.marked_labels` sets; empty where no column has seen test data."""
+    """Explain the sign of `layout.marked_labels`.
+
+    It is empty if no column has seen test data.
+    """
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
     return f"{layout.ORACLE.strip()} has seen test data: {'; '.join(chosen)}" if chosen else ""
 
 
 def tolerance_note(report: Report) -> str:
-    """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
+    """Return the tolerance, empty if nothing is judged.
+
+    ``5 percentage points (Ensemble 10)`` has columns with their own tolerance in
+    brackets.
+    """
     own = [
         f"{layout.marked_label(m)} {m.tolerance:g}"
         for m in report.methods
@@ -166,7 +179,7 @@ def tolerance_note(report: Report) -> str:
 
 
 def rank_note(report: Report) -> str:
-    """Mean agreement of the methods' order; empty where no row has one."""
+    """Return the mean agreement of the methods' order, empty if no row has one."""
     mean, rows = layout.mean_agreement(report)
     return (
         ""
@@ -179,7 +192,10 @@ def rank_note(report: Report) -> str:
 
 
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table that `POOLED` is the title of: methods and rows that have such numbers; else no rows."""
+    """Return head and rows of the table whose title is `POOLED`.
+
+    It has the methods and rows with such numbers. Without any there are no rows.
+    """
     names, digits = layout.marked_labels(report), layout.places(report)
     there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
     methods = [method.key for method in report.methods if method.key in there]
@@ -203,20 +219,23 @@ def _pooled(cell: Cell, digits: int | None) -> str:
 
 
 def verdict_mark(cell: Cell) -> str:
-    """The verdict as a sign, and a second one at runs that gave one and the same number."""
+    """Return the sign of a verdict.
+
+    A second sign follows if several runs gave exactly one number.
+    """
     sign = _NEAR if cell.verdict == "inconclusive" and cell.near else MARKS[cell.verdict]
     return sign + (_DETERMINISTIC if cell.deterministic else "")
 
 
 def verdict_name(cell: Cell) -> str:
-    """The verdict; ``inconclusive (near)`` and ``inconclusive (far)``."""
+    """Return the verdict, with ``inconclusive (near)`` and ``inconclusive (far)``."""
     if cell.verdict != "inconclusive" or cell.near is None:
         return cell.verdict
     return f"{cell.verdict} ({'near' if cell.near else 'far'})"
 
 
 def verdict_marks(report: Report) -> dict[str, str]:
-    """The sign of every word that the report's cells have, in the order of verdicts."""
+    """Return the sign of every verdict name in the report, in the order of verdicts."""
     order = {verdict: at for at, verdict in enumerate(get_args(Verdict))}
     cells = sorted(report.cells, key=lambda cell: (order[cell.verdict], not cell.near))
     return {verdict_name(cell): verdict_mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
@@ -227,7 +246,7 @@ def conditions(row: layout.Row, report: Report) -> list[str]:
 
 
 def interval(ends: tuple[float, float] | None, digits: int | None) -> str:
-    """``-3.00 to +1.20``, empty where there is none."""
+    """Return ``-3.00 to +1.20``, empty without an interval."""
     return "" if ends is None else " to ".join(layout.signed(end, digits) for end in ends)
 
 
@@ -239,7 +258,7 @@ def has_agreement(report: Report) -> bool:
 
 
 def claim_state(claim: ClaimResult) -> str:
-    """``✓ held``."""
+    """Return ``✓ held``."""
     return f"{CLAIM_MARKS[claim.state]} {claim.state}"
 
 
@@ -248,20 +267,23 @@ def claim_source(claim: ClaimResult) -> str:
 
 
 def claim_reason(claim: ClaimResult) -> str:
-    """The reason, and of how many rows the claim is meant."""
+    """Return the reason, and the number of rows that the claim is about."""
     needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
     return f"{claim.reason} (meant of {needed})"
 
 
 def claim_in_print(claim: ClaimResult) -> str:
-    """What the paper's own numbers say, empty where it prints none."""
+    """Return the result on the paper's own numbers, empty if it prints none."""
     if not claim.contradicted:
         return claim.printed
     return f"{claim.printed}: the paper's own numbers do not bear it out"
 
 
 def claim_row(row: ClaimRow) -> str:
-    """``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``."""
+    """Return a row of a claim as text.
+
+    ``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``.
+    """
     place = (
         ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items())
         or "all rows"
@@ -276,7 +298,10 @@ def claim_row(row: ClaimRow) -> str:
 
 
 def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
-    """Method, mean difference to the paper, its interval, and of how many numbers it is the mean."""
+    """Return method, mean difference to the paper, its interval, and its counts.
+
+    The counts are the seeds and rows that it is the mean of.
+    """
     digits = layout.places(report)
     return (
         layout.marked_labels(report).get(found.method, found.method),
@@ -301,5 +326,5 @@ def shortened(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 
 def spread(value: float | None, digits: int | None) -> str:
-    """Return a standard deviation behind its mean: `` ± 1.20``, empty if there is none."""
+    """Return the standard deviation behind a mean: `` ± 1.20``, empty without one."""
     return "" if value is None else f" ± {layout.number(value, digits)}"

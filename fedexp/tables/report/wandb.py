@@ -1,7 +1,7 @@
 """A table's report as a run of W&B, in one group with the runs of its cells.
 
-Its summary holds counts of claims and verdicts, its history the comparison and the claims as W&B Tables and the pictures, and its
-artifact the report's files.
+Its summary holds counts of claims and verdicts. Its history holds the comparison and
+the claims as W&B Tables, and the pictures. Its artifact holds the report's files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ _CLAIM = ("id", "where", "says", "state", "reason", "needed", "printed", "contra
 
 
 def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: Path) -> bool:
-    """Write the summary run into ``<folder>/wandb`` (offline unless the logger's mode says online).
+    """Write the summary run into ``<folder>/wandb``.
+
+    It is offline unless the logger's mode is online.
 
     Args:
-        logger: the node of the config; group: that of the cells' runs; folder: of the report, whose files are the artifact.
+        report: The report.
+        logger: Logger's node of the config.
+        group: Group of the cells' runs.
+        folder: Folder of the report, whose files are the artifact.
 
     Returns:
-        False where the logger is not W&B, and nothing was sent.
+        False if the logger is not W&B. Then nothing was sent.
     """
     tracker = build(Logger, logger, "logger")  # type: ignore[type-abstract]
     if not isinstance(tracker, Wandb):
@@ -82,7 +87,10 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
 
 
 def counts(report: Report) -> dict[str, int]:
-    """``claims/held``, ``ours/open``, ``proposed/reproduced`` ...: what `texts.headline` says, as numbers."""
+    """Return `texts.headline` as numbers: ``claims/held``, ``proposed/reproduced`` ...
+
+    Our own expectations are counted as ``ours/open``.
+    """
     found: Counter[str] = Counter()
     for claim in report.claims:
         found[f"{'ours' if claim.is_ours else 'claims'}/{claim.state}"] += 1
@@ -92,7 +100,7 @@ def counts(report: Report) -> dict[str, int]:
 
 
 def _cell_rows(report: Report) -> list[list[Any]]:
-    """One row a cell. Conditions as text: a W&B column has one type."""
+    """Return one row per cell. Conditions are text, since a W&B column has one type."""
     keys = 1 + len(report.keys)
     return [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
 
