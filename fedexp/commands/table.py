@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fedexp.tables.report.report import Report, Variant
     from fedexp.tables.schema import Table
 
-_SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must know
+# Overrides that the sweep itself must know.
+_SWEEP_KEYS = ("hydra", "output_root")
 
 
 def main() -> None:

@@ -23,8 +23,10 @@ from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report
 from fedexp.tables.schema import Table, load_table, table_names
 
-FILES = (record.RUNS, record.CURVES, record.CONFIGS)  # of a record, for who wants to count again
-_VARIANTS = ("full", "partial", "reduced", "smoke")  # the first of a table speaks for it
+# Files of a record, for readers who want to check the numbers.
+FILES = (record.RUNS, record.CURVES, record.CONFIGS)
+# The first variant of a table represents it.
+_VARIANTS = ("full", "partial", "reduced", "smoke")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
         )
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
-    # drawing takes most of the time; processes that are not forked hold no locks of threads
+    # Drawing takes most of the time. Processes that are not forked hold no locks of threads.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
             other = places.setdefault((result.report.name, result.report.variant), path)

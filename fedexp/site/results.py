@@ -25,9 +25,11 @@ from fedexp.tables.report.shown_cells import shown_rows
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_FEW = 6  # columns of a single row that the first page names
+# Columns of a single row that the first page names.
+_FEW = 6
 _NUMBER = re.compile(r"\d+")
-_DARK = "#e2e4e9"  # ink on a dark ground
+# Ink on a dark background.
+_DARK = "#e2e4e9"
 
 
 @dataclass(frozen=True)

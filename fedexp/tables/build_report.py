@@ -25,7 +25,8 @@ from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
-_SHOWN = 6  # names in a warning
+# Most names that a warning lists.
+_SHOWN = 6
 
 
 def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> Report:
@@ -117,6 +118,7 @@ def draw_figures(
     """
     from fedexp.tables.report.pictures import RESERVED
 
+    # One run may hold all points of a grid, so each is drawn once.
     runs = [
         DrawnRun(
             {**planned.conditions, **job.pooled},
@@ -130,9 +132,7 @@ def draw_figures(
             table.columns[planned.method].role,
         )
         for planned in cells
-        for job in {
-            (split_seed_of(job), job.overrides): job for job in planned.jobs
-        }.values()  # one may hold a whole grid
+        for job in {(split_seed_of(job), job.overrides): job for job in planned.jobs}.values()
         if (run := cell_runs[job.overrides]).result
     ]
     drawings = [
@@ -194,6 +194,7 @@ def _judged_cell(
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
+    # Values of only some of the runs would not belong to the mean.
     cell = Cell(
         conditions=dict(planned.conditions),
         method=planned.method,
@@ -202,9 +203,7 @@ def _judged_cell(
         values=tuple(run.value for run in done if run.value is not None),
         seeds=tuple(run.seed for run in done),
         split_seeds=tuple(run.split_seed for run in done),
-        last_10=last_10
-        if all(last_10)
-        else (),  # of some of the runs, they would not go with the mean
+        last_10=last_10 if all(last_10) else (),
         chosen=tuple(run.point for run in done) if column.grid else (),
         verdict="not run",
         same_as=column.equals.column
@@ -261,7 +260,8 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
 
     def score(run: RunRecord) -> float:
         value = run.value if grid.by is None else run.criterion
-        assert value is not None  # it is not lacking
+        # Runs without a value have been skipped.
+        assert value is not None
         return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
 
     best, lacking = [], []

@@ -190,7 +190,8 @@ def _typed(value: Value) -> str:
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
-    if isinstance(value, float) and "." not in text:  # YAML reads 1e-05 as a word
+    # YAML reads 1e-05 as text.
+    if isinstance(value, float) and "." not in text:
         text = text.replace("e", ".0e")
     return text if yaml.safe_load(text) == value else json.dumps(value)
 

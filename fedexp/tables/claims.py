@@ -25,11 +25,12 @@ from fedexp.tables.report.report import (
 from fedexp.tables.schema import Claim, Table, Target, Where, fits
 from fedexp.tables.verdicts import LEVEL
 
-RowKey = tuple[Value, ...]  # of a row: its conditions by the table's keys
-Curve = Sequence[tuple[float, float]]  # (iteration or round, value), ascending
-Curves = Mapping[
-    tuple[RowKey, str, str, str], Curve
-]  # by row, column, split_seed and the claim's `curve`
+# Values of a table's keys, which identify a row.
+RowKey = tuple[Value, ...]
+# (iteration or round, value), ascending.
+Curve = Sequence[tuple[float, float]]
+# By row, column, split seed and the claim's `curve`.
+Curves = Mapping[tuple[RowKey, str, str, str], Curve]
 
 
 @dataclass(frozen=True)

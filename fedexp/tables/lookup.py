@@ -15,7 +15,8 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, standing, trace_rows
 from fedexp.tables.cells import Job, PlannedCell
 
-FAILED = ("failed", "damaged")  # statuses of runs that ended without a result
+# Statuses of runs that ended without a result.
+FAILED = ("failed", "damaged")
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
 
@@ -114,9 +115,8 @@ def find(cells: Sequence[PlannedCell], finder: Finder) -> dict[tuple[str, ...], 
     altered for any of them.
     """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
-    each = {
-        (job.declared, job.overrides): job for cell in cells for job in cell.jobs
-    }  # cells may share runs
+    # Cells may share runs.
+    each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}
     for job in each.values():
         run = finder(job)
         if run.altered or job.overrides not in cell_runs:

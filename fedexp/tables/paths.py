@@ -11,14 +11,16 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import target_name
 
+# Parts of a result that have the metrics of evaluations.
 _MEASURED = (
     "best",
     "mean_last_10",
     "std_last_10",
     "last_10",
     "oracle",
-)  # of metrics that evaluations have
-_FREE = (  # whose keys only a run knows
+)
+# Parts of a result whose keys only a run knows.
+_FREE = (
     "headline", "metrics", "traced", "rounds", "rounds_to_target", "seconds", "steps_per_second", "stacked_share",
     "peak_memory", "bytes", "local_steps", "partition", "numerics", "environment", "profile", "attempts", "memory_probe",
 )  # fmt: skip

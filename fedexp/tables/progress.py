@@ -12,7 +12,8 @@ from pathlib import Path
 from fedexp.storage.stored_run import read_mapping
 from fedexp.tables.report.layout import duration
 
-_INTERVAL = 0.5  # seconds between two readings of the run folders
+# Seconds between two readings of the run folders.
+_INTERVAL = 0.5
 
 
 @dataclass
@@ -22,7 +23,8 @@ class _LaunchedRun:
     method: str
     folder: Path
     attempts: int
-    seconds: float | None = None  # once it has ended
+    # Known once the run has ended.
+    seconds: float | None = None
 
 
 class ProgressMonitor:

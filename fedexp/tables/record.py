@@ -29,13 +29,15 @@ from fedexp.tables.report.csv import inert
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
-_SPREAD = ("conditions", "pooled", "phases", "parts")  # of a run, over columns of their own
+# Fields of a run that are spread over several columns.
+_SPREAD = ("conditions", "pooled", "phases", "parts")
 _SECONDS, _METRIC = "seconds.", "metric."
 _ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
 # Fields whose columns in runs.csv, and keys in record.json, have another name.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
 _STORED_NAMES = {"variant": "form", "figures": "drawn"}
-RunKey = tuple[RowKey, str, str, str]  # row, column, split_seed, point of a grid
+# Row, column, split seed, point of a grid.
+RunKey = tuple[RowKey, str, str, str]
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -242,12 +244,13 @@ def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
     return replace(row, value=None, criterion=None, status="damaged", error=error.what)
 
 
+# Keys of a config that describe the machine or repeat other keys.
 _ELSEWHERE = (
     "overrides",
     "output_root",
     "data_root",
     "logger",
-)  # of the machine, or said by the rest
+)
 
 
 def _run_record(
@@ -519,7 +522,8 @@ def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
 
 
 def _as_svg(png: bytes) -> str:
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))  # of its header
+    # Width and height are in the header of a PNG file.
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     data = base64.b64encode(png).decode()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'

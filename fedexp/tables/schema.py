@@ -22,7 +22,8 @@ from fedexp.tables.plot_styles import read_plot_styles
 from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 from fedexp.tables.tuning import load_tuning
 
-Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
+# A value or a list of values by key. `method` is a key, too.
+Where = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -567,7 +568,8 @@ def table_names() -> dict[str, Path]:
     found = {}
     for folder in (conf_dir(), user_conf_dir()):
         for path in sorted((folder / "table").rglob("*.yaml")) if folder is not None else ():
-            if not path.name.startswith("_"):  # what a paper's tables share
+            # Files with an underscore are shared by a paper's tables.
+            if not path.name.startswith("_"):
                 found[path.relative_to(folder / "table").with_suffix("").as_posix()] = path  # type: ignore[operator]
     return found
 

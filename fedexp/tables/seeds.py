@@ -10,7 +10,8 @@ from scipy.stats import ttest_rel
 
 from fedexp.tables.verdicts import LEVEL
 
-Seeds = tuple[object, ...]  # what makes two runs a pair: their seeds
+# Runs with equal seeds are a pair.
+Seeds = tuple[object, ...]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from scipy.stats import t
 
 from fedexp.tables.report.report import Conclusion
 
-LEVEL = 0.05  # of every test
-_MOST_SEEDS = 20  # more are not asked for
+# Level of every test.
+LEVEL = 0.05
+# More seeds are not proposed.
+_MOST_SEEDS = 20
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Difference:
         """
         if self.paper_sd is None or not self.se:
             return self.n - 1
-        ours = (self.s / math.sqrt(self.n) / self.se) ** 2  # its share of the variance
+        # Our share of the variance.
+        ours = (self.s / math.sqrt(self.n) / self.se) ** 2
         return 1 / (ours**2 / (self.n - 1) + (1 - ours) ** 2 / max(1, self.paper_runs - 1))
 
     def half_width(self, confidence: float) -> float:
@@ -163,7 +166,7 @@ def _settles(found: Difference, tolerance: float, near: bool) -> str:
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if settled(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"
-    # Neither can be ruled out by the limit alone: Welch's interval may be narrower on the way there.
+    # The limit is not enough to rule out either one, since Welch's interval may be narrower before it.
     enough = any(
         settled(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
     )

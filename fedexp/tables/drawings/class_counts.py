@@ -32,7 +32,8 @@ class ClassCountsDrawing(Drawing):
     name: str = "class_counts"
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        rows: dict[tuple[Any, ...], DrawnRun] = {}  # methods of a row and seed have one split
+        # Methods of one row and seed have one split.
+        rows: dict[tuple[Any, ...], DrawnRun] = {}
         for run in sorted(runs, key=lambda run: run.seed):
             rows.setdefault(tuple(run.conditions.items()), run)
         if not rows:

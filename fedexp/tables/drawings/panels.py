@@ -18,10 +18,13 @@ from fedexp.tables.report.report import Picture, PlotStyle
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DASH = 5  # points
-_FEW = 12  # points of a curve that are marked each; of longer ones some
+# Length of a dash in points.
+_DASH = 5
+# Curves of at most so many points have a marker at each of them, longer ones at some.
+_FEW = 12
 
-Points = dict[float, float]  # x -> y of one run, or of one model of a run
+# y by x, of one run or of one model of a run.
+Points = dict[float, float]
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,8 @@ class Panels:
             if run.method in (*methods, *lines):
                 where = tuple(_condition_value(run, key) for key in self.by)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
-                if all(
-                    run.folder != other.folder for other in same
-                ):  # rows may read several numbers off one run
+                # Rows may read several numbers from one run.
+                if all(run.folder != other.folder for other in same):
                     same.append(run)
         shown = {
             where: found
@@ -201,7 +203,8 @@ def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) ->
     if any(spread.values()):
         low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
-    every = None if len(xs) <= _FEW else (0.06, 0.12)  # of the axes' diagonal
+    # Offset and spacing of markers, as parts of the diagonal of the axes.
+    every = None if len(xs) <= _FEW else (0.06, 0.12)
     axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **properties)
 
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Tree], float]
 
-_LEVELS = 16  # each covers as much of the surface as the others
-_CLEAR = 0.045  # of the surface's width and height, between numbers that can be read
+# Each level covers an equal part of the surface.
+_LEVELS = 16
+# Distance between readable numbers, as a part of the surface's width and height.
+_CLEAR = 0.045
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def _surface_figure(
         raise StorageError("the test loss is the same on the whole plane")
     colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}
     filled = axes.contourf(xs, ys, surface.numpy(), levels=levels, **colours)
-    filled.set_edgecolor("face")  # else browsers leave seams between the colours
+    # Otherwise browsers leave seams between the colours.
+    filled.set_edgecolor("face")
     axes.grid(visible=False)
     bar = figure.colorbar(
         filled,

@@ -24,8 +24,10 @@ from fedexp.tables.report.report import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GAP = 0.08  # between images, as a part of their width
-_SPACE = 0.35  # between models
+# Gap between images, as a part of their width.
+_GAP = 0.08
+# Gap between models, as a part of an image's width.
+_SPACE = 0.35
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def montage(images: Tensor, gap: int) -> Tensor:
     for r in range(rows):
         for c in range(columns):
             place = sheet[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w]
-            place[..., :3] = images[r, c].permute(1, 2, 0)  # one channel is all three
+            # A single channel fills all three.
+            place[..., :3] = images[r, c].permute(1, 2, 0)
             place[..., 3] = 1
     return sheet
 
@@ -157,7 +160,8 @@ def _sheet_figure(blocks: Sequence[Tensor], labels: Sequence[str]) -> Figure:
     gap = max(1, round(_GAP * w))
     sheets = [montage(block, gap) for block in blocks]
     height, width = sheets[0].shape[:2]
-    inches = 5.0 / width  # of a pixel
+    # Size of a pixel.
+    inches = 5.0 / width
     figure = canvas.figure(5.9, (height * inches + _SPACE * w * inches) * len(blocks) + 0.3)
     for at, (sheet, label) in enumerate(zip(sheets, labels, strict=True)):
         axes = canvas.axes(figure, len(sheets), 1, at + 1)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZES = (4.2, 5.6, 7.2)  # of hollow markers that lie on one another
+# Sizes of hollow markers, which may coincide.
+_SIZES = (4.2, 5.6, 7.2)
 
 
 @dataclass(frozen=True)

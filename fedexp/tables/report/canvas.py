@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
+# Mid-tones with a contrast of at least 3:1 on white and on the page's dark background.
+# With the markers, colour-blind readers can distinguish them, too.
 COLOURS: Mapping[Colour, str] = {
     "blue": "#0072b2",
     "vermillion": "#d55e00",
@@ -48,13 +49,16 @@ DASHES: Mapping[Dash, Any] = {
     "dotted": (0, (1.2, 1)),
     "dashdot": (0, (6, 1.5, 1.2, 1.5)),
 }
-# Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.
+# These are the colours in the PNG. In the SVG both become the colour of the text around the
+# picture, so it follows the theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
-_LONGEST = 32  # letters of a label
-_DISTINCT_STYLES = 48  # beyond them they come again
+# Letters of a label.
+_LONGEST = 32
+# Further series repeat these styles.
+_DISTINCT_STYLES = 48
 
 
 @contextmanager
@@ -191,21 +195,23 @@ def set_title(axes: Axes, text: str) -> None:
 
 def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
     """Render a figure as SVG and PNG, with notes in small letters below its panels."""
-    letters = int(figure.get_figwidth() * 72 / 3.9)  # points: of a small letter
+    # 72 points are an inch, and a small letter has 3.9 points.
+    letters = int(figure.get_figwidth() * 72 / 3.9)
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
         small: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
         _grow(figure, 0.13 * (len(wrapped) - 1))
         figure.supxlabel("\n".join(wrapped), x=0.01, **small)
     engine = figure.get_layout_engine()
-    for _ in range(2):  # a square panel beside a legend settles in the second pass
+    # The layout of a square panel beside a legend is final after the second pass.
+    for _ in range(2):
         engine.execute(figure)  # type: ignore[union-attr]
-    figure.set_layout_engine("none")  # settled: laying out takes longer than drawing
+    # The layout is final, and computing it again takes longer than drawing.
+    figure.set_layout_engine("none")
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    figure.savefig(
-        data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None}
-    )  # true colour
+    # The PNG has true colour.
+    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
     svg = text.getvalue()
     svg = svg.replace(
         f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
@@ -239,7 +245,8 @@ def plot_label(name: str) -> str:
     Matplotlib hides labels with a leading underscore and typesets mathematics. Long
     labels are cut.
     """
-    sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""  # is never cut off
+    # The sign is never cut off.
+    sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""
     name = name.removesuffix(sign)
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
     return (
@@ -255,9 +262,8 @@ def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     The figure grows for lines beyond two, so the panels keep their size.
     """
     widest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = int(
-        figure.get_figwidth() * 72 / (5.2 * widest + 52)
-    )  # points: of a letter, of line and gap
+    # In points: 5.2 for a letter, 52 for line and gap.
+    fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 52))
     columns = max(1, min(len(handles), fitting))
     _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))
     figure.legend(

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-Flat = dict[str, Any]  # by dotted key
+# Values by dotted key.
+Flat = dict[str, Any]
 
 
 def flat(node: Any, prefix: str = "") -> Flat:

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DECADES = 1.3  # numbers that span more are drawn on a logarithmic axis
-_TICKED = 8  # up to so many values of the axis each get a tick of their own
-_SPREAD = 8.0  # points of the paper over which methods at one value of the axis stand side by side
-_CLOSE = 0.035  # of the axis: ticks closer than that would write over each other
+# Numbers that span more decades are drawn on a logarithmic axis.
+_DECADES = 1.3
+# Up to so many values of the axis have a tick each.
+_TICKED = 8
+# Width in points over which methods at one value of the axis are side by side.
+_SPREAD = 8.0
+# Labels of ticks that are closer than this part of the axis would overlap.
+_CLOSE = 0.035
 
 
 def has_axis(report: Report) -> bool:
@@ -50,7 +54,8 @@ def over_last_key(report: Report) -> Figure:
         _draw_lines(axes, report, rows)
         if log:
             canvas.set_log_scale(axes, "y")
-        axes.set_ylim(*_y_limits(report, log=log))  # matplotlib does not see what is moved sideways
+        # Matplotlib does not see points that are moved sideways.
+        axes.set_ylim(*_y_limits(report, log=log))
         canvas.set_title(
             axes, canvas.wrapped_conditions(report.keys[:-1], conditions, 58 // across)
         )

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 BARS = "95 % intervals"
 Group = tuple[Method, Sequence[ShownCell]]
-_ROW, _HEAD = 1.0, 1.35  # heights of a cell's row and of a method's heading, in rows
-_INCHES = 0.165  # of a row
-_TALLEST = 45.0  # rows of one column of the picture
+# Heights of a cell's row and of a method's heading, in rows.
+_ROW, _HEAD = 1.0, 1.35
+# Height of a row.
+_INCHES = 0.165
+# Rows of one column of the picture.
+_TALLEST = 45.0
 _COLUMNS = 3
 _DECADES = 1.5
-# By the verdict's words: colour, marker, filled. Shape and filling say the same as the colour.
+# Colour, marker and filling by the name of the verdict. Shape and filling have the same meaning
+# as the colour.
 VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "higher": ("vermillion", "^", True),
@@ -137,10 +141,11 @@ def _point(axes: Axes, shown: ShownCell, y: float) -> None:
     delta = _delta(shown.cell)
     properties = _marker_properties(shown.verdict_name)
     low, high = shown.cell.interval or (delta, delta)
+    # Rounding may make the lengths of equal numbers negative.
     bars = [
         [max(0.0, delta - low)],
         [max(0.0, high - delta)],
-    ]  # of equal numbers rounding may take them below
+    ]
     axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **properties)
 
 

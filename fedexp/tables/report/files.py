@@ -16,7 +16,8 @@ from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report, Variant
 
-_OF_A_RUN = {  # what the page calls them, and what may lie in a run's folder
+# Names on the page, and files that a run's folder may contain.
+_OF_A_RUN = {
     "config": "config.yaml",
     "result": "result.json",
     "curve": "metrics.jsonl",

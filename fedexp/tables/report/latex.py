@@ -13,9 +13,13 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-WIDTH = 78  # digits of \footnotesize in article's text width of 345 pt, at 4.25 pt each, less some slack
-_LINES = 44  # of a page, the caption aside
-_GAP = 3  # digits that separate columns: 2 \tabcolsep of 6 pt
+# Digits of \footnotesize in the text width of article, which is 345 pt. A digit has 4.25 pt,
+# and some slack is left.
+WIDTH = 78
+# Lines of a page without the caption.
+_LINES = 44
+# Digits between columns: 2 \tabcolsep of 6 pt.
+_GAP = 3
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -72,7 +76,8 @@ def _split_number(text: str, beside: str, best: bool) -> _Number:
     return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
 
 
-_Line = tuple[list[str], str, list[_Number | None]]  # conditions, who, a number a method
+# Conditions, whose numbers, one number per method.
+_Line = tuple[list[str], str, list[_Number | None]]
 
 
 def _document(report: Report) -> Iterator[str]:

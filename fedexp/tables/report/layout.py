@@ -19,11 +19,13 @@ from fedexp.tables.report.report import (
     Value,
 )
 
-ORACLE = " †"  # behind the label of what has seen test data
+# Mark behind the label of a method that has seen test data.
+ORACLE = " †"
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 _MOST_PLACES = 4
 _NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
-_TOO_LONG = 1e7  # from here on a number is written with an exponent
+# Numbers from here on are written with an exponent.
+_TOO_LONG = 1e7
 
 
 @dataclass(frozen=True)

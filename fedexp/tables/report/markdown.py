@@ -8,7 +8,8 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-_SHOWN = 4  # names in a list
+# Most names in a list.
+_SHOWN = 4
 
 
 def markdown(report: Report) -> str:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
-_SEEN_FIRST = 5  # claims in the page's head; a phone's first screen has no room for more
+# Claims in the page's head. A phone's first screen has no room for more.
+_SEEN_FIRST = 5
 _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
 
 
@@ -125,9 +126,10 @@ def _policy(script: str) -> str:
     It holds whatever a label or a picture contains.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Drawings may contain images as data.
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"  # data: images that a drawing holds
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -16,7 +16,8 @@ from fedexp.tables.report.report import Picture, Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RESERVED = ("delta", "curves", "rows")  # names of its pictures
+# Names of the report's own pictures.
+RESERVED = ("delta", "curves", "rows")
 
 
 def pictures(report: Report) -> tuple[Picture, ...]:

@@ -10,19 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Value = str | int | float | bool | None  # of a condition, e.g. clients=5
+# Value of a condition, such as clients=5.
+Value = str | int | float | bool | None
 Verdict = Literal[
     "reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"
 ]
-Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]  # of `judge`
+# Verdicts of `fedexp.tables.verdicts.judge`.
+Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]
 Variant = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
 RowState = Literal["yes", "no", "open"]
 Colour = Literal["blue", "vermillion", "green", "pink", "ochre", "grey", "violet", "brick"]
-Marker = Literal[
-    "o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"
-]  # as matplotlib names them
+# Names of matplotlib.
+Marker = Literal["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"]
 Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 
 
@@ -185,7 +186,8 @@ def _sample_sd(values: Sequence[float]) -> float | None:
     mean, n = _mean(values), len(values)
     if mean is None or n < 2 or math.isinf(mean):
         return None
-    return math.dist(values, (mean,) * n) / math.sqrt(n - 1)  # no overflow for a diverged loss
+    # This does not overflow for a diverged loss.
+    return math.dist(values, (mean,) * n) / math.sqrt(n - 1)
 
 
 @dataclass(frozen=True)

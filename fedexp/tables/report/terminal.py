@@ -25,7 +25,8 @@ STYLES: dict[Verdict, str] = {
     "not comparable": "magenta",
 }
 _CLAIM_STYLES: dict[ClaimState, str] = {"held": "green", "refuted": "red", "open": "yellow"}
-_ENDLESS = 100_000  # letters of a line that wraps nothing
+# Letters of a line that wraps nothing.
+_ENDLESS = 100_000
 
 
 def console() -> Console:
@@ -110,7 +111,8 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     out.print(_list_of_tables(rows, columns))
 
 
-_STATE = 20  # letters of a state that are not broken over lines
+# Letters of a state that are not broken over lines.
+_STATE = 20
 _COLUMNS = ("table", "title", "data", "hours", "state")
 _COLUMNS_OF_RUNS = (
     "table",
