@@ -52,8 +52,13 @@ def _parser() -> Parser:
         "list",
         help="list the tables: title, data sets and whether their files exist, measured hours",
     )
-    listing.add_argument("overrides", nargs="*", default=[], metavar="paper/table | key=value",
-                         help="only these tables, with the status of their runs; overrides as for run")  # fmt: skip
+    listing.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="paper/table | key=value",
+        help="only these tables, with the status of their runs; overrides as for run",
+    )
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -71,46 +76,75 @@ def _parser() -> Parser:
     variant = shared.add_mutually_exclusive_group()
     for name, text in (
         ("smoke", "the whole pipeline in under a minute"),
-        ("reduced", "what fits a small machine"),
+        ("reduced", "a variant for a small machine"),
     ):
         variant.add_argument(
             f"--{name}", dest="variant", action="store_const", const=name, help=text
         )
-    shared.add_argument("--only", action="extend", nargs="+", default=[], metavar="key=value",
-                        help="cells with these conditions (or method=...) alone; several values: beta=0.01,0.1")  # fmt: skip
-    shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
-    shared.add_argument("--any-code", action="store_true",
-                        help="where today's code made no result, show the newest that other code made")  # fmt: skip
-    shared.add_argument("--strict", action="store_true",
-                        help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted")  # fmt: skip
-    shared.add_argument("--out", type=Path,
-                        help="folder of the report (default: <output_root>/tables/<paper>/<table>[-partial])")  # fmt: skip
+    shared.add_argument(
+        "--only",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="cells with these conditions (or method=...) only, several values: beta=0.01,0.1",
+    )
+    shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="seeds instead of the table's")
+    shared.add_argument(
+        "--any-code",
+        action="store_true",
+        help="if the current code has made no result, show the newest of other code",
+    )
+    shared.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted",
+    )
+    shared.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the report (default: <output_root>/tables/<paper>/<table>[-partial])",
+    )
     shared.set_defaults(variant="full")
 
-    run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
-                              epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
+    run = commands.add_parser(
+        "run",
+        parents=[shared],
+        help="run what is missing or failed, then report",
+        epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib",
+    )
     run.add_argument(
         "--dry-run",
         action="store_true",
-        help="check every run, say what is stored and what the rest would take, and stop",
+        help="check every run, print what is stored and what the others would take, and stop",
     )
     run.set_defaults(run=_run)
     report = commands.add_parser(
-        "report", parents=[shared], help="report what is there; runs nothing"
+        "report", parents=[shared], help="report the runs that exist, without running any"
     )
-    report.add_argument("--from", dest="records", type=Path, action="append", metavar="DIR",
-                        help="a record of runs, which need not exist any more; given again: a record that adds what the "
-                             "first one lacks; files are written with --out alone")  # fmt: skip
+    report.add_argument(
+        "--from",
+        dest="records",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="folder of a record of runs, which may have been deleted. Given again: a record that "
+        "adds runs that the first one lacks. Files are written only with --out",
+    )
     report.set_defaults(run=_report)
     site = commands.add_parser(
         "site",
-        help="all results that are committed, and the documentation, as a site to read from disk",
+        help="build a site of all committed results and the documentation, to be read from disk",
     )
     site.add_argument(
         "--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)"
     )
-    site.add_argument("--results", type=Path, metavar="DIR",
-                      help="folder of records (default: scripts/results of the checkout)")  # fmt: skip
+    site.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="folder of records (default: scripts/results of the checkout)",
+    )
     site.set_defaults(run=_site)
     return parser
 
@@ -146,8 +180,12 @@ class _Request:
         self.extra = _split_overrides(options.overrides, of_sweep=False)
         self.only = only = parse_only(self.table, clauses)
         self.cells: tuple[PlannedCell, ...] = planned_cells(
-            self.table, self.variant, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
-        )  # fmt: skip
+            self.table,
+            self.variant,
+            only=only,
+            seeds=options.seeds,
+            extra=[o for o in options.overrides if not _is_hydra(o)],
+        )
         self._finder = Finder(any_code=options.any_code)
         self.cell_runs = self.find_runs()
 
@@ -205,8 +243,11 @@ def _run(options: argparse.Namespace) -> int:
     again = f" ({failed} failed before)" if failed else ""
     absent = sum(not planned.jobs for planned in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
-    print(f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
-          f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}", flush=True)  # fmt: skip
+    print(
+        f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
+        f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}",
+        flush=True,
+    )
     if options.dry_run:
         from fedexp.commands.forecast import print_forecast
 
@@ -222,7 +263,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         request.find_runs()
     if code:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         return code
     report = _make_report(request)
     if any(run.status != "done" for run in request.cell_runs.values()):
@@ -247,7 +288,7 @@ def _report_of_records(options: argparse.Namespace) -> Report:
     ] * (options.variant != "full")
     if asked:
         raise ConfigError(
-            "a record says itself which cells it has",
+            "a record determines its cells itself",
             where="--from",
             got=", ".join(asked),
             do="leave them out",

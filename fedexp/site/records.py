@@ -74,7 +74,10 @@ def read(folder: Path) -> dict[str, list[Result]]:
             "there are no results to publish",
             where=str(folder),
             expected=f"<paper>/<table>/{record.ABOUT}, as fedexp-table writes them with --out",
-            do="name their folder: --results DIR; those of fedexp lie in its checkout, in scripts/results",
+            do=(
+                "name their folder: --results DIR; those of fedexp are in its checkout, in "
+                "scripts/results"
+            ),
         )
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}

@@ -182,7 +182,10 @@ def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]
             for cell in result.report.cells:
                 if cell.mean is not None and cell.method in result.methods:
                     cells.setdefault(result.methods[cell.method], []).append(cell)
-            label = f"{result.report.paper.partition(',')[0]}, {result.report.source}: {result.report.title}"
+            label = (
+                f"{result.report.paper.partition(',')[0]}, {result.report.source}: "
+                f"{result.report.title}"
+            )
             for method, mine in cells.items():
                 text = f"{_range(mine, result.report)}, {result.variant} variant"
                 made.setdefault(method, []).append(Mention(label, f"results/{name}.md", text))
@@ -242,12 +245,18 @@ def finding(report: Report) -> str:
         return (
             f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
         )
-    text = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
+    text = (
+        f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of "
+        f"{texts.count(len(mine), 'row')}"
+    )
     fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
     if not fair:
         return f"{text}."
     best = max(fair, key=lambda m: sign * _mean_over_cells([numbers[m][at] for at in mine]))
-    return f"{text}; the best baseline, {labels[best]}, {_beside(report, [numbers[best][at] for at in mine])}."
+    return (
+        f"{text}; the best baseline, {labels[best]}, "
+        f"{_beside(report, [numbers[best][at] for at in mine])}."
+    )
 
 
 def _label(method: Method, report: Report) -> str:
@@ -282,7 +291,8 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
         else ""
     )
     return layout.minus(
-        f"{layout.number(_mean_over_cells(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
+        f"{layout.number(_mean_over_cells(cells), places)}{spread}"
+        f"\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
     )
 
 
@@ -290,7 +300,7 @@ def verdict(entry: Entry) -> str:
     """Return the result of the paper's claims in a sentence."""
     counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
-        return "The paper claims nothing of it that could be tested."
+        return "The paper claims nothing about it that could be tested."
     if entry.main.variant == "reduced":
         return "Decides nothing: the runs are smaller than the paper's."
     parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]

@@ -224,7 +224,10 @@ def _judged_cell(
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete])))
     if any(run.other_code for run in done):
         cell = replace(
-            cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"]))
+            cell,
+            reason="; ".join(
+                filter(None, [cell.reason, "made by other code than the current one"])
+            ),
         )
     return cell
 
@@ -314,7 +317,7 @@ def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) ->
     if any(run.altered for run in done):
         return f"run with {' '.join(extra)}"
     lossy = sorted({run.lossy for run in done if run.lossy})
-    return f"the data are not the paper's bits: {', '.join(lossy)}" if lossy else ""
+    return f"the data differ from the paper's: {', '.join(lossy)}" if lossy else ""
 
 
 def _why_not_run(runs: Sequence[RunRecord]) -> str:
@@ -411,7 +414,9 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
         if column.grid is not None and column.grid.by is not None and column.key in present:
             grid, data = (
                 column.grid,
-                "held-out data choose" if column.grid.held_out else "test data choose: an oracle",
+                "held-out data choose"
+                if column.grid.held_out
+                else "test data choose, so it is an oracle",
             )
             yield (
                 f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",
@@ -426,12 +431,15 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
         )
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
-            what = f"a tolerance of {column.tolerance.within:g} {layout.difference_unit(table.unit)} for {column.label}"
+            what = (
+                f"a tolerance of {column.tolerance.within:g} "
+                f"{layout.difference_unit(table.unit)} for {column.label}"
+            )
             yield what, column.tolerance.why
     if table.paper_runs is None and table.tolerance is not None:
         yield (
             "each of the paper's numbers is one run",
-            "it does not say of how many runs they are means",
+            "it does not state how many runs they are means of",
         )
 
 
@@ -449,7 +457,7 @@ def _warnings(
     smaller = table.smaller(record.variant)
     runs = [run for planned in cells for run in record.runs_of(table, planned)]
     if smaller is not None:
-        yield f"This is the {record.variant} variant, and no reproduction: {smaller.what}"
+        yield f"This is the {record.variant} variant and not a reproduction: {smaller.what}"
     if variant == "partial":
         yield "These are not all runs of the full variant"
     asked = {job.seed for planned in cells for job in planned.jobs}
@@ -457,9 +465,11 @@ def _warnings(
         seed for column in table.methods for seed in declared_seeds(table, record.variant, column)
     }
     if record.seeds and asked != declared:
-        yield f"Seeds {_sorted_text(asked)} were asked for; the table's are {_sorted_text(declared)}"
+        yield (
+            f"Seeds {_sorted_text(asked)} were asked for; the table's are {_sorted_text(declared)}"
+        )
     if extra and any(run.altered for run in runs):
-        yield f"These runs are not the table's own: {' '.join(extra)}"
+        yield f"These runs differ from the table's: {' '.join(extra)}"
     yield from _few_runs(cells, made)
     failed = [cell for cell in made if cell.failed]
     if failed:
@@ -474,12 +484,15 @@ def _warnings(
         number, were = texts.count(len(other), "run"), "was" if len(other) == 1 else "were"
         codes = ", ".join(sorted({run.code[:8] for run in other}))
         yield (
-            f"{number} of {len(done)} {were} made by other code than today's ({codes}); "
-            "rows may mix code"
+            f"{number} of {len(done)} {were} made by other code than the current one ({codes}), "
+            "so rows may mix code"
         )
     waiting = {run.run for run in runs if not run.done and run.others}
     if waiting:
-        yield f"{texts.count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
+        yield (
+            f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
+            f"--any-code shows them"
+        )
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
@@ -507,7 +520,10 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
     partial = [(cell, of) for cell, of in zip(made, wanted, strict=True) if 0 < cell.n < of]
     counts = sorted({cell.n for cell in made if cell.n})
     if len(counts) > 1:
-        yield f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, see each cell"
+        yield (
+            f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, "
+            f"see each cell"
+        )
     if partial:
         shown = texts.shortened([f"{_name(cell)} {cell.n}/{of}" for cell, of in partial], _SHOWN)
         yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
@@ -533,7 +549,10 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
         yield f"Methods of one row and seed saw different data splits: {shown}"
     for name, hashes in data.items():
         if len(hashes) > 1:
-            yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
+            yield (
+                f"Data set {name} was not the same in all runs: "
+                f"{', '.join(sorted(h[:8] for h in hashes))}"
+            )
 
 
 def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:

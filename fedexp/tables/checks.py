@@ -132,7 +132,10 @@ def _point_grid_problem(table: Table, column: Column) -> str:
         "{point}" in path for path in (value, grid.by or value)
     )
     if not named:
-        return "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
+        return (
+            "its points look the same: {point} must be in the overrides or in every path "
+            "that is read"
+        )
     if grid.by is None and (grid.best == "highest") != table.higher_is_better:
         return f"the {grid.best} of its numbers is the worst one in this table"
     if any(claim.curve and column.key in (*claim.a, *claim.b) for claim in table.claims):
@@ -152,7 +155,10 @@ def _check_column_references(table: Table, column: Column) -> None:
         require_known(key, table.keys, f"methods.{column.key}.equals.where")
     if table.columns[column.equals.column].equals is not None:
         raise ConfigError(
-            f"'{column.equals.column}' equals another column itself, so cells of neither might be counted",
+            (
+                f"'{column.equals.column}' equals another column itself, so cells of neither "
+                f"might be counted"
+            ),
             where=f"methods.{column.key}.equals.column",
             expected="a column without 'equals'",
         )

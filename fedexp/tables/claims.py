@@ -428,7 +428,7 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
     counts = {state: sum(row.state == state for row in rows) for state in ("yes", "no", "open")}
     shown = f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, {counts['open']} open"
     if not rows:
-        return "open", "it is about no row of this variant"
+        return "open", "it is not about any row of this variant"
     needed = _needed(claim, len(rows))
     if needed > len(rows):
         return "open", f"it needs {needed} rows, and there are {len(rows)}"

@@ -204,5 +204,5 @@ def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -
                 f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None
             )
     if isinstance(node, bool) or not isinstance(node, int | float):
-        raise ConfigError(f"'{path}' of {file} is no number", got=repr(node))
+        raise ConfigError(f"'{path}' of {file} is not a number", got=repr(node))
     return float(node)

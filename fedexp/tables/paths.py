@@ -21,9 +21,24 @@ _MEASURED = (
 )
 # Parts of a result whose keys only a run knows.
 _FREE = (
-    "headline", "metrics", "traced", "rounds", "rounds_to_target", "seconds", "steps_per_second", "stacked_share",
-    "peak_memory", "bytes", "local_steps", "partition", "numerics", "environment", "profile", "attempts", "memory_probe",
-)  # fmt: skip
+    "headline",
+    "metrics",
+    "traced",
+    "rounds",
+    "rounds_to_target",
+    "seconds",
+    "steps_per_second",
+    "stacked_share",
+    "peak_memory",
+    "bytes",
+    "local_steps",
+    "partition",
+    "numerics",
+    "environment",
+    "profile",
+    "attempts",
+    "memory_probe",
+)
 _KEYS = {"headline": ("value",), "bytes": ("up", "down")}
 
 
@@ -61,7 +76,7 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
         names = [f"test/local/{name}" for name in experiment.task.metric_names]
         if experiment.aggregator.delivers != "local":
             raise _unknown(
-                path, where, "set a method that delivers one model a client: method=local"
+                path, where, "set a method that delivers one model per client: method=local"
             )
         _check_metric(path, re.sub(r"\.\d+$", "", rest), names, where)
     if head in _MEASURED or (head == "metrics" and rest.startswith(("test/", "val/"))):

@@ -41,7 +41,7 @@ def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
         other = seen.setdefault((plot_style.marker, plot_style.dash), key)
         if other != key:
             raise ConfigError(
-                f"'{other}' and '{key}' have one marker and dash: in grey they are one method",
+                f"'{other}' and '{key}' have the same marker and dash: in grey they look the same",
                 where=str(path),
                 do="give one of them another marker or dash",
             )

@@ -367,7 +367,7 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
         for name in ("variant", "seeds", "extra"):
             if getattr(other, name) != getattr(record, name):
                 raise ConfigError(
-                    f"records of different {name} make no common report",
+                    f"records of different {name} cannot make one report",
                     where="--from",
                     expected=str(getattr(record, name)),
                     got=str(getattr(other, name)),

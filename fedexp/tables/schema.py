@@ -85,7 +85,7 @@ class Grid:
     def __post_init__(self) -> None:
         require(
             len({str(point) for point in self.points}) == len(self.points) > 0,
-            "points: give some, each once",
+            "points: give at least one, each once",
         )
 
     @property
@@ -187,7 +187,7 @@ class NumberSource:
         ):
             metric = self.pooled_rounds.partition(".")[2].partition(".")[0]
             raise ConfigError(
-                f"'{self.pooled_rounds}' is no list of a run's last rounds",
+                f"'{self.pooled_rounds}' is not a list of a run's last rounds",
                 where="headline.pooled_rounds",
                 expected="last_10.<metric>, a list in result.json",
                 do=suggest(self.pooled_rounds, [f"last_10.{metric or '<metric>'}"]),
@@ -338,7 +338,7 @@ class Claim:
         alone = self.test == "trend" or self.than is not None
         require(
             alone != bool(self.b),
-            f"claim {self.id}: b goes with every test but trend, and than instead of it",
+            f"claim {self.id}: b goes with every test except trend, unless than replaces it",
         )
         require(
             self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above"
@@ -490,7 +490,7 @@ class Table:
             raise ConfigError(
                 f"table {self.name} has no {variant} variant",
                 expected=" or ".join(f"--{name}" for name in has)
-                or "no flag: it has the full variant alone",
+                or "no flag: it has only the full variant",
             )
 
     def printed(
@@ -588,7 +588,7 @@ def load_table(name: str) -> Table:
         raise ConfigError(
             f"unknown table '{name}'",
             expected=", ".join(known) or "a file in conf/table",
-            do=f"did you mean '{near}'?" if near else "fedexp-table list shows what there is",
+            do=f"did you mean '{near}'?" if near else "fedexp-table list prints all tables",
         )
     return read_table(known[name], name)
 
@@ -600,7 +600,7 @@ def read_table(path: Path, name: str) -> Table:
     except yaml.YAMLError as error:
         why = " ".join(str(error).replace("<unicode string>", path.name).split())
         raise ConfigError(
-            "a table's file is not YAML", where=str(path), got=why, do="mend the file"
+            "a table's file is not YAML", where=str(path), got=why, do="correct the file"
         ) from None
     if not isinstance(node, dict):
         raise ConfigError(

@@ -40,7 +40,10 @@ class Comparison:
     def verdict(self) -> str:
         """What the pairs show."""
         if len(self.seeds) < 2:
-            return f"no test: {len(self.seeds) or 'no'} common seed{'' if len(self.seeds) == 1 else 's'}"
+            return (
+                f"no test: {len(self.seeds) or 'no'} common "
+                f"seed{'' if len(self.seeds) == 1 else 's'}"
+            )
         assert self.difference is not None
         if not math.isfinite(self.difference):
             return "no test: a value is not finite"

@@ -140,11 +140,17 @@ def judge(
         return Judgement("reproduced", "", interval, deterministic=not s)
     if found.beyond(tolerance):
         side: Conclusion = "higher" if found.d > 0 else "lower"
-        reason = f"the 95 % interval of the difference, {_interval_text(interval)}, lies beyond the tolerance {tolerance:g}"
+        reason = (
+            f"the 95 % interval of the difference, {_interval_text(interval)}, is beyond "
+            f"the tolerance {tolerance:g}"
+        )
         return Judgement(side, reason, interval, deterministic=not s)
     near = abs(found.d) <= tolerance
     settles = _settles(found, tolerance, near)
-    reason = f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_interval_text(interval)}; {settles}"
+    reason = (
+        f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval "
+        f"{_interval_text(interval)}; {settles}"
+    )
     return Judgement("inconclusive", reason, interval, near, settles, not s)
 
 
@@ -166,7 +172,8 @@ def _settles(found: Difference, tolerance: float, near: bool) -> str:
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if settled(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"
-    # The limit is not enough to rule out either one, since Welch's interval may be narrower before it.
+    # The limit is not enough to rule out either one, since Welch's interval may be narrower
+    # before it.
     enough = any(
         settled(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
     )

@@ -368,7 +368,7 @@ def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixtu
         == 0
     )
     text = Path("outputs/tables/my/tiny-partial/report.md").read_text()
-    assert "These runs are not the table's own: clients=3" in text
+    assert "These runs differ from the table's: clients=3" in text
     assert "Seeds 5 were asked for; the table's are 0" in text
     (run,) = results()
     assert (run["partition"]["clients"], "seed=5" in run["overrides"]) == (3, True)
@@ -379,7 +379,7 @@ def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixtu
         )
         == 0
     )
-    assert "not the table's own" not in capfd.readouterr().out
+    assert "differ from the table's" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["0,0", "1,", "x", "-1"])

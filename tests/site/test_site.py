@@ -85,7 +85,7 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
 
 def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[str, str]) -> None:
     text = unescape(pages["results/ma_echo/index.md"])
-    missing, _, assumed = text.partition("## What had to be assumed")
+    missing, _, assumed = text.partition("## Assumptions")
     assert (
         "five MLPs converge faster" in missing
         and "Where the paper and its code disagree" in missing

@@ -637,7 +637,7 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(
     monkeypatch.setattr(Digits, "faithful", False, raising=False)
     lossy = report(tmp_path)
     assert (lossy.cells[0].verdict, lossy.cells[0].reason) == (
-        "not comparable", "the data are not the paper's bits: digits",
+        "not comparable", "the data differ from the paper's: digits",
     )  # fmt: skip
 
 
@@ -721,7 +721,7 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
     alone = with_pictures(alone, *draw_figures(made, cells, found, alone))
     assert [picture.name for picture in alone.pictures] == ["square"]
     count = f"{sum(len(s.jobs) for s in cells)} runs"
-    stamp = "my/tiny, full variant; n = 2 runs a cell; commit 1234."
+    stamp = "my/tiny, full variant; n = 2 runs per cell; commit 1234."
     assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs. {stamp}"
     ((smaller,), _) = draw_figures(
         table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, variant="smoke")

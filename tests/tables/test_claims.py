@@ -321,7 +321,7 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
         (0, 0),
     ] and found.rows[2].estimate is None
     assert result({"a": ["a", "c"]}, pairs(FAR)).state == "open"  # a column without runs
-    assert result({"only": {"x": 9}}, runs).reason == "it is about no row of this variant"
+    assert result({"only": {"x": 9}}, runs).reason == "it is not about any row of this variant"
 
 
 @pytest.mark.parametrize("variant", ["reduced", "smoke"])

@@ -94,7 +94,7 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
     found = passed(run(tmp_path), "V", ["a"])
     assert list(found) == [2, 10] and [set(v) for v in found[2]] == [{"a"}] * 12
     assert [int(v["a"][0]) for v in found[10]] == [100 * i + 10 for i in range(12)]
-    with pytest.raises(StorageError, match="nothing was kept of series 'mean_v'") as error:
+    with pytest.raises(StorageError, match="nothing is stored of series 'mean_v'") as error:
         passed(run(tmp_path), "mean_v")
     assert "a of W" in str(error.value)
     with pytest.raises(StorageError, match=r"'M' kept no trace/0\.safetensors"):
@@ -233,7 +233,7 @@ def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
     write_json(alone / "trace" / "1.json", [{"iteration": 4, "V/train/acc": [0.5, 0.7, 0.9]}])
     (told,) = Units("x.weight").draw([run(alone)])
     assert told.svg != pictures[1].svg
-    with pytest.raises(StorageError, match=r"nothing was kept of series 'V' and z\.weight"):
+    with pytest.raises(StorageError, match=r"nothing is stored of series 'V' and z\.weight"):
         Units("z.weight").draw([run(late)])
 
 

@@ -221,7 +221,7 @@ def test_a_smaller_form_says_so_before_any_number() -> None:
     assert 'role="note"' not in page(report())
     for variant, words in (
         ("reduced", "smaller than the paper's, so no cell counts as reproduced"),
-        ("smoke", "compare their numbers with nothing published"),
+        ("smoke", "do not compare their numbers with published ones"),
     ):
         text = unescape(page(report(variant=variant)))
         assert 0 < text.index(words) < text.index("20.97")
@@ -249,7 +249,7 @@ def test_a_cell_says_its_interval_and_reason_when_opened() -> None:
     said = [re.sub(r"<.*?>", " ", box) for box in boxes]
     assert "95 % interval of the difference −13.19 to +30.41" in re.sub(r"\s+", " ", said[1])
     assert "6 seeds would settle it" in said[1]
-    assert "several runs gave one and the same number" in said[5]
+    assert "several runs gave exactly the same number" in said[5]
     assert "equals Average by construction" in said[4]
     assert not any("deterministic" in text.lower() for text in said[:5])
 

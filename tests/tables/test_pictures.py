@@ -229,7 +229,7 @@ def test_every_picture_names_its_form_inside(variant: Any, said: str, words: boo
     assert [" ".join(note.split("\n")).startswith(said) for note in notes] == [True, True]
     assert ["† has seen test data" in note for note in notes] == [True, True]
     stamp = (
-        f"ma_echo/table1, {variant} variant; n = 1 to 3 runs a cell; commit 4f4ac65; 2026-11-02."
+        f"ma_echo/table1, {variant} variant; n = 1 to 3 runs per cell; commit 4f4ac65; 2026-11-02."
     )
     assert [stamp in " ".join(note.split("\n")) for note in notes] == [True, True]
     assert all(f"({variant})" in picture.title for picture in made)

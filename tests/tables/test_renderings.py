@@ -30,7 +30,7 @@ from fedexp.tables.report.wandb import send_summary
 from tests.tables.reports import CLAIMS, cell, report
 
 Rendering = Callable[[Report], str]
-CONTRADICTED = "0 of 1 rows: the paper's own numbers do not bear it out"
+CONTRADICTED = "0 of 1 rows: the paper's own numbers do not support it"
 
 
 def printed(of: Report, width: int = 220) -> str:
@@ -150,7 +150,7 @@ def test_a_methods_mean_difference_has_its_interval_seeds_and_rows(render: Rende
         "-3.00 to +0.50",
         "2 seeds, 3 rows",
         "Ours (ma_echo)",
-        "one seed has none",
+        "none for one seed",
         "1 seed, 2 rows",
     ):
         assert text in whole
@@ -229,7 +229,7 @@ def test_at_80_columns_every_cell_has_a_line_with_all_of_it() -> None:
         "10 | 0.5 | Average | 59.75 | ○ not run",
     ):
         assert expected in found
-    assert "left out of the paper's: 2 parts, see the report" in found
+    assert "left out of the paper's table: 2 parts, see the report" in found
 
 
 def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_first() -> None:

@@ -74,7 +74,7 @@ def counts(run: DrawnRun) -> np.ndarray:
     stored = run.result["partition"]["sha256"]
     if data.partition.sha256 != stored:
         raise StorageError(
-            "the split that is drawn today is not the run's",
+            "the split that is sampled now is not the run's",
             where=str(run.folder / "partition.safetensors"),
             expected=stored,
             got=data.partition.sha256,

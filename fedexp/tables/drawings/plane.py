@@ -69,7 +69,7 @@ class Plane(Drawing):
         steps = {step: models[0] for step, models in passed(run, self.series).items()}
         if list(steps)[:3] != [0, 1, 2]:
             raise StorageError(
-                "the plane is that of iterations 0, 1 and 2, and not all were kept",
+                "the plane needs iterations 0, 1 and 2, and not all of them are stored",
                 where=str(run.folder / "trace"),
                 got=list(steps),
                 do="add them to trace.weights",
@@ -87,8 +87,10 @@ class Plane(Drawing):
         real = [loss(steps[t]) for t in (0, last)]
         seen = [loss(unflat(origin + path[i] @ basis, like)) for i in (0, -1)]
         title = (
-            f"Test loss (first {self.images:,} images) on the plane of the first three iterates of {self.series}, and their "
-            f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and {seen[1]:.3g} at its projection"
+            f"Test loss (first {self.images:,} images) on the plane of the first three "
+            f"iterates of {self.series}, and their "
+            f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and "
+            f"{seen[1]:.3g} at its projection"
             f"{where and f' ({where})'}"
         )
         name = canvas.picture_name("plane", where)
@@ -106,7 +108,7 @@ def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
     u, v = g1 - g0, g2 - g0
     first = u.norm()
     if first == 0 or (v - (v @ u) / first**2 * u).norm() <= 1e-9 * v.norm():
-        raise StorageError("the first three iterates lie on a line: they span no plane")
+        raise StorageError("the first three iterates are on a line, so they span no plane")
     u = u / first
     v = v - (v @ u) * u
     return torch.stack([u, v / v.norm()])
@@ -146,7 +148,7 @@ def test_loss(config: Mapping[str, Any], images: int) -> Loss:
     evaluator = Evaluator(experiment.task, experiment.config.eval.batch_size)
     if Weights.init(spec, 0, cpu, part.dtype).buffers:
         raise StorageError(
-            "the model has buffers, and a trace keeps parameters alone", where=spec.arch
+            "the model has buffers, and a trace stores only parameters", where=spec.arch
         )
 
     def loss(params: Tree) -> float:

@@ -78,7 +78,10 @@ class SamplesDrawing(Drawing):
                     generated.shape[1]
                 ).repeat(self.judged)
                 labels[method] += f"\n{100 * float(right.double().mean()):.0f} %"
-            title += f"; beside them the share of images that {group[self.judge].label} reads as their class"
+            title += (
+                f"; beside them the share of images that {group[self.judge].label} reads "
+                f"as their class"
+            )
         name = canvas.picture_name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
         return canvas.render_picture(

@@ -91,7 +91,7 @@ def passed(
                 )
     if not found:
         raise StorageError(
-            f"nothing was kept of series '{series}'"
+            f"nothing is stored of series '{series}'"
             + (f" and {', '.join(parameters)}" if parameters else ""),
             where=str(path),
             expected=", ".join(sorted({" of ".join(key.split("/", 3)[:0:-2]) for key in keys})),
@@ -126,6 +126,6 @@ def unflat(vector: Tensor, like: Tree) -> Tree:
 def _there(run: DrawnRun, path: Path) -> Path:
     if not path.exists():
         raise StorageError(
-            f"run '{run.label}' kept no {path.parent.name}/{path.name}", where=str(run.folder)
+            f"run '{run.label}' has no {path.parent.name}/{path.name}", where=str(run.folder)
         )
     return path

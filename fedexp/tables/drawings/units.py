@@ -72,8 +72,10 @@ class Units(Drawing):
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
         _draw_legend(figure, clients)
         title = (
-            f"t-SNE of the rows of {self.layer}, a marker a row. Own training data: the models' mean accuracy on it. Rows met: "
-            f"those whose nearest row in another model has their own number{where and f' ({where})'}"
+            f"t-SNE of the rows of {self.layer}, one marker per row. Own training data: the "
+            f"models' mean accuracy on it. Rows met: "
+            f"those whose nearest row in another model has their own "
+            f"number{where and f' ({where})'}"
         )
         name = canvas.picture_name("units", where)
         return canvas.render_picture(name, title, figure, notes)

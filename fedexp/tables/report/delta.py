@@ -67,7 +67,7 @@ def difference_figure(report: Report) -> Figure:
         else:
             axes.set_xlim(ends[0] - margin, ends[1] + margin)
         axes.set_xlabel(
-            f"ours less the paper's ({layout.difference_unit(report.unit)})", parse_math=False
+            f"ours minus the paper's ({layout.difference_unit(report.unit)})", parse_math=False
         )
     _draw_legend(made, report)
     return made
@@ -87,8 +87,8 @@ def note(report: Report) -> str:
             None,
             [
                 f"Rows: {rows}." if rows else "",
-                f"Bars: {BARS}" + (f"; {texts.count(bare, 'cell')} without." if bare else "."),
-                f"{texts.count(endless, 'cell')} with no finite difference not drawn."
+                f"Bars: {BARS}" + (f"; {texts.count(bare, 'cell')} without one." if bare else "."),
+                f"{texts.count(endless, 'cell')} without a finite difference not drawn."
                 if endless
                 else "",
             ],
@@ -116,9 +116,16 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         title = canvas.plot_label(cells[0].label)
         weight = "bold" if method.role == "proposed" else "normal"
         axes.annotate(
-            title, (0, head), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=8.5, color=canvas.INK, weight=weight,
-        )  # fmt: skip
+            title,
+            (0, head),
+            (4, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=canvas.INK,
+            weight=weight,
+        )
         tolerance = report.tolerance_of(method)
         if tolerance is not None:
             band = [y, y + len(cells) * _ROW]

@@ -21,11 +21,27 @@ _LINES = 44
 # Digits between columns: 2 \tabcolsep of 6 pt.
 _GAP = 3
 _SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}", "✓": r"$\surd$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
-    "≈": r"$\approx$", "○": r"$\circ$", "·": r"$\cdot$", "≠": r"$\neq$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "†": r"\dag{}",
+    "‡": r"\ddag{}",
+    "✓": r"$\surd$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "≈": r"$\approx$",
+    "○": r"$\circ$",
+    "·": r"$\cdot$",
+    "≠": r"$\neq$",
+}
 
 
 def latex(report: Report) -> str:
@@ -91,9 +107,13 @@ def _document(report: Report) -> Iterator[str]:
         yield r"\centering\footnotesize"
         if at == 0:
             yield rf"\caption{{{' '.join(_caption(report))}}}"
-            yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}-{report.variant}}}"
+            name = report.name.replace("/", "-").replace("_", "-")
+            yield rf"\label{{tab:{name}-{report.variant}}}"
         else:
-            yield rf"\caption{{{escape(report.title)} ({escape(report.source)}, {report.variant} variant), continued.}}"
+            yield (
+                rf"\caption{{{escape(report.title)} ({escape(report.source)}, "
+                rf"{report.variant} variant), continued.}}"
+            )
         for number, (methods, lines) in enumerate(blocks):
             yield from [r"\\[1ex]"] if number else []
             yield from _tabular(report, methods, lines)
@@ -227,7 +247,10 @@ def _same_n(report: Report) -> int | None:
 
 def _caption(report: Report) -> Iterator[str]:
     reference, same = layout.has_reference(report), _same_n(report)
-    yield f"{escape(report.title)} ({escape(report.source)}, {report.variant} variant; {escape(layout.unit(report))})."
+    yield (
+        f"{escape(report.title)} ({escape(report.source)}, {report.variant} variant; "
+        f"{escape(layout.unit(report))})."
+    )
     yield texts.sentence(
         "; ".join(escape(f"{subject}: {outcome}") for subject, outcome in texts.headline(report))
     )

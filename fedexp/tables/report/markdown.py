@@ -47,7 +47,7 @@ def _document(report: Report) -> Iterator[str]:
         yield ""
     yield from _claim_table(report)
     yield from _mean_differences(report)
-    yield from _section("Left out of the paper's", map(escape, report.left_out))
+    yield from _section("Left out of the paper's table", map(escape, report.left_out))
     assumed = (f"**{escape(assumed)}**: {escape(why)}" for assumed, why in report.assumptions)
     yield from _section("Assumed, because the paper is silent", assumed)
     yield "## Made with"
@@ -62,7 +62,10 @@ def _document(report: Report) -> Iterator[str]:
 
 def _legend(report: Report) -> Iterator[str]:
     """Yield the meaning of cells."""
-    yield f"{'Paper → ours' if layout.has_reference(report) else 'Ours'}, mean ± sd (n); best of a row in bold."
+    yield (
+        f"{'Paper → ours' if layout.has_reference(report) else 'Ours'}, mean ± sd (n); best "
+        f"of a row in bold."
+    )
     yield from (escape(texts.sentence(line)) for line in texts.legend(report))
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
 
@@ -122,7 +125,7 @@ def _mean_differences(report: Report) -> Iterator[str]:
     yield _table_row(
         [
             "Method",
-            f"Ours less the paper's, {layout.difference_unit(report.unit)}",
+            f"Ours minus the paper's, {layout.difference_unit(report.unit)}",
             "95 % interval",
             "Mean of",
         ]

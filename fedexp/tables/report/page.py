@@ -145,7 +145,10 @@ def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]
 def _key(report: Report) -> list[str]:
     """Explain in sentences how to read a cell."""
     better = "higher" if report.higher_is_better else "lower"
-    first = f"{report.metric.replace('_', ' ').capitalize()} in {layout.unit(report)}, {better} is better."
+    first = (
+        f"{report.metric.replace('_', ' ').capitalize()} in {layout.unit(report)}, "
+        f"{better} is better."
+    )
     notes = [f"{note}." for note in texts.footnotes(report)]
     last = "Point at a cell or press it for its seeds, runs, reason and command."
     if not layout.has_reference(report):
@@ -153,14 +156,16 @@ def _key(report: Report) -> list[str]:
         return [first, spread, "Bold: best of its row.", *notes, last]
     allowed = texts.tolerance_note(report)
     judged = (
-        f"Reproduced: the 90 % interval of the difference lies within the tolerance, {allowed}; higher, lower: the 95 % "
-        "interval lies beyond it; inconclusive: neither, near if the means differ by no more, else far."
+        f"Reproduced: the 90 % interval of the difference is within the tolerance, {allowed}; "
+        f"higher, lower: the 95 % "
+        "interval is beyond it; inconclusive: neither, near if the means differ by no more, "
+        "else far."
     )
     ranks = "ρ: Spearman's rank correlation of the methods' order in the row with the paper's."
     return [
         first,
         "Each cell: the paper | mean ± sample standard deviation of our runs (number of seeds).",
-        "Below: the verdict, and our mean less the paper's number.",
+        "Below: the verdict, and our mean minus the paper's number.",
         *([judged] if allowed else []),
         "Bold: best of its row, once among the paper's numbers and once among ours.",
         *([ranks] if texts.has_agreement(report) else []),

@@ -84,7 +84,10 @@ def print_report(report: Report, out: Console | None = None) -> None:
         )
     if report.left_out:
         out.print(
-            f"left out of the paper's: {texts.count(len(report.left_out), 'part')}, see the report",
+            (
+                f"left out of the paper's table: {texts.count(len(report.left_out), 'part')}, see "
+                f"the report"
+            ),
             markup=False,
         )
     for warning in report.warnings:
@@ -180,7 +183,10 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
     """
     compared = layout.has_reference(report)
     if deltas is not None:
-        yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared and deltas else ''})"
+        yield (
+            f"{'paper above ours' if compared else 'ours'} (mean ± sd "
+            f"(n){', difference' if compared and deltas else ''})"
+        )
     yield from texts.legend(report)
     yield from texts.footnotes(report)
 

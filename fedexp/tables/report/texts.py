@@ -31,7 +31,10 @@ MARKS: Mapping[Verdict, str] = {
 }
 _HASHES = ("data sha256", "split sha256", "code hash")
 _NEAR, _DETERMINISTIC = "≈", "‡"
-POOLED = "Pooled over the last ten rounds of all runs, where every run's are recorded: mean ± sd (runs x rounds)"
+POOLED = (
+    "Pooled over the last ten rounds of all runs, if those of every run are recorded: "
+    "mean ± sd (runs x rounds)"
+)
 CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
 _ROLES: Mapping[Role, str] = {
     "proposed": "proposed method",
@@ -42,7 +45,10 @@ _VARIANTS: Mapping[Variant, str] = {
     "full": "Full: all of the table's cells and runs.",
     "partial": "Partial: a part of the full variant's cells or runs.",
     "reduced": "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
-    "smoke": "Smoke test: the runs show that the pipeline works; compare their numbers with nothing published.",
+    "smoke": (
+        "Smoke test: the runs show that the pipeline works; do not compare their numbers "
+        "with published ones."
+    ),
 }
 
 
@@ -105,7 +111,7 @@ def stamp(report: Report) -> str:
     facts = dict(report.facts)
     known = [
         f"{report.name}, {report.variant} variant",
-        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs a cell"
+        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs per cell"
         if counts
         else "",
         f"commit {facts['commit']}" if "commit" in facts else "",
@@ -131,13 +137,16 @@ def footnotes(report: Report) -> list[str]:
     """
     notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
-        notes.append(f"{_DETERMINISTIC} deterministic: several runs gave one and the same number")
+        notes.append(f"{_DETERMINISTIC} deterministic: several runs gave exactly the same number")
     if any(cell.mean == math.inf for cell in report.cells):
-        notes.append("inf: infinite in one run or more; of rounds to a target: never reached")
+        notes.append("inf: infinite in at least one run (rounds to a target: never reached)")
     names = layout.marked_labels(report)
     same = Counter((cell.method, cell.same_as) for cell in report.cells if cell.same_as)
     notes += [
-        f"{names.get(a, a)} equals {names.get(b, b)} by construction in {count(rows, 'row')}: counted once"
+        (
+            f"{names.get(a, a)} equals {names.get(b, b)} by construction in {count(rows, 'row')}: "
+            f"counted once"
+        )
         for (a, b), rows in same.items()
     ]
     return [note for note in notes if note]
@@ -215,7 +224,10 @@ def _pooled(cell: Cell, digits: int | None) -> str:
         return ""
     lengths = sorted(map(len, cell.last_10))
     rounds = f"{lengths[0]} to {lengths[-1]}" if lengths[0] < lengths[-1] else f"{lengths[0]}"
-    return f"{layout.number(cell.pooled_mean, digits)}{spread(cell.pooled_sd, digits)} ({cell.n} x {rounds})"
+    return (
+        f"{layout.number(cell.pooled_mean, digits)}{spread(cell.pooled_sd, digits)} "
+        f"({cell.n} x {rounds})"
+    )
 
 
 def verdict_mark(cell: Cell) -> str:
@@ -269,14 +281,14 @@ def claim_source(claim: ClaimResult) -> str:
 def claim_reason(claim: ClaimResult) -> str:
     """Return the reason, and the number of rows that the claim is about."""
     needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
-    return f"{claim.reason} (meant of {needed})"
+    return f"{claim.reason} (must hold in {needed})"
 
 
 def claim_in_print(claim: ClaimResult) -> str:
     """Return the result on the paper's own numbers, empty if it prints none."""
     if not claim.contradicted:
         return claim.printed
-    return f"{claim.printed}: the paper's own numbers do not bear it out"
+    return f"{claim.printed}: the paper's own numbers do not support it"
 
 
 def claim_row(row: ClaimRow) -> str:
@@ -306,7 +318,7 @@ def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
     return (
         layout.marked_labels(report).get(found.method, found.method),
         layout.signed(found.mean, digits),
-        interval(found.interval, digits) or "one seed has none",
+        interval(found.interval, digits) or "none for one seed",
         f"{count(found.n, 'seed')}, {count(found.rows, 'row')}",
     )
 
