@@ -119,6 +119,7 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
     """Return the first page, then every paper's page with those of its tables."""
     found = papers(results)
     made = [Page("index.md", "Results", _rendered("front.md", papers=found))]
+
     for paper in found:
         text = _rendered("paper.md", paper=paper, notes=_notes(paper.key), assumed=_assumed(paper))
         made.append(Page(f"results/{paper.key}/index.md", paper.name, text))
@@ -131,6 +132,7 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
                     _rendered("table.md", paper=paper, entry=entry),
                 )
             )
+
     return made
 
 
@@ -189,6 +191,7 @@ def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]
             for method, mine in cells.items():
                 text = f"{_range(mine, result.report)}, {result.variant} variant"
                 made.setdefault(method, []).append(Mention(label, f"results/{name}.md", text))
+
     return made
 
 
@@ -216,6 +219,7 @@ def finding(report: Report) -> str:
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
+
     if len(rows) == 1:
         cells = [cell for key in labels for cell in rows[0].cells_of(key) if cell.mean is not None]
         more = f"; {len(cells) - _FEW} more" if len(cells) > _FEW else ""
@@ -223,6 +227,7 @@ def finding(report: Report) -> str:
             "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW])
             + f"{more}."
         )
+
     numbers = {
         key: {
             at: row.cells_of(key)[0]
@@ -236,6 +241,7 @@ def finding(report: Report) -> str:
     if not ours:
         return ""
     mine, sign = numbers[ours[0]], 1 if report.higher_is_better else -1
+
     if not layout.has_reference(report):
         if not rivals:
             return ""
@@ -245,6 +251,7 @@ def finding(report: Report) -> str:
         return (
             f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
         )
+
     text = (
         f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of "
         f"{texts.count(len(mine), 'row')}"
@@ -253,6 +260,7 @@ def finding(report: Report) -> str:
     if not fair:
         return f"{text}."
     best = max(fair, key=lambda m: sign * _mean_over_cells([numbers[m][at] for at in mine]))
+
     return (
         f"{text}; the best baseline, {labels[best]}, "
         f"{_beside(report, [numbers[best][at] for at in mine])}."

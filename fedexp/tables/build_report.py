@@ -39,10 +39,13 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
     ]
     done = [run for planned in cells for run in record.runs_of(table, planned) if run.done]
     present = {cell.method for cell in made}
+
     variant: Variant = (
         "partial" if record.variant == "full" and is_part(table, cells, record) else record.variant
     )
+
     objections = [_objection(record.runs_of(table, planned), "", blamed) for planned in cells]
+
     return Report(
         name=table.name,
         paper=table.paper,
@@ -299,6 +302,7 @@ def _with_verdict(cell: Cell, table: Table, objection: str) -> Cell:
     if tolerance is None:
         return replace(cell, verdict="no reference", reason="the table declares no tolerance")
     found = judge(cell.values, cell.paper, cell.paper_sd, tolerance.within, table.paper_runs or 1)
+
     return replace(
         cell,
         verdict=found.verdict,
@@ -390,6 +394,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
     missing = [
         row for row in known if (tuple(row[key] for key in table.keys), row["method"]) not in there
     ]
+
     while missing:
         groups = dict.fromkeys((key, row[key]) for row in missing for key in keys)
         whole = [
@@ -402,6 +407,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
             break
         yield f"{key}={layout.label(value)} ({texts.count(count, 'cell')})"
         missing = [row for row in missing if row[key] != value]
+
     for row in missing:
         yield " ".join(f"{key}={layout.label(row[key])}" for key in keys)
     yield from table.omits
@@ -410,6 +416,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     """Yield the table's assumptions, then tolerances and the paper's number of runs."""
     yield from ((a.what, a.why) for a in table.assumptions)
+
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
             grid, data = (
@@ -422,13 +429,16 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
                 f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",
                 data,
             )
+
     if not table.reference:
         return
+
     if table.tolerance is not None:
         yield (
             f"a tolerance of {table.tolerance.within:g} {layout.difference_unit(table.unit)}",
             table.tolerance.why,
         )
+
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
             what = (
@@ -436,6 +446,7 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
                 f"{layout.difference_unit(table.unit)} for {column.label}"
             )
             yield what, column.tolerance.why
+
     if table.paper_runs is None and table.tolerance is not None:
         yield (
             "each of the paper's numbers is one run",
@@ -470,6 +481,7 @@ def _warnings(
         )
     if extra and any(run.altered for run in runs):
         yield f"These runs differ from the table's: {' '.join(extra)}"
+
     yield from _few_runs(cells, made)
     failed = [cell for cell in made if cell.failed]
     if failed:
@@ -480,6 +492,7 @@ def _warnings(
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     other = [run for run in done if run.other_code]
+
     if other:
         number, were = texts.count(len(other), "run"), "was" if len(other) == 1 else "were"
         codes = ", ".join(sorted({run.code[:8] for run in other}))
@@ -487,7 +500,9 @@ def _warnings(
             f"{number} of {len(done)} {were} made by other code than the current one ({codes}), "
             "so rows may mix code"
         )
+
     waiting = {run.run for run in runs if not run.done and run.others}
+
     if waiting:
         yield (
             f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
@@ -543,10 +558,12 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
         )
         splits.setdefault(row, set()).add(run.split)
         data.setdefault(run.dataset, set()).add(run.data)
+
     mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
     if mixed:
         shown = texts.shortened(mixed, _SHOWN, "; ")
         yield f"Methods of one row and seed saw different data splits: {shown}"
+
     for name, hashes in data.items():
         if len(hashes) > 1:
             yield (
@@ -568,6 +585,7 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
     yield "computing time", layout.duration(sum(run.seconds for run in done))
     if phases := _phases(done):
         yield "of it", ", ".join(f"{name} {layout.duration(own)}" for name, own in phases)
+
     for name, key in (
         ("commit", "commit"),
         ("hardware", "gpu"),
@@ -576,6 +594,7 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
     ):
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
+
     yield "torch", ", ".join(sorted({run.torch for run in done}))
     yield "seeds", _sorted_text({run.seed for run in done})
     data = {(run.dataset, run.data) for run in done}

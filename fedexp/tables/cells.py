@@ -91,6 +91,7 @@ def planned_cells(
             fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
             left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
+
             for seed, point in itertools.product(
                 seeds or declared_seeds(table, variant, column),
                 points_of(table, variant, column) or ("",),
@@ -100,6 +101,7 @@ def planned_cells(
                 jobs.append(
                     Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point))
                 )
+
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_only_text(only or {}))
     return tuple(
@@ -154,6 +156,7 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
             if key == "method"
             else list(dict.fromkeys(p[key] for p in _all_points(table)))
         )
+
         for value in values:
             if value not in known:
                 raise ConfigError(
@@ -162,7 +165,9 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
                     expected=", ".join(map(str, known)),
                     do=suggest(str(value), map(str, known)),
                 )
+
         only.setdefault(key, []).extend(values)
+
     return only
 
 

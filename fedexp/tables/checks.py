@@ -131,11 +131,13 @@ def _point_grid_problem(table: Table, column: Column) -> str:
     named = any("{point}" in text for text in grid.overrides) or all(
         "{point}" in path for path in (value, grid.by or value)
     )
+
     if not named:
         return (
             "its points look the same: {point} must be in the overrides or in every path "
             "that is read"
         )
+
     if grid.by is None and (grid.best == "highest") != table.higher_is_better:
         return f"the {grid.best} of its numbers is the worst one in this table"
     if any(claim.curve and column.key in (*claim.a, *claim.b) for claim in table.claims):

@@ -82,6 +82,7 @@ def _test_claim(
     claim: Claim, table: Table, variant: Variant, numbers: Numbers, objection: str
 ) -> ClaimResult:
     groups = _groups(claim, table, variant)
+
     levels = _levels(claim, len(groups))
     rows = tuple(
         _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
@@ -89,10 +90,12 @@ def _test_claim(
     state, reason = _state(claim, rows)
     if objection:
         state, reason = "open", objection + _signs(rows)
+
     in_print = [
         _in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")
     ]
     printed, contradicted = _printed_state(claim, in_print)
+
     return ClaimResult(
         claim.id,
         claim.where,
@@ -183,6 +186,7 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
     if claim.than is not None:
         return [_beyond(claim, numbers, place, a, sign) for a in claim.a]
     pairs = [(a, b) for a in claim.a for b in claim.b]
+
     if claim.test == "within":
         assert claim.x is not None
         tests = []
@@ -199,6 +203,7 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
                     )
                 )
         return tests
+
     made = {}
     for a, b in pairs:
         if claim.test == "above":
@@ -207,12 +212,14 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
             made[a, b] = differences, None if printed is None else sign * printed - claim.by
         else:
             made[a, b] = _sooner(claim, numbers, place, a, b, table.higher_is_better), None
+
     if claim.any_of == "a":
         sets = [[made[a, b] for a in claim.a] for b in claim.b]
     elif claim.any_of == "b":
         sets = [[made[a, b] for b in claim.b] for a in claim.a]
     else:
         sets = [[one] for one in made.values()]
+
     return [_Test(tuple(d for d, _ in one), tuple(p for _, p in one)) for one in sets]
 
 
@@ -288,6 +295,7 @@ def _sooner(
             found.append(
                 _less(*(_reached(curve, target, higher_is_better) for curve in (second, first)))
             )
+
     return tuple(found)
 
 
@@ -359,11 +367,13 @@ def decide(
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
         return "open"
+
     if any(map(math.isinf, differences)):
         above = sum(d > 0 for d in differences)
         if float(binom.sf(above - 1, n, 0.5)) <= yes_level:
             return "yes"
         return "no" if float(binom.cdf(above, n, 0.5)) <= no_level else "open"
+
     mean = statistics.mean(differences)
     if len(set(differences)) == 1:
         return "yes" if mean > 0 else "no"
@@ -389,11 +399,13 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
         states.append(
             "yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open"
         )
+
     state: RowState = (
         "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
     )
     worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
     estimate = _middle(worst) if worst else None
+
     return ClaimRow(
         group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests)
     )
@@ -434,12 +446,14 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
         return "open", f"it needs {needed} rows, and there are {len(rows)}"
     absent = sum(row.n == 0 for row in rows)
     single = sum(row.n == 1 for row in rows)
+
     if absent or single:
         why = [
             f"{absent} of {len(rows)} rows without runs" if absent else "",
             f"{single} with one seed" if single else "",
         ]
         return "open", ", ".join(filter(None, why)) + _signs(rows)
+
     if counts["yes"] >= needed:
         return "held", shown
     return ("refuted" if counts["no"] > len(rows) - needed else "open"), shown

@@ -140,6 +140,7 @@ def read_value(run: CellRun, path: str) -> float:
         return read_path(run.result, path)
     round, _, rest = rest.partition(".")
     rows, file = traced(run.folder, round), f"trace/{round}.json"
+
     if named := _NAMED.fullmatch(rest):
         name, number, rest = named.groups()
         found = [row for row in rows if row.get(name) == float(number)]
@@ -149,6 +150,7 @@ def read_value(run: CellRun, path: str) -> float:
                 f"{file} has no iteration with {name}={number}", expected=has or f"rows with {name}"
             )
         return read_path(found[0], rest, file)
+
     return read_path({str(row["iteration"]): row for row in rows}, rest, file)
 
 
@@ -183,6 +185,7 @@ def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -
     """
     node: Any = result
     rest = path
+
     while rest:
         heads = itertools.accumulate(rest.split("."), lambda head, part: f"{head}.{part}")
         known = [head for head in heads if isinstance(node, Mapping) and head in node]
@@ -203,6 +206,7 @@ def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -
             raise ConfigError(
                 f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None
             )
+
     if isinstance(node, bool) or not isinstance(node, int | float):
         raise ConfigError(f"'{path}' of {file} is not a number", got=repr(node))
     return float(node)

@@ -66,12 +66,14 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
         raise _unknown(path, where, suggest(path, [f"{head}.{key}" for key in _KEYS[head]]))
     if head == "trace" and not experiment.config.trace.every:
         raise _unknown(path, where, "set trace.every=1: no round of these runs is traced")
+
     if head == "rounds_to":
         targets = [target_name(target) for target in experiment.config.headline.targets]
         if rest not in targets:
             raise _unknown(
                 path, where, suggest(rest, targets) if targets else f"set headline.targets=[{rest}]"
             )
+
     if head == "per_client":
         names = [f"test/local/{name}" for name in experiment.task.metric_names]
         if experiment.aggregator.delivers != "local":
@@ -79,6 +81,7 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
                 path, where, "set a method that delivers one model per client: method=local"
             )
         _check_metric(path, re.sub(r"\.\d+$", "", rest), names, where)
+
     if head in _MEASURED or (head == "metrics" and rest.startswith(("test/", "val/"))):
         _check_metric(
             path,

@@ -27,6 +27,7 @@ def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
     path = folder / FILE
     if not path.is_file():
         return {}
+
     try:
         plot_styles: dict[str, PlotStyle] = convert(read_yaml(path), dict[str, PlotStyle], "")
     except yaml.YAMLError as error:
@@ -36,6 +37,7 @@ def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
     except ConfigError as error:
         error.facts["where"] = f"{path} {error.facts.get('where', '')}".strip()
         raise
+
     seen: dict[tuple[str, str], str] = {}
     for key, plot_style in plot_styles.items():
         other = seen.setdefault((plot_style.marker, plot_style.dash), key)
@@ -45,4 +47,5 @@ def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
                 where=str(path),
                 do="give one of them another marker or dash",
             )
+
     return plot_styles

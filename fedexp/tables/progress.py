@@ -64,6 +64,7 @@ class ProgressMonitor:
     def update(self) -> bool:
         """Read the run folders. Return whether a job has ended since the last call."""
         ended = False
+
         for job in self._jobs:
             if job.seconds is not None:
                 continue
@@ -77,6 +78,7 @@ class ProgressMonitor:
             elif state.get("status") == "failed" and _attempts(job.folder) > job.attempts:
                 job.seconds, ended = 0.0, True
                 self._failed += 1
+
         return ended
 
     def progress_line(self) -> str:

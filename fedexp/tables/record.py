@@ -213,18 +213,23 @@ def recorded(
         for name in (*claim.a, *claim.b)
         if claim.curve
     }
+
     for planned in cells:
         place = table.row_key(planned.conditions)
+
         for job in planned.jobs:
             run = cell_runs[job.overrides]
             key = run_key(table, planned, job)
             row = _run_record(table, planned, job, run, root)
+
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {
                     key: value for key, value in run.config.items() if key not in _ELSEWHERE
                 }
+
             runs[key] = row
+
             for name, curve, axis in needed if run.result else ():
                 if name != planned.method or curve is None:
                     continue
@@ -237,6 +242,7 @@ def recorded(
                     curves[place, name, row.split_seed, curve] = [
                         (x, table.headline.scale * y) for x, y in points
                     ]
+
     return replace(asked, runs=runs, curves=curves, configs=configs)
 
 
@@ -272,8 +278,10 @@ def _run_record(
     )
     if not run.result:
         return row
+
     column, result = table.columns[planned.method], run.result
     filled = placeholders(planned, job)
+
     try:
         path = table.value_path(column).format(**filled)
         row = replace(row, value=read_value(run, path) * table.headline.scale)
@@ -283,7 +291,9 @@ def _run_record(
         return _damaged(row, error)
     except FedexpError as error:
         row = replace(row, value=None, error=error.what)
+
     about = result.get("environment", {})
+
     return replace(
         row,
         last_10=_last_10(table, planned, filled, result),
@@ -363,6 +373,7 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
         ConfigError: Another record has another variant, other seeds or other overrides.
     """
     runs, curves, configs = dict(record.runs), dict(record.curves), dict(record.configs)
+
     for other in others:
         for name in ("variant", "seeds", "extra"):
             if getattr(other, name) != getattr(record, name):
@@ -372,6 +383,7 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
                     expected=str(getattr(record, name)),
                     got=str(getattr(other, name)),
                 )
+
         lacking = {
             key: run
             for key, run in other.runs.items()
@@ -385,6 +397,7 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
             for run in lacking.values()
             if run.config in other.configs
         }
+
     return replace(record, runs=runs, curves=curves, configs=configs)
 
 
@@ -401,6 +414,7 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
     parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
     spread = [*(f"{_SECONDS}{name}" for name in phases), *(f"{_METRIC}{name}" for name in parts)]
+
     head = [
         "table",
         *table.keys,
@@ -423,18 +437,22 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
                 *(_value_text(run.parts.get(name)) for name in parts),
             ]
         )
+
     write_text(folder / RUNS, _to_csv(head, rows))
+
     lines = [
         [*map(_condition_text, place), method, split_seed, name, repr(x), repr(y)]
         for (place, method, split_seed, name), curve in record.curves.items()
         for x, y in curve
     ]
+
     if lines:
         write_text(
             folder / CURVES, _to_csv([*table.keys, "method", "draw", "curve", "x", "y"], lines)
         )
     else:
         (folder / CURVES).unlink(missing_ok=True)
+
     shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
     asked = {_STORED_NAMES.get(name, name): getattr(record, name) for name in _ASKED}
@@ -467,14 +485,17 @@ def read(table: Table, folder: Path) -> TableRecord:
         ConfigError: The folder has no record, or the record of another table.
     """
     about = read_json(folder / ABOUT)
+
     if about is None or not (folder / RUNS).is_file():
         raise ConfigError(
             "there is no record of a table here",
             where=str(folder),
             expected=f"{RUNS} and {ABOUT}, as fedexp-table writes them beside a report",
         )
+
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
+
     kinds = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
     runs: dict[RunKey, RunRecord] = {}
     for row in _read_csv(folder / RUNS):
@@ -494,17 +515,20 @@ def read(table: Table, folder: Path) -> TableRecord:
         )
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
         runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
+
     curves: dict[tuple[RowKey, str, str, str], list[tuple[float, float]]] = {}
     for row in _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ():
         place = tuple(_read_condition(row[key]) for key in table.keys)
         curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
             (float(row["x"]), float(row["y"]))
         )
+
     stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
     configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
     asked = {
         name: about[stored] for name in _ASKED if (stored := _STORED_NAMES.get(name, name)) in about
     }
+
     return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
 
 

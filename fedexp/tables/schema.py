@@ -528,6 +528,7 @@ def with_tuned(table: Table) -> Table:
     if table.tuned is None:
         return table
     tuning, columns = load_tuning(table.tuned), list(table.methods)
+
     for key in tuning.sweeps:
         require_known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
@@ -557,6 +558,7 @@ def with_tuned(table: Table) -> Table:
             equals=None,
         )
         columns.append(column)
+
     return replace(table, methods=tuple(columns))
 
 
@@ -602,10 +604,12 @@ def read_table(path: Path, name: str) -> Table:
         raise ConfigError(
             "a table's file is not YAML", where=str(path), got=why, do="correct the file"
         ) from None
+
     if not isinstance(node, dict):
         raise ConfigError(
             "a table's file must be a mapping", where=str(path), got=type(node).__name__
         )
+
     try:
         return replace(
             with_tuned(build(Table, {**node, "name": name}, "")),

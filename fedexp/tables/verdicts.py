@@ -138,6 +138,7 @@ def judge(
     interval = (found.d - half, found.d + half)
     if found.equivalent(tolerance):
         return Judgement("reproduced", "", interval, deterministic=not s)
+
     if found.beyond(tolerance):
         side: Conclusion = "higher" if found.d > 0 else "lower"
         reason = (
@@ -145,12 +146,14 @@ def judge(
             f"the tolerance {tolerance:g}"
         )
         return Judgement(side, reason, interval, deterministic=not s)
+
     near = abs(found.d) <= tolerance
     settles = _settles(found, tolerance, near)
     reason = (
         f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval "
         f"{_interval_text(interval)}; {settles}"
     )
+
     return Judgement("inconclusive", reason, interval, near, settles, not s)
 
 

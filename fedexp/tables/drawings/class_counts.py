@@ -38,6 +38,7 @@ class ClassCountsDrawing(Drawing):
             rows.setdefault(tuple(run.conditions.items()), run)
         if not rows:
             return ()
+
         with canvas.use_style():
             shown = [
                 (run, counts(run))
@@ -47,6 +48,7 @@ class ClassCountsDrawing(Drawing):
             figure = canvas.figure(
                 len(shown) * max(2.4, 0.42 * clients + 0.8), max(2.0, 0.24 * classes + 0.9)
             )
+
             for at, (run, table) in enumerate(shown):
                 axes = canvas.axes(figure, 1, len(shown), at + 1)
                 _map(axes, table)
@@ -54,6 +56,7 @@ class ClassCountsDrawing(Drawing):
                     list(run.conditions), list(run.conditions.values()), 40
                 )
                 canvas.set_title(axes, f"{where}\nseed {run.seed}")
+
             return (canvas.render_picture(self.name, self.title, figure, notes),)
 
 

@@ -72,6 +72,7 @@ class Iterations(Drawing):
                 where=str(run.folder),
                 do="give it trace.every=1, or name it in 'lines'",
             ) from error
+
         xs = [
             float(row["iteration"]) if self.axis == "iteration" else float(at)
             for at, row in enumerate(rows)

@@ -67,6 +67,7 @@ class Plane(Drawing):
 
     def _picture(self, where: str, run: DrawnRun, notes: Sequence[str]) -> Picture:
         steps = {step: models[0] for step, models in passed(run, self.series).items()}
+
         if list(steps)[:3] != [0, 1, 2]:
             raise StorageError(
                 "the plane needs iterations 0, 1 and 2, and not all of them are stored",
@@ -74,9 +75,11 @@ class Plane(Drawing):
                 got=list(steps),
                 do="add them to trace.weights",
             )
+
         loss = test_loss(run.config, self.images)
         iterates = {step: flat(params) for step, params in steps.items()}
         origin, like = iterates[0], steps[0]
+
         basis = plane(origin, iterates[1], iterates[2])
         path = torch.stack([(g - origin) @ basis.T for g in iterates.values()])
         xs, ys = (around(path[:, axis], self.margin, self.resolution) for axis in (0, 1))
@@ -86,6 +89,7 @@ class Plane(Drawing):
         last = list(steps)[-1]
         real = [loss(steps[t]) for t in (0, last)]
         seen = [loss(unflat(origin + path[i] @ basis, like)) for i in (0, -1)]
+
         title = (
             f"Test loss (first {self.images:,} images) on the plane of the first three "
             f"iterates of {self.series}, and their "
@@ -93,10 +97,12 @@ class Plane(Drawing):
             f"{seen[1]:.3g} at its projection"
             f"{where and f' ({where})'}"
         )
+
         name = canvas.picture_name("plane", where)
         figure = _surface_figure(
             xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps)
         )
+
         return canvas.render_picture(name, title, figure, notes)
 
 

@@ -70,6 +70,7 @@ class SamplesDrawing(Drawing):
         }
         labels = {method: canvas.plot_label(run.label) for method, run in group.items()}
         title = f"Images of each class from the same {self.codes} latent codes, by model"
+
         if self.judge in models:
             judge = models[self.judge]
             for method, model in models.items():
@@ -82,8 +83,10 @@ class SamplesDrawing(Drawing):
                 f"; beside them the share of images that {group[self.judge].label} reads "
                 f"as their class"
             )
+
         name = canvas.picture_name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
+
         return canvas.render_picture(
             name,
             title + (where and f" ({where})"),

@@ -62,6 +62,7 @@ def delivered(run: DrawnRun) -> tuple[Weights, ...]:
                 {k: v for k, v in own.items() if k not in params},
             )
         )
+
     return tuple(models)
 
 
@@ -89,6 +90,7 @@ def passed(
                 found.setdefault(int(step), {}).setdefault(int(number), {})[name] = file.get_tensor(
                     key
                 )
+
     if not found:
         raise StorageError(
             f"nothing is stored of series '{series}'"
@@ -96,6 +98,7 @@ def passed(
             where=str(path),
             expected=", ".join(sorted({" of ".join(key.split("/", 3)[:0:-2]) for key in keys})),
         )
+
     return {step: [found[step][number] for number in sorted(found[step])] for step in sorted(found)}
 
 

@@ -70,6 +70,7 @@ class Units(Drawing):
             facts.append(f"rows met {100 * met(rows):.0f} %")
             title = f"({chr(ord('a') + at)}) {canvas.plot_label(run.label)}\n{', '.join(facts)}"
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
+
         _draw_legend(figure, clients)
         title = (
             f"t-SNE of the rows of {self.layer}, one marker per row. Own training data: the "
@@ -78,6 +79,7 @@ class Units(Drawing):
             f"number{where and f' ({where})'}"
         )
         name = canvas.picture_name("units", where)
+
         return canvas.render_picture(name, title, figure, notes)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:

@@ -79,10 +79,13 @@ def row_by_row(report: Report) -> Figure:
         7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(styles), 0.16 * len(differing))
     )
     axes = canvas.axes(figure, 1, 1, 1)
+
     for at, (method, style) in enumerate(styles):
         markers = {**style, "linestyle": "none"}
+
         for i, row in enumerate(rows):
             y = i + step * (at - (len(styles) - 1) / 2)
+
             for cell in row.cells_of(method.key):
                 paper, mean = _finite(cell.paper), _finite(cell.mean)
                 axes.plot([paper, mean], [y, y], color=style["color"], linewidth=0.9, alpha=0.5)
@@ -96,6 +99,7 @@ def row_by_row(report: Report) -> Figure:
                         markeredgewidth=0,
                         **markers,
                     )
+
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color=canvas.FAINT, linewidth=0.6)
     named = [
@@ -110,6 +114,7 @@ def row_by_row(report: Report) -> Figure:
         canvas.set_log_scale(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
     _draw_legend(figure, report)
+
     return figure
 
 
@@ -121,6 +126,7 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     xs = [_x(report, row) for row in keyed]
     _scale_x_axis(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
     styles = _styles(report)
+
     for at, (method, style) in enumerate(styles):
         beside = _beside(
             axes,
@@ -139,6 +145,7 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
         for run in _stretches(xs, [None if c is None else c.paper for c in cells]):
             axes.plot(*run, markeredgewidth=0.9, transform=beside, **hollow)
         spreads = dict(zip(xs, (_spread(c) for c in cells), strict=True))
+
         for x, y in _stretches(xs, [None if c is None else c.mean for c in cells]):
             axes.errorbar(
                 x,

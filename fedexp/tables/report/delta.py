@@ -57,6 +57,7 @@ def difference_figure(report: Report) -> Figure:
     ends = _ends(report, groups)
     margin = 0.04 * (ends[1] - ends[0]) or 1.0
     keys = differing(report)
+
     for at, column in enumerate(columns):
         axes = canvas.axes(made, 1, len(columns), at + 1)
         _column(axes, report, column, keys)
@@ -69,7 +70,9 @@ def difference_figure(report: Report) -> Figure:
         axes.set_xlabel(
             f"ours minus the paper's ({layout.difference_unit(report.unit)})", parse_math=False
         )
+
     _draw_legend(made, report)
+
     return made
 
 
@@ -82,6 +85,7 @@ def note(report: Report) -> str:
     bare = sum(cell.interval is None for cell in drawn)
     endless = sum(cell.delta is not None and not _has_delta(cell) for cell in report.cells)
     rows = ", ".join(differing(report))
+
     return " ".join(
         filter(
             None,
@@ -127,16 +131,19 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
             weight=weight,
         )
         tolerance = report.tolerance_of(method)
+
         if tolerance is not None:
             band = [y, y + len(cells) * _ROW]
             axes.fill_betweenx(
                 band, -tolerance, tolerance, color=canvas.INK, alpha=0.08, linewidth=0
             )
+
         for shown in cells:
             _point(axes, shown, y + _ROW / 2)
             ticks.append(y + _ROW / 2)
             named.append(", ".join(shown.conditions[key] for key in keys) or method.label)
             y += _ROW
+
     axes.set_yticks(
         ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False
     )

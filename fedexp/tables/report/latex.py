@@ -102,9 +102,11 @@ def _document(report: Report) -> Iterator[str]:
     for warning in report.warnings:
         yield f"% {warning}"
     yield from (f"% left out: {part}" for part in report.left_out)
+
     for at, blocks in enumerate(_pages(report)):
         yield r"\begin{table}"
         yield r"\centering\footnotesize"
+
         if at == 0:
             yield rf"\caption{{{' '.join(_caption(report))}}}"
             name = report.name.replace("/", "-").replace("_", "-")
@@ -114,6 +116,7 @@ def _document(report: Report) -> Iterator[str]:
                 rf"\caption{{{escape(report.title)} ({escape(report.source)}, "
                 rf"{report.variant} variant), continued.}}"
             )
+
         for number, (methods, lines) in enumerate(blocks):
             yield from [r"\\[1ex]"] if number else []
             yield from _tabular(report, methods, lines)
@@ -130,6 +133,7 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
     ]
     yield _table_row([*map(escape, report.keys), "", *heads])
     yield r"\midrule"
+
     for place, who, numbers in lines:
         found = [numbers[at] for at in methods]
         yield _table_row(
@@ -139,6 +143,7 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
                 *(" & & " if number is None else number.tex for number in found),
             ]
         )
+
     yield r"\bottomrule"
     yield r"\end{tabular}"
 
@@ -173,6 +178,7 @@ def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
             yield page
             page = []
         page.append(block)
+
     yield page
 
 
@@ -218,6 +224,7 @@ def _all_lines(report: Report) -> list[_Line]:
     for row in shown_rows(report):
         place = row.conditions
         cells = [row.first(method.key) for method in report.methods]
+
         if reference:
             lines.append(
                 (
@@ -230,7 +237,9 @@ def _all_lines(report: Report) -> list[_Line]:
                 )
             )
             place = [""] * len(report.keys)
+
         lines.append((place, "ours", [None if c is None else _ours(c, same) for c in cells]))
+
     return lines
 
 

@@ -26,6 +26,7 @@ def _document(report: Report) -> Iterator[str]:
     yield ""
     yield from (f"- **{subject}**: {outcome}" for subject, outcome in texts.headline(report))
     yield ""
+
     better = "higher" if report.higher_is_better else "lower"
     what = f"{escape(report.metric)}, {layout.unit(report)}, {better} is better"
     yield f"{escape(report.paper)}, {escape(report.source)}: {what}."
@@ -36,6 +37,7 @@ def _document(report: Report) -> Iterator[str]:
         yield f"- **{escape(warning)}**"
     if report.warnings:
         yield ""
+
     yield from _number_table(report)
     yield ""
     yield " ".join(_legend(report))
@@ -45,11 +47,13 @@ def _document(report: Report) -> Iterator[str]:
     for picture in report.pictures:
         yield f"![{escape(picture.title)}](report-{picture.name}.png)"
         yield ""
+
     yield from _claim_table(report)
     yield from _mean_differences(report)
     yield from _section("Left out of the paper's table", map(escape, report.left_out))
     assumed = (f"**{escape(assumed)}**: {escape(why)}" for assumed, why in report.assumptions)
     yield from _section("Assumed, because the paper is silent", assumed)
+
     yield "## Made with"
     yield ""
     yield from (f"- {name}: {escape(value)}" for name, value in texts.facts(report))
@@ -105,6 +109,7 @@ def _claim_table(report: Report) -> Iterator[str]:
     yield from ("## Claims", "")
     yield _table_row(["State", "Claim", "Where", "It says", "Why", "In print", "Row by row"])
     yield _table_row([":---"] * 7)
+
     for claim in report.claims:
         texts_of_claim = [
             claim.id,
@@ -115,6 +120,7 @@ def _claim_table(report: Report) -> Iterator[str]:
         ]
         rows = "; ".join(map(texts.claim_row, claim.rows))
         yield _table_row([texts.claim_state(claim), *map(escape, texts_of_claim), escape(rows)])
+
     yield ""
 
 

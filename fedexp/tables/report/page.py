@@ -56,6 +56,7 @@ def page(report: Report, links: Links = Links()) -> str:
     script, style = (_file(f"page.{ending}") for ending in ("js", "css"))
     rows = shown_rows(report)
     heads = layout.by_role(report)
+
     return _template().render(
         report=report,
         script=script,
@@ -162,6 +163,7 @@ def _key(report: Report) -> list[str]:
         "else far."
     )
     ranks = "ρ: Spearman's rank correlation of the methods' order in the row with the paper's."
+
     return [
         first,
         "Each cell: the paper | mean ± sample standard deviation of our runs (number of seeds).",

@@ -36,13 +36,16 @@ def pictures(report: Report) -> tuple[Picture, ...]:
 
 def _all_pictures(report: Report) -> Iterator[Picture]:
     source = f"{report.source}{texts.variant_suffix(report)}"
+
     if delta.drawable(report):
         title = (
             f"{source}: our means minus the paper's numbers; bars: {delta.BARS}; band: "
             f"the tolerance of that method"
         )
         yield _picture("delta", title, delta.difference_figure(report), report)
+
     theirs = "the paper hollow, " if any(cell.paper is not None for cell in report.cells) else ""
+
     if curves.has_axis(report):
         title = (
             f"{source}: over {report.keys[-1]}; {theirs}our runs filled, with standard "

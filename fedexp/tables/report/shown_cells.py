@@ -195,6 +195,7 @@ def shown_rows(report: Report) -> list[ShownRow]:
             for method, own in columns
         }
         shown.append(ShownRow(row, texts.conditions(row, report), cells))
+
     return shown
 
 

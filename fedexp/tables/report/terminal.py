@@ -60,14 +60,17 @@ def print_report(report: Report, out: Console | None = None) -> None:
     out.print(
         texts.variant_note(report), style="" if report.variant == "full" else "yellow", markup=False
     )
+
     fitting = (
         deltas
         for deltas in (True, False)
         if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
     )
+
     deltas = next(fitting, None)
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
+
     for claim in report.claims:
         in_print = texts.claim_in_print(claim)
         line = (
@@ -75,6 +78,7 @@ def print_report(report: Report, out: Console | None = None) -> None:
             f"{texts.claim_reason(claim)}{f'; in print: {in_print}' if in_print else ''}"
         )
         out.print(line, style=_CLAIM_STYLES[claim.state], markup=False)
+
     for found in report.summaries:
         name, mean, interval, of = texts.summary(found, report)
         points = layout.difference_unit(report.unit)
@@ -82,6 +86,7 @@ def print_report(report: Report, out: Console | None = None) -> None:
             f"{name}: mean difference to the paper {mean} {points}, 95 %: {interval} ({of})",
             markup=False,
         )
+
     if report.left_out:
         out.print(
             (
@@ -90,6 +95,7 @@ def print_report(report: Report, out: Console | None = None) -> None:
             ),
             markup=False,
         )
+
     for warning in report.warnings:
         out.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
     for failure in dict.fromkeys(failure for cell in report.cells for failure in cell.failed):

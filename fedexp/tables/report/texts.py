@@ -149,6 +149,7 @@ def footnotes(report: Report) -> list[str]:
         )
         for (a, b), rows in same.items()
     ]
+
     return [note for note in notes if note]
 
 
