@@ -97,7 +97,7 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
     with pytest.raises(StorageError, match="nothing is stored of series 'mean_v'") as error:
         passed(run(tmp_path), "mean_v")
     assert "a of W" in str(error.value)
-    with pytest.raises(StorageError, match=r"'M' kept no trace/0\.safetensors"):
+    with pytest.raises(StorageError, match=r"'M' has no trace/0\.safetensors"):
         passed(run(tmp_path / "none"), "W")
 
 

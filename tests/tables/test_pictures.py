@@ -301,7 +301,7 @@ def test_styles_that_grey_confuses_are_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(
         "a: {colour: blue, marker: o, dash: solid}\nb: {colour: pink, marker: o, dash: solid}\n"
     )
-    with pytest.raises(ConfigError, match="'a' and 'b' have one marker and dash"):
+    with pytest.raises(ConfigError, match="'a' and 'b' have the same marker and dash"):
         read_plot_styles(tmp_path)
     (tmp_path / FILE).write_text("a: {colour: mauve, marker: o, dash: solid}\n")
     with pytest.raises(ConfigError, match="'mauve' is not a choice"):

@@ -126,9 +126,9 @@ def test_every_claim_has_its_state_its_reason_and_what_the_paper_prints(render: 
     for state in ("✓ held", "✗ refuted", "? open"):
         assert state in whole
     assert CONTRADICTED in whole
-    assert "meant of every row" in whole
-    assert "meant of most rows" in whole
-    assert "meant of 2 rows" in whole
+    assert "must hold in every row" in whole
+    assert "must hold in most rows" in whole
+    assert "must hold in 2 rows" in whole
 
 
 @long_ones
