@@ -75,7 +75,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
             where=str(folder),
             expected=f"<paper>/<table>/{record.ABOUT}, as fedexp-table writes them with --out",
             do=(
-                "name their folder: --results DIR; those of fedexp are in its checkout, in "
+                "name their folder (--results DIR). Those of fedexp are in its checkout, in "
                 "scripts/results"
             ),
         )

@@ -30,7 +30,7 @@ _EMPTY: Mapping[str, Any] = {
 
 
 def list_table(name: str, root: Path) -> dict[str, Any]:
-    """Return the row of a table from its file alone.
+    """Return the row of a table that only its file determines.
 
     Args:
         name: Name of the table.

@@ -289,10 +289,10 @@ class Claim:
         where: Place in the paper: ``text``, ``caption``, ... or ``ours`` for our own
             expectation.
         says: The claim in our words.
-        test: ``above`` (a is better than b, or than the number `than`, by more than
-            `by`), ``within`` (a and b differ by less than `x`), ``trend`` (a gets
-            better, ``up``, or worse, ``down``, with every step along a condition,
-            within `slack`) or ``sooner`` (a's curve reaches the target before b's).
+        test: One of four tests. ``above``: a is better than b, or than the number `than`, by
+            more than `by`. ``within``: a and b differ by less than `x`. ``trend``: a gets
+            better (``up``) or worse (``down``) with every step along a condition, within
+            `slack`. ``sooner``: a's curve reaches the target before b's.
         a: Columns. The claim is about all of them, or at least one of them if `any_of`
             is a.
         b: Columns to compare with, as `a`.

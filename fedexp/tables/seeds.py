@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the pairs show."""
+        """The result of the test."""
         if len(self.seeds) < 2:
             return (
                 f"no test: {len(self.seeds) or 'no'} common "
