@@ -13,7 +13,7 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, flat, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
-from fedexp.tables.seeds import Comparison, Draw, adjusted, compare
+from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console
 
 # Groups that a method's preset chooses.
@@ -123,7 +123,7 @@ def _group_by_cell(
 
 def _values_by_seed(
     cell: Cell, runs: Sequence[StoredRun], rows: Sequence[str], cols: str, value: str
-) -> dict[Draw, float]:
+) -> dict[Seeds, float]:
     """Return the values of a cell by seed.
 
     Raises:
@@ -142,7 +142,7 @@ def _values_by_seed(
             do=f"add a condition ({first}={texts[0]}), or rows={','.join([*rows, first])}",
         )
 
-    found: dict[Draw, float] = {}
+    found: dict[Seeds, float] = {}
     for run in runs:  # newest first
         number = value_of(run, value)
         if isinstance(number, bool) or not isinstance(number, int | float):
@@ -188,7 +188,7 @@ def _sort_key(text: str) -> tuple[int, float, str]:
 
 
 def _print_means(
-    found: Mapping[Cell, Mapping[Draw, float]],
+    found: Mapping[Cell, Mapping[Seeds, float]],
     rows: Sequence[str],
     cols: str,
     places: Sequence[tuple[str, ...]],
@@ -240,7 +240,7 @@ def _print_tests(
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
-            ", ".join(map(_seed_text, c.draws)) or "none",
+            ", ".join(map(_seed_text, c.seeds)) or "none",
             escape(c.verdict),
         )
 
@@ -252,9 +252,9 @@ def _print_tests(
         out.print(f"paired t-tests, two-sided{several}", soft_wrap=True)
 
 
-def _seed_text(draw: Draw) -> str:
+def _seed_text(seeds: Seeds) -> str:
     """Return the seed, and that of the data if it is another."""
-    return str(draw[0]) if draw[0] == draw[1] else f"{draw[0]}/{draw[1]}"
+    return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
 
 
 def _print_notes(

@@ -16,23 +16,31 @@ from fedexp.core.errors import ConfigError, FedexpError
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
-    from fedexp.tables.cells import Job, Slot
+    from fedexp.tables.cells import Job, PlannedCell
     from fedexp.tables.lookup import CellRun
-    from fedexp.tables.record import Record
-    from fedexp.tables.report.report import Form, Report
+    from fedexp.tables.record import TableRecord
+    from fedexp.tables.report.report import Report, Variant
     from fedexp.tables.schema import Table
 
-_SWEEP_KEYS = ("hydra", "output_root")  # overrides that the sweep itself must know
+# Overrides that the sweep itself must know.
+_SWEEP_KEYS = ("hydra", "output_root")
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command as the console's entry point."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line; returns the exit code: 0, 1 (a cell failed; with --strict: a number lies beyond its tolerance, or a
-    claim of the paper is refuted), 2 (a mistake in what was typed, without a traceback), 130 (interrupted)."""
+    """Run the command line and return its exit code.
+
+    Returns:
+        0, or 1 if a cell failed. With ``--strict`` also 1 if a number is beyond its
+            tolerance or
+        a claim of the paper is refuted. 2 for wrong input, without a traceback. 130 if
+            it was
+        interrupted.
+    """
     return run_guarded(lambda: _parser().run(arguments))
 
 
@@ -42,10 +50,15 @@ def _parser() -> Parser:
 
     listing = commands.add_parser(
         "list",
-        help="tables: cells, data, cost (measured; before any run, the FLOP of local training), state",
+        help="list the tables: title, data sets and whether their files exist, measured hours",
     )
-    listing.add_argument("overrides", nargs="*", default=[], metavar="paper/table | key=value",
-                         help="these tables alone (default: all); overrides as for run, e.g. output_root=DIR")  # fmt: skip
+    listing.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="paper/table | key=value",
+        help="only these tables, with the status of their runs; overrides as for run",
+    )
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
     listing.set_defaults(run=_list)
 
@@ -60,37 +73,64 @@ def _parser() -> Parser:
         metavar="key=value",
         help="overrides for every cell, as for fedexp",
     )
-    form = shared.add_mutually_exclusive_group()
+    variant = shared.add_mutually_exclusive_group()
     for name, text in (
         ("smoke", "the whole pipeline in under a minute"),
-        ("reduced", "what fits a small machine"),
+        ("reduced", "a variant for a small machine"),
     ):
-        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
-    shared.add_argument("--only", action="extend", nargs="+", default=[], metavar="key=value",
-                        help="cells with these conditions (or method=...) alone; several values: beta=0.01,0.1")  # fmt: skip
-    shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="instead of the table's")
-    shared.add_argument("--any-code", action="store_true",
-                        help="where today's code made no result, show the newest that other code made")  # fmt: skip
-    shared.add_argument("--strict", action="store_true",
-                        help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted")  # fmt: skip
-    shared.add_argument("--out", type=Path,
-                        help="folder of the report (default: <output_root>/tables/<paper>/<table>[-partial])")  # fmt: skip
-    shared.set_defaults(form="full")
+        variant.add_argument(
+            f"--{name}", dest="variant", action="store_const", const=name, help=text
+        )
+    shared.add_argument(
+        "--only",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="cells with these conditions (or method=...) only, several values: beta=0.01,0.1",
+    )
+    shared.add_argument("--seeds", type=_seeds, metavar="0,1", help="seeds instead of the table's")
+    shared.add_argument(
+        "--any-code",
+        action="store_true",
+        help="if the current code has made no result, show the newest of other code",
+    )
+    shared.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted",
+    )
+    shared.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the report (default: <output_root>/tables/<paper>/<table>[-partial])",
+    )
+    shared.set_defaults(variant="full")
 
-    run = commands.add_parser("run", parents=[shared], help="run what is missing or failed, then report",
-                              epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib")  # fmt: skip
+    run = commands.add_parser(
+        "run",
+        parents=[shared],
+        help="run what is missing or failed, then report",
+        epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib",
+    )
     run.add_argument(
         "--dry-run",
         action="store_true",
-        help="check every run, say what is stored and what the rest would take, and stop",
+        help="check every run, print what is stored and what the others would take, and stop",
     )
     run.set_defaults(run=_run)
     report = commands.add_parser(
-        "report", parents=[shared], help="report what is there; runs nothing"
+        "report", parents=[shared], help="report the runs that exist, without running any"
     )
-    report.add_argument("--from", dest="records", type=Path, action="append", metavar="DIR",
-                        help="a record of runs, which need not exist any more; given again: a record that adds what the "
-                             "first one lacks; files are written with --out alone")  # fmt: skip
+    report.add_argument(
+        "--from",
+        dest="records",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="folder of a record of runs, which may have been deleted. Given again: a record that "
+        "adds runs that the first one lacks. Files are written only with --out",
+    )
     report.set_defaults(run=_report)
     tune = commands.add_parser(
         "tune",
@@ -115,13 +155,17 @@ def _parser() -> Parser:
     tune.set_defaults(run=_tune)
     site = commands.add_parser(
         "site",
-        help="all results that are committed, and the documentation, as a site to read from disk",
+        help="build a site of all committed results and the documentation, to be read from disk",
     )
     site.add_argument(
         "--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)"
     )
-    site.add_argument("--results", type=Path, metavar="DIR",
-                      help="folder of records (default: scripts/results of the checkout)")  # fmt: skip
+    site.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="folder of records (default: scripts/results of the checkout)",
+    )
     site.set_defaults(run=_site)
     return parser
 
@@ -138,10 +182,10 @@ def _seeds(text: str) -> list[int]:
 
 
 class _Request:
-    """A table with what was asked of it: its cells and the runs that are there."""
+    """A table with the user's request: its cells and their runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from fedexp.tables.cells import key_of, parse_only, slots, split_only
+        from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
         from fedexp.tables.lookup import Finder
         from fedexp.tables.schema import load_table
 
@@ -151,18 +195,22 @@ class _Request:
             )
         self.options = options
         self.table: Table = load_table(options.name)
-        self.form: Form = options.form
+        self.variant: Variant = options.variant
         clauses, overrides = split_only(self.table, options.only)
         options.overrides = [*options.overrides, *overrides]
-        self.extra = _own(options.overrides, of_sweep=False)
+        self.extra = _split_overrides(options.overrides, of_sweep=False)
         self.only = only = parse_only(self.table, clauses)
-        self.cells: tuple[Slot, ...] = slots(
-            self.table, self.form, only=only, seeds=options.seeds, extra=[o for o in options.overrides if not _is_hydra(o)]
-        )  # fmt: skip
+        self.cells: tuple[PlannedCell, ...] = planned_cells(
+            self.table,
+            self.variant,
+            only=only,
+            seeds=options.seeds,
+            extra=[o for o in options.overrides if not _is_hydra(o)],
+        )
         self._finder = Finder(any_code=options.any_code)
-        self.cell_runs = self.look()
+        self.cell_runs = self.find_runs()
 
-    def look(self) -> dict[tuple[str, ...], CellRun]:
+    def find_runs(self) -> dict[tuple[str, ...], CellRun]:
         from fedexp.tables.lookup import find
 
         self.cell_runs = find(self.cells, self._finder)
@@ -193,8 +241,8 @@ def _is_hydra(override: str) -> bool:
     return key_of(override).startswith("hydra")
 
 
-def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
-    """The overrides of the sweep itself, or all others."""
+def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
+    """Return the overrides of the sweep, or all others."""
     from fedexp.tables.cells import key_of
 
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
@@ -203,21 +251,24 @@ def _own(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
-    from fedexp.tables.index import FAILED
-    from fedexp.tables.watch import Watch
+    from fedexp.tables.lookup import FAILED
+    from fedexp.tables.progress import ProgressMonitor
 
     request = _Request(options)
     jobs = request.jobs()
     todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
     _check(request, todo)
-    methods = {job.overrides: slot.method for slot in request.cells for job in slot.jobs}
+    methods = {job.overrides: planned.method for planned in request.cells for job in planned.jobs}
     waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
     failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
-    absent = sum(not slot.jobs for slot in request.cells)
+    absent = sum(not planned.jobs for planned in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
-    print(f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
-          f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}", flush=True)  # fmt: skip
+    print(
+        f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
+        f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}",
+        flush=True,
+    )
     if options.dry_run:
         from fedexp.commands.forecast import print_forecast
 
@@ -225,39 +276,40 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     code = 0
     if todo:
-        sweep = _own(options.overrides, of_sweep=True)
-        watch = Watch(options.name, waiting, len(jobs) - len(todo))
-        with watch():
+        sweep = _split_overrides(options.overrides, of_sweep=True)
+        monitor = ProgressMonitor(options.name, waiting, len(jobs) - len(todo))
+        with monitor():
             code = run_sweep(
                 group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep)
             )
-        request.look()
+        request.find_runs()
     if code:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         return code
-    report = _finish(request)
+    report = _make_report(request)
     if any(run.status != "done" for run in request.cell_runs.values()):
         return JOB_ERROR
     return _strict(options, report)
 
 
 def _report(options: argparse.Namespace) -> int:
-    return _strict(options, _again(options) if options.records else _finish(_Request(options)))
+    return _strict(
+        options, _report_of_records(options) if options.records else _make_report(_Request(options))
+    )
 
 
-def _again(options: argparse.Namespace) -> Report:
-    """The report of a record, or of several."""
+def _report_of_records(options: argparse.Namespace) -> Report:
+    """Build the report of one or more records."""
     from fedexp.tables import record
-    from fedexp.tables.cells import slots
-    from fedexp.tables.gather import make_report, with_pictures
+    from fedexp.tables.build_report import report_of_record
     from fedexp.tables.schema import load_table
 
     asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
-        "form"
-    ] * (options.form != "full")
+        "variant"
+    ] * (options.variant != "full")
     if asked:
         raise ConfigError(
-            "a record says itself which cells it has",
+            "a record determines its cells itself",
             where="--from",
             got=", ".join(asked),
             do="leave them out",
@@ -265,12 +317,8 @@ def _again(options: argparse.Namespace) -> Report:
     table = load_table(options.name)
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
-    cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
-    found = record.placed(found, table, cells)
-    report = with_pictures(
-        make_report(table, cells, found), record.pictures(found, options.records[0]), found.missed
-    )
-    _show(report, table, found, options.out, None)
+    found, report = report_of_record(table, found, options.records[0])
+    _publish(report, table, found, options.out, None)
     return report
 
 
@@ -283,24 +331,27 @@ def _strict(options: argparse.Namespace, report: Report) -> int:
     beyond = any(
         cell.verdict in ("higher", "lower") and cell.method not in ours for cell in report.cells
     )
-    refuted = any(claim.state == "refuted" and claim.where != "ours" for claim in report.claims)
+    refuted = any(claim.state == "refuted" for claim in report.paper_claims)
     return int(options.strict and (beyond or refuted))
 
 
 def group(options: argparse.Namespace) -> str:
-    """What trackers call the runs of a table together."""
-    return str(options.name) + ("" if options.form == "full" else f"-{options.form}")
+    """Return the group of a table's runs in trackers."""
+    return str(options.name) + ("" if options.variant == "full" else f"-{options.variant}")
 
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
-    """Compose and check every job, and what will be read of it, before the first starts; the error names the cell."""
+    """Compose and check every job before the first starts, with the numbers to read.
+
+    The error names the cell.
+    """
     from fedexp.config.compose import compose
     from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 
-    placed: dict[tuple[str, ...], list[tuple[Slot, Job]]] = {}
-    for slot in request.cells:
-        for job in slot.jobs:
-            placed.setdefault(job.overrides, []).append((slot, job))
+    placed: dict[tuple[str, ...], list[tuple[PlannedCell, Job]]] = {}
+    for planned in request.cells:
+        for job in planned.jobs:
+            placed.setdefault(job.overrides, []).append((planned, job))
     experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
@@ -308,14 +359,14 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
             experiment = CheckedJob.of(
                 request.cell_runs[job.overrides].config or compose(list(job.overrides))
             ).experiment
-            for slot, own in placed[job.overrides]:
-                _check_paths(request.table, slot, own, experiment)
+            for planned, own in placed[job.overrides]:
+                _check_paths(request.table, planned, own, experiment)
         experiments.append((name, experiment))
     check_splits(experiments)
 
 
-def _anywhere(typed: str) -> str:
-    """A command as a report shows it, which others read: without where files lie on this machine."""
+def _without_local_paths(typed: str) -> str:
+    """Return a command for readers of a report, without paths of this machine."""
     words, kept = iter(shlex.split(typed)), list[str]()
     for word in words:
         if word == "--out":
@@ -325,14 +376,15 @@ def _anywhere(typed: str) -> str:
     return shlex.join(kept)
 
 
-def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> None:
-    """Refuse a number that the run will not have, or a choice by one."""
+def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
+    """Refuse a number that the run will not have, or a choice by such a number."""
+    from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
-    column = table.columns[slot.method]
+    column = table.columns[planned.method]
     grid = column.grid
     for place, path in (
-        ("headline.value", column.value or table.headline.value),
+        ("headline.value", table.value_path(column)),
         ("headline.pooled_rounds", table.headline.pooled_rounds if column.value is None else None),
         ("methods.grid.by", None if grid is None else grid.by),
     ):
@@ -350,31 +402,38 @@ def _check_paths(table: Table, slot: Slot, job: Job, experiment: Experiment) -> 
                 expected=", ".join(experiment.metric_names),
                 do="set eval.held_out to a number of training samples",
             )
-        filled = {**slot.conditions, **({"point": job.point} if grid is not None else {})}
-        check_path(path.format(**filled), experiment, place)
+        check_path(path.format(**placeholders(planned, job)), experiment, place)
 
 
-def _finish(request: _Request) -> Report:
-    """Make the report, print it, write its files, send it to W&B where the cells went there."""
-    from fedexp.tables.gather import drawn, is_part, make_report, with_pictures
-    from fedexp.tables.record import Record, recorded
+def _make_report(request: _Request) -> Report:
+    """Build the report, print it and write its files.
+
+    It is also sent to W&B if the runs went there.
+    """
+    from fedexp.tables.build_report import build_report, draw_figures, is_part, with_pictures
+    from fedexp.tables.record import TableRecord, recorded
     from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
-    asked = Record(
-        request.form, request.only, options.seeds, request.extra, _anywhere(options.typed), {}
+    asked = TableRecord(
+        request.variant,
+        request.only,
+        options.seeds,
+        request.extra,
+        _without_local_paths(options.typed),
+        {},
     )
     record = recorded(table, cells, request.cell_runs, root, asked)
-    report = make_report(table, cells, record)
-    pictures, missed = drawn(table, cells, request.cell_runs, report)
+    report = build_report(table, cells, record)
+    pictures, missed = draw_figures(table, cells, request.cell_runs, report)
     record = replace(
-        record, drawn=[(picture.name, picture.title) for picture in pictures], missed=missed
+        record, figures=[(picture.name, picture.title) for picture in pictures], missed=missed
     )
     report = with_pictures(report, pictures, missed)
     folder = options.out or report_folder(
-        root, report.name, request.form, is_part(table, cells, record)
+        root, report.name, request.variant, is_part(table, cells, record)
     )
-    _show(report, table, record, folder, root)
+    _publish(report, table, record, folder, root)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary
@@ -384,10 +443,14 @@ def _finish(request: _Request) -> Report:
     return report
 
 
-def _show(
-    report: Report, table: Table, record: Record, folder: Path | None, root: Path | None
+def _publish(
+    report: Report, table: Table, record: TableRecord, folder: Path | None, root: Path | None
 ) -> None:
-    """Print the report; write it and the record of its runs, if a folder is given, linked to the runs under `root`."""
+    """Print the report.
+
+    If a folder is given, also write the report and the record of its runs there. The
+    page links to the runs in `root`.
+    """
     from fedexp.tables.record import write
     from fedexp.tables.report.files import write_report
     from fedexp.tables.report.terminal import print_report
@@ -439,7 +502,9 @@ def _site(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedexp.tables.index import Index
+    from fedexp.tables.data_files import data_root
+    from fedexp.tables.listing import list_runs, list_table
+    from fedexp.tables.report.terminal import print_tables
     from fedexp.tables.schema import load_table, table_names
 
     names = [text for text in options.overrides if not _is_override(text)]
@@ -447,16 +512,26 @@ def _list(options: argparse.Namespace) -> int:
     known = table_names()
     for name in names:
         if name not in known:
-            load_table(name)  # says which name is near
-    index = Index(overrides, lambda text: print(text, file=sys.stderr, flush=True))
-    rows = [index.row(name, known[name]) for name in names or known]
-    index.save()
+            load_table(name)  # the error suggests the nearest name
+
+    if names:
+        rows = []
+        for name in names:
+            print(f"composing the runs of table {name}", file=sys.stderr, flush=True)
+            rows.append(list_runs(name, overrides))
+    else:
+        if others := [text for text in overrides if not text.startswith("data_root=")]:
+            raise ConfigError(
+                "overrides change the runs of named tables only",
+                got=others[0],
+                do=f"name the tables: fedexp-table list demo/digits {others[0]}",
+            )
+        rows = [list_table(name, data_root(overrides)) for name in known]
+
     if options.json:
         print(json.dumps(rows, indent=2))
-        return 0
-    from fedexp.tables.report.terminal import print_tables
-
-    print_tables(rows)
+    else:
+        print_tables(rows)
     return 0
 
 

@@ -1,4 +1,7 @@
-"""What is committed of the tables' runs, as reports: read, judged and drawn again, without any run."""
+"""The committed records of the tables' runs as reports.
+
+They are read, judged and drawn again without any run.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,31 @@ from typing import Literal
 from fedexp.core.errors import ConfigError
 from fedexp.storage.files import read_json
 from fedexp.tables import record
-from fedexp.tables.cells import slots
-from fedexp.tables.gather import make_report, with_pictures
-from fedexp.tables.record import Record, draw_of
+from fedexp.tables.build_report import build_report, report_of_record
+from fedexp.tables.cells import planned_cells
+from fedexp.tables.record import TableRecord, run_key
 from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report
 from fedexp.tables.schema import Table, load_table, table_names
 
-FILES = (record.RUNS, record.CURVES, record.CONFIGS)  # of a record, for who wants to count again
-_FORMS = ("full", "partial", "reduced", "smoke")  # the first of a table speaks for it
+# Files of a record, for readers who want to check the numbers.
+FILES = (record.RUNS, record.CURVES, record.CONFIGS)
+# The first variant of a table represents it.
+_VARIANTS = ("full", "partial", "reduced", "smoke")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A table in one form.
+    """A table in one variant.
 
     Args:
-        done, planned: runs that are there, and that the form has.
-        methods: of columns that were run, the option of ``method``.
-        datasets: the options of ``dataset`` that were run.
-        page: the interactive page as HTML, and what lies beside it by its name; empty where nothing was run.
+        report: The report.
+        done: Number of runs that exist.
+        planned: Number of runs that the variant has.
+        methods: Option of ``method`` of each column that was run.
+        datasets: Options of ``dataset`` that were run.
+        page: The interactive page as HTML, empty if nothing was run.
+        files: Files beside the page by name, empty if nothing was run.
     """
 
     report: Report
@@ -44,18 +52,21 @@ class Result:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
-    def form(self) -> Literal["full", "partial", "reduced", "smoke", "not run"]:
-        return self.report.form if self.done else "not run"
+    def variant(self) -> Literal["full", "partial", "reduced", "smoke", "not run"]:
+        return self.report.variant if self.done else "not run"
 
 
 def read(folder: Path) -> dict[str, list[Result]]:
-    """Every table of a paper: its results, those of the fullest form first; where there are none, what would be run.
+    """Read every table of a paper, its fullest variant first.
+
+    A table without results has one that shows what would be run.
 
     Args:
-        folder: of the records, ``<folder>/<paper>/<table>[-<form>]``.
+        folder: Folder of the records, ``<folder>/<paper>/<table>[-<variant>]``.
 
     Raises:
-        ConfigError: there is no record in it, one of a table that does not exist, or two of a table in one form.
+        ConfigError: There is no record, a record of a table that does not exist, or two
+            records of a table in one variant.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -63,24 +74,27 @@ def read(folder: Path) -> dict[str, list[Result]]:
             "there are no results to publish",
             where=str(folder),
             expected=f"<paper>/<table>/{record.ABOUT}, as fedexp-table writes them with --out",
-            do="name their folder: --results DIR; those of fedexp lie in its checkout, in scripts/results",
+            do=(
+                "name their folder (--results DIR). Those of fedexp are in its checkout, in "
+                "scripts/results"
+            ),
         )
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
-    # drawing takes most of the time; processes that are not forked hold no locks of threads
+    # Drawing takes most of the time. Processes that are not forked hold no locks of threads.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
-            other = places.setdefault((result.report.name, result.report.form), path)
+            other = places.setdefault((result.report.name, result.report.variant), path)
             if other != path:
                 raise ConfigError(
-                    "two records are of one table in one form, which has one page",
+                    "two records are of one table in one variant, which has one page",
                     where=str(path),
-                    got=f"{result.report.name}, {result.report.form}, as in {other}",
+                    got=f"{result.report.name}, {result.report.variant}, as in {other}",
                     do="make one of both: fedexp-table report ... --from DIR --from DIR --out DIR",
                 )
             results.setdefault(result.report.name, []).append(result)
     for own in results.values():
-        own.sort(key=lambda result: _FORMS.index(result.report.form))
+        own.sort(key=lambda result: _VARIANTS.index(result.report.variant))
     tables = {name: load_table(name) for name in table_names()}
     return {
         name: results.get(name) or [absent(table)]
@@ -90,15 +104,11 @@ def read(folder: Path) -> dict[str, list[Result]]:
 
 
 def of_record(folder: Path) -> Result:
-    """The result in `folder`."""
+    """Return the result in a folder."""
     about = read_json(folder / record.ABOUT) or {}
     table = load_table(str(about.get("table")))
     found = record.read(table, folder)
-    cells = slots(table, found.form, only=found.only, seeds=found.seeds, extra=found.extra)
-    found = record.placed(found, table, cells)
-    report = with_pictures(
-        make_report(table, cells, found), record.pictures(found, folder), found.missed
-    )
+    found, report = report_of_record(table, found, folder)
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     methods = {run.method: run.choice for run in found.runs.values() if run.choice}
     datasets = sorted({run.dataset for run in found.runs.values() if run.dataset})
@@ -107,19 +117,21 @@ def of_record(folder: Path) -> Result:
 
 
 def absent(table: Table) -> Result:
-    """Of a table without a record: what the paper prints and claims."""
-    nothing = Record("full", {}, None, [], f"fedexp-table run {table.name}", {})
-    report = make_report(table, slots(table), nothing)
+    """Return a result without runs, with what the paper prints and claims."""
+    nothing = TableRecord("full", {}, None, [], f"fedexp-table run {table.name}", {})
+    report = build_report(table, planned_cells(table), nothing)
     return Result(report, *_coverage(table, nothing))
 
 
-def _coverage(table: Table, found: Record) -> tuple[int, int]:
-    """Runs that have a number, and all of the form: a run that several cells share counts once."""
+def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
+    """Count the runs that have a number, and all runs of the variant.
+
+    A run that several cells share counts once.
+    """
     values: dict[tuple[str, ...], bool] = {}
-    for slot in slots(table, found.form):
-        place = tuple(slot.conditions[key] for key in table.keys)
-        for job in slot.jobs:
-            run = found.runs.get((place, slot.method, draw_of(job), job.point))
+    for planned in planned_cells(table, found.variant):
+        for job in planned.jobs:
+            run = found.runs.get(run_key(table, planned, job))
             values[job.overrides] = values.get(job.overrides, False) or (
                 run is not None and run.value is not None
             )

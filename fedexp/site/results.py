@@ -1,4 +1,7 @@
-"""The results' part of the site: its first page, a page a paper, a page a table, and the benchmarks."""
+"""The results' part of the site.
+
+It has a first page, one page per paper, one page per table, and the benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,18 @@ from fedexp.site.page import Mention, Page
 from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.page_cells import Links, condition, minus, shown
+from fedexp.tables.report.page import template_environment
 from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.shown_cells import shown_rows
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_FEW = 6  # columns of a single row that the first page names
+# Columns of a single row that the first page names.
+_FEW = 6
 _NUMBER = re.compile(r"\d+")
-_DARK = "#e2e4e9"  # ink on a dark ground
+# Ink on a dark background.
+_DARK = "#e2e4e9"
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class Entry:
     """A table or figure of a paper.
 
     Args:
-        results: in its forms, the fullest first; there is one at least.
+        name: ``<paper>/<table>``.
+        results: Its variants, the fullest first. There is at least one.
     """
 
     name: str
@@ -51,14 +58,19 @@ class Entry:
 
     @property
     def claims(self) -> list[ClaimResult]:
-        """The paper's own."""
-        return [claim for claim in self.report.claims if claim.where != "ours"]
+        """The paper's own claims."""
+        return self.report.paper_claims
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Args:
-    key: its folder in ``conf/table``; name: of its method; cited: in full; entries: tables, then figures.
+    """A paper with its tables and figures.
+
+    Args:
+        key: Its folder in ``conf/table``.
+        name: Name of its method.
+        cited: Full citation.
+        entries: Tables, then figures.
     """
 
     key: str
@@ -75,38 +87,39 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Of the claims that its runs are about, how many held, are refuted, open."""
+        """Count the claims about its runs that are held, refuted and open."""
         return Counter(claim.state for entry in self.run for claim in entry.claims)
 
 
 def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
-    """Those with most tables decided first."""
+    """Return the papers. Those with most decided tables come first."""
     grouped: dict[str, list[Entry]] = {}
     for name, own in results.items():
         grouped.setdefault(name.partition("/")[0], []).append(Entry(name, own))
     made = []
     for key, entries in grouped.items():
-        entries.sort(key=_place)
+        entries.sort(key=_order_in_paper)
         cited = Counter(entry.report.paper for entry in entries).most_common(1)[0][0]
         made.append(Paper(key, cited.partition(",")[0], cited, entries))
     return sorted(made, key=lambda paper: (-_decided(paper), -len(paper.run), paper.name))
 
 
 def _decided(paper: Paper) -> int:
-    return sum(entry.main.form in ("full", "partial") for entry in paper.entries)
+    return sum(entry.main.variant in ("full", "partial") for entry in paper.entries)
 
 
-def _place(entry: Entry) -> tuple[int, list[int], str]:
-    """Tables, figures, and what else a paper has, by their numbers."""
+def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
+    """Return a sort key: tables, figures, then other parts, by their numbers."""
     source = entry.report.source
-    kind = next((at for at, word in enumerate(("Table", "Fig.")) if source.startswith(word)), 2)
+    kind = next((at for at, kind in enumerate(("Table", "Fig.")) if source.startswith(kind)), 2)
     return kind, [int(number) for number in _NUMBER.findall(source)[:1]], source
 
 
 def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
-    """The first page, then every paper's with those of its tables."""
+    """Return the first page, then every paper's page with those of its tables."""
     found = papers(results)
     made = [Page("index.md", "Results", _rendered("front.md", papers=found))]
+
     for paper in found:
         text = _rendered("paper.md", paper=paper, notes=_notes(paper.key), assumed=_assumed(paper))
         made.append(Page(f"results/{paper.key}/index.md", paper.name, text))
@@ -119,11 +132,12 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
                     _rendered("table.md", paper=paper, entry=entry),
                 )
             )
+
     return made
 
 
 def benchmarks(folder: Path) -> list[Page]:
-    """Those that lie in `folder` as Markdown."""
+    """Return the pages of benchmarks, which are Markdown files in a folder."""
     made = []
     for path in sorted(folder.glob("*.md")):
         text = path.read_text()
@@ -137,19 +151,23 @@ def benchmarks(folder: Path) -> list[Page]:
 
 
 def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:
-    """What the tables' pages link to and show, by its path in the site."""
+    """Yield the files that the tables' pages link to and show, with their paths."""
     for name, own in results.items():
         for result in own if own[0].done else ():
-            folder = f"results/{name}/{result.form}"
+            folder = f"results/{name}/{result.variant}"
             yield f"{folder}/report.html", result.page.encode()
             yield from ((f"{folder}/{file}", data) for file, data in result.files.items())
             for picture in result.report.pictures:
-                for ending, data in _drawn(picture).items():
+                for ending, data in _image_files(picture).items():
                     yield f"{folder}/{picture.name}{ending}", data
 
 
-def _drawn(picture: Picture) -> dict[str, bytes]:
-    """Its files by their endings: a pair where it takes the colour of the text around it, else what it was drawn as."""
+def _image_files(picture: Picture) -> dict[str, bytes]:
+    """Return the files of a picture by their endings.
+
+    A picture in the colour of the surrounding text has two files, for light and for
+    dark. Other pictures have one.
+    """
     if "currentColor" not in picture.svg:
         return {".png": picture.png}
     start = picture.svg.index("<svg")
@@ -158,7 +176,7 @@ def _drawn(picture: Picture) -> dict[str, bytes]:
 
 
 def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]]:
-    """By option of ``method``, the tables in which it has numbers of ours."""
+    """Return the tables with numbers of ours, by option of ``method``."""
     made: dict[str, list[Mention]] = {}
     for name, own in results.items():
         for result in own if own[0].done else ():
@@ -166,10 +184,14 @@ def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]
             for cell in result.report.cells:
                 if cell.mean is not None and cell.method in result.methods:
                     cells.setdefault(result.methods[cell.method], []).append(cell)
-            label = f"{result.report.paper.partition(',')[0]}, {result.report.source}: {result.report.title}"
+            label = (
+                f"{result.report.paper.partition(',')[0]}, {result.report.source}: "
+                f"{result.report.title}"
+            )
             for method, mine in cells.items():
-                text = f"{_range(mine, result.report)}, {result.form} form"
+                text = f"{_range(mine, result.report)}, {result.variant} variant"
                 made.setdefault(method, []).append(Mention(label, f"results/{name}.md", text))
+
     return made
 
 
@@ -178,35 +200,39 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
     means = sorted(cell.mean for cell in cells if cell.mean is not None)
     if len(cells) == 1:
         [cell] = cells
-        spread = "" if cell.sd is None else f" ± {layout.number(cell.sd, places)}"
-        return minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
+        spread = texts.spread(cell.sd, places)
+        return layout.minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
     ends = " to ".join(layout.number(mean, places) for mean in (means[0], means[-1]))
-    return minus(f"{len(cells)} numbers, {ends} {unit}")
+    return layout.minus(f"{len(cells)} numbers, {ends} {unit}")
 
 
 # --- sentences
 
 
 def finding(report: Report) -> str:
-    """What came out, in one sentence; empty where nothing can be said in one.
+    """Return the result in one sentence, empty if one sentence cannot tell it.
 
-    A single row: its numbers. Several: the proposed method and the baseline that does best, their means over the rows that both
-    have, or without the paper's numbers, which are curves then, in how many rows it is ahead.
+    For a single row these are its numbers. For several rows these are the means of the
+    proposed method and of the best baseline, over the rows that both have. Without
+    numbers of the paper, which are curves then, it is the number of rows in which the
+    method is ahead.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
+
     if len(rows) == 1:
-        cells = [cell for key in labels for cell in rows[0].of(key) if cell.mean is not None]
+        cells = [cell for key in labels for cell in rows[0].cells_of(key) if cell.mean is not None]
         more = f"; {len(cells) - _FEW} more" if len(cells) > _FEW else ""
         return (
             "; ".join(f"{labels[cell.method]}: {_beside(report, [cell])}" for cell in cells[:_FEW])
             + f"{more}."
         )
+
     numbers = {
         key: {
-            at: row.of(key)[0]
+            at: row.cells_of(key)[0]
             for at, row in enumerate(rows)
-            if row.of(key) and row.of(key)[0].mean is not None
+            if row.cells_of(key) and row.cells_of(key)[0].mean is not None
         }
         for key in labels
     }
@@ -215,7 +241,8 @@ def finding(report: Report) -> str:
     if not ours:
         return ""
     mine, sign = numbers[ours[0]], 1 if report.higher_is_better else -1
-    if not layout.referenced(report):
+
+    if not layout.has_reference(report):
         if not rivals:
             return ""
         ahead = sum(
@@ -224,71 +251,82 @@ def finding(report: Report) -> str:
         return (
             f"{labels[ours[0]]} is ahead of every baseline in {ahead} of {len(mine)} rows (means)."
         )
-    said = f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of {texts.count(len(mine), 'row')}"
+
+    text = (
+        f"{labels[ours[0]]} {_beside(report, list(mine.values()))}, mean of "
+        f"{texts.count(len(mine), 'row')}"
+    )
     fair = [m for m in rivals if numbers[m].keys() >= mine.keys()]
     if not fair:
-        return f"{said}."
-    best = max(fair, key=lambda m: sign * _mean([numbers[m][at] for at in mine]))
-    return f"{said}; the best baseline, {labels[best]}, {_beside(report, [numbers[best][at] for at in mine])}."
+        return f"{text}."
+    best = max(fair, key=lambda m: sign * _mean_over_cells([numbers[m][at] for at in mine]))
+
+    return (
+        f"{text}; the best baseline, {labels[best]}, "
+        f"{_beside(report, [numbers[best][at] for at in mine])}."
+    )
 
 
 def _label(method: Method, report: Report) -> str:
-    """Papers call their own method "Ours", which here would be taken for our runs."""
-    label = layout.head(method)
+    """Return a label without "Ours".
+
+    Papers call their own method so, and here it would mean our runs.
+    """
+    label = layout.marked_label(method)
     return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
 
 
-def _mean(cells: Sequence[Cell]) -> float:
+def _mean_over_cells(cells: Sequence[Cell]) -> float:
     return sum(cell.mean for cell in cells if cell.mean is not None) / len(cells)
 
 
 def _above(a: Cell, b: Cell | None, sign: int) -> bool:
-    """Also above what is not there."""
+    """Return whether a is above b. It is above a cell that does not exist."""
     return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
-    """``81.03 % (paper 78.20)``: means over cells; a single one's with its standard deviation over seeds."""
+    """Return ``81.03 % (paper 78.20)``: means over cells.
+
+    A single cell has its standard deviation over seeds.
+    """
     places = layout.places(report)
-    spread = (
-        f" ± {layout.number(cells[0].sd, places)}"
-        if len(cells) == 1 and cells[0].sd is not None
-        else ""
-    )
+    spread = texts.spread(cells[0].sd, places) if len(cells) == 1 else ""
     paper = [cell.paper for cell in cells if cell.paper is not None]
     theirs = (
         f" (paper {layout.number(sum(paper) / len(paper), places)})"
         if len(paper) == len(cells)
         else ""
     )
-    return minus(
-        f"{layout.number(_mean(cells), places)}{spread}\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
+    return layout.minus(
+        f"{layout.number(_mean_over_cells(cells), places)}{spread}"
+        f"\N{NO-BREAK SPACE}{layout.unit(report)}{theirs}"
     )
 
 
 def verdict(entry: Entry) -> str:
-    """What came of the paper's claims, in words."""
+    """Return the result of the paper's claims in a sentence."""
     counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
-        return "The paper claims nothing of it that could be tested."
-    if entry.main.form == "reduced":
+        return "The paper claims nothing about it that could be tested."
+    if entry.main.variant == "reduced":
         return "Decides nothing: the runs are smaller than the paper's."
     parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]
     return f"{texts.count(len(entry.claims), 'claim')} of the paper: {', '.join(parts)}."
 
 
 def _notes(key: str) -> str:
-    """What is written of a paper by hand: where it and its code disagree."""
+    """Return the handwritten notes of a paper: where it and its code disagree."""
     path = files("fedexp.site").joinpath("papers", f"{key}.md")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
-    """(what, why, of which tables), each once."""
+    """Return the assumptions (what, why, tables), each once."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in paper.entries:
-        for said in entry.report.assumptions:
-            found.setdefault(said, []).append(entry)
+        for assumption in entry.report.assumptions:
+            found.setdefault(assumption, []).append(entry)
     return [(what, why, own) for (what, why), own in found.items()]
 
 
@@ -301,39 +339,34 @@ def _rendered(name: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
     folder = files("fedexp.site").joinpath("templates")
-    made = Environment(
-        autoescape=True,  # what stands in HTML blocks; `md` is for text outside of them
-        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    environment = template_environment(
+        lambda name: folder.joinpath(name).read_text(encoding="utf-8")
     )
-    made.filters |= {"md": lambda text: _safe(escaped(text)), "condition": condition}
-    made.globals |= {
-        "texts": texts,
-        "layout": layout,
+    # Templates escape what is in HTML blocks. `md` is for text outside of them.
+    environment.filters["md"] = lambda text: _safe(escaped(text))
+    environment.globals |= {
         "finding": finding,
         "verdict": verdict,
-        "rows": lambda report: list(shown(report, Links())),
-        "endings": lambda picture: list(_drawn(picture)),
+        "rows": shown_rows,
+        "endings": lambda picture: list(_image_files(picture)),
         "label": _label,
         "refuted": lambda entry: [claim for claim in entry.claims if claim.state == "refuted"],
         "missed": _missed,
         "contradicted": lambda entry: [claim for claim in entry.claims if claim.contradicted],
     }
-    return made
+    return environment
 
 
 def _missed(report: Report) -> list[tuple[Method, int, int]]:
-    """Columns of the paper whose numbers of ours lie beyond its tolerance: how many, of how many that are judged."""
+    """Return the columns of the paper in which our numbers are beyond the tolerance.
+
+    Returns:
+        (column, number of cells beyond the tolerance, number of judged cells).
+    """
     judged: dict[str, list[Cell]] = {}
-    for cells in layout.covered(report).values():
-        for cell in cells:
-            if cell.verdict in ("reproduced", "higher", "lower", "inconclusive"):
-                judged.setdefault(cell.method, []).append(cell)
+    for cell in layout.judged_cells(report):
+        judged.setdefault(cell.method, []).append(cell)
     counts = [
         (
             method,

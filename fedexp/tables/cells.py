@@ -1,4 +1,7 @@
-"""From a table to its jobs: one run for every row, method and seed, in the order in which they share most."""
+"""Jobs of a table: one run for every row, method and seed.
+
+Jobs that share most of their computation are next to each other.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Any
 import yaml
 
 from fedexp.core.errors import ConfigError, nearest, suggest
-from fedexp.tables.report.report import Form, Value
-from fedexp.tables.schema import Column, Rule, Table, fits
+from fedexp.tables.report.report import Value, Variant
+from fedexp.tables.schema import Column, OverrideRule, Table, fits
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,11 @@ class Job:
     """A run that a cell needs.
 
     Args:
-        seed: of the run; pooled: the conditions it has beyond the row's.
-        declared: the table's own overrides and those it leaves to the user; overrides: with all of the user's.
-        point: of the column's grid, as text; empty without one.
+        seed: Seed of the run.
+        pooled: Conditions of the run that are not conditions of the row.
+        declared: Overrides of the table, and those that the table leaves to the user.
+        overrides: The declared ones, then all of the user's.
+        point: Point of the column's grid as text, empty without a grid.
     """
 
     seed: int
@@ -34,76 +39,97 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A place in the table. Without `jobs` its method does not exist."""
+class PlannedCell:
+    """A cell of the table with the jobs that it needs.
+
+    A cell has no jobs if its method does not exist.
+    """
 
     conditions: dict[str, Value]
     method: str
     jobs: tuple[Job, ...]
 
 
-def slots(
+def placeholders(planned: PlannedCell, job: Job) -> dict[str, Value]:
+    """Return the values that fill in the paths of a job's numbers."""
+    return {**planned.conditions, **({"point": job.point} if job.point else {})}
+
+
+def planned_cells(
     table: Table,
-    form: Form = "full",
+    variant: Variant = "full",
     *,
     only: Mapping[str, Sequence[Value]] | None = None,
     seeds: Sequence[int] | None = None,
     extra: Sequence[str] = (),
-) -> tuple[Slot, ...]:
-    """Every cell of the table in `form`, row by row, with its runs.
+) -> tuple[PlannedCell, ...]:
+    """Return every cell of a table in a variant, row by row, with its jobs.
 
     Args:
-        only: values that a condition (or ``method``) must have; seeds: instead of the table's.
-        extra: overrides that come last; those that the table leaves to the user go to the cells that have them.
+        table: The table.
+        variant: Variant of the table.
+        only: Values that a condition (or ``method``) must have.
+        seeds: Seeds that replace the table's.
+        extra: Overrides that come last. Those of keys that the table leaves to the user
+            are applied only to the cells that have these keys.
+
+    Raises:
+        ConfigError: The table has no such variant, or no cell fits `only`.
     """
-    table.check(form)
+    table.check(variant)
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
-    for full in _points(table, form):
+    for full in _points(table, variant):
         for column in table.methods:
             if not fits(column.where, full, column.key) or not _wanted(
                 only or {}, {**full, "method": column.key}
             ):
                 continue
-            place = tuple(full[key] for key in table.keys), column.key
+            place = table.row_key(full), column.key
             jobs = found.setdefault(place, [])
             if column.overrides is None:
                 continue
             fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
             left = [override for override in fitting if key_of(override) in table.given]
             pooled = {key: value for key, value in full.items() if key not in table.keys}
+
             for seed, point in itertools.product(
-                seeds or declared_seeds(table, form, column),
-                points_of(table, form, column) or ("",),
+                seeds or declared_seeds(table, variant, column),
+                points_of(table, variant, column) or ("",),
             ):
                 by_point = column.grid.filled(point) if column.grid else ()
-                own = [*_overrides(table, form, full, column.key, by_point), f"seed={seed}"]
+                own = [*_overrides(table, variant, full, column.key, by_point), f"seed={seed}"]
                 jobs.append(
                     Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point))
                 )
+
     if not found:
-        raise ConfigError("no cell of the table fits", where="--only", got=_shown(only or {}))
+        raise ConfigError("no cell of the table fits", where="--only", got=_only_text(only or {}))
     return tuple(
-        Slot(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
+        PlannedCell(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
         for (place, method), jobs in found.items()
     )
 
 
-def declared_seeds(table: Table, form: Form, column: Column) -> tuple[int, ...]:
-    """A column's seeds in the form, if the user asks for no others."""
-    shrunk = table.shrunk(form)
-    if shrunk is not None:
-        return shrunk.seeds or table.seeds
+def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int, ...]:
+    """Return the seeds that a column has in a variant if the user gives no others."""
+    smaller = table.smaller(variant)
+    if smaller is not None:
+        return smaller.seeds or table.seeds
     return column.seeds or table.seeds
 
 
-def points_of(table: Table, form: Form, column: Column) -> tuple[str | int | float, ...]:
-    """The values of a column's grid in the form; none without a grid."""
-    shrunk = table.shrunk(form)
-    return () if column.grid is None else (shrunk and shrunk.points) or column.grid.points
+def points_of(table: Table, variant: Variant, column: Column) -> tuple[str | int | float, ...]:
+    """Return the points of a column's grid in a variant, none without a grid."""
+    smaller = table.smaller(variant)
+    return () if column.grid is None else (smaller and smaller.points) or column.grid.points
 
 
-def launch_order(cells: Sequence[Slot]) -> list[Job]:
-    """All jobs, those that train the same clients next to each other: by row, what is pooled, seed, then method."""
+def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
+    """Return all jobs in the order of their launch.
+
+    They are sorted by row, pooled conditions, seed and method, so jobs that train the
+    same clients are next to each other.
+    """
     keyed: list[tuple[int, int, int, Job]] = []
     rows: dict[str, int] = {}
     for cell in cells:
@@ -116,7 +142,7 @@ def launch_order(cells: Sequence[Slot]) -> list[Job]:
 
 
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
-    """``clients=5`` or ``beta=0.01,0.1`` of the command line."""
+    """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``."""
     only: dict[str, list[Value]] = {}
     for clause in clauses:
         key, equals, text = clause.partition("=")
@@ -130,6 +156,7 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
             if key == "method"
             else list(dict.fromkeys(p[key] for p in _all_points(table)))
         )
+
         for value in values:
             if value not in known:
                 raise ConfigError(
@@ -138,20 +165,25 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
                     expected=", ".join(map(str, known)),
                     do=suggest(str(value), map(str, known)),
                 )
+
         only.setdefault(key, []).extend(values)
+
     return only
 
 
 def command(
     table: Table,
-    form: Form,
+    variant: Variant,
     extra: Sequence[str],
     conditions: Mapping[str, Value],
     method: str,
     seed: int,
 ) -> str:
-    """What runs one cell with one seed, to be typed in a shell; `parse_only` reads its conditions back."""
-    flag = [] if form in ("full", "partial") else [f"--{form}"]
+    """Return the shell command that runs one cell with one seed.
+
+    `parse_only` reads its conditions back.
+    """
+    flag = [] if variant in ("full", "partial") else [f"--{variant}"]
     clauses = [f"{key}={_typed(value)}" for key, value in {**conditions, "method": method}.items()]
     return shlex.join(
         ["fedexp-table", "run", table.name, *extra, *flag, "--only", *clauses, "--seeds", str(seed)]
@@ -159,30 +191,32 @@ def command(
 
 
 def _typed(value: Value) -> str:
-    """As YAML would read it back."""
+    """Return a value as YAML reads it back."""
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
-    if isinstance(value, float) and "." not in text:  # YAML reads 1e-05 as a word
+    # YAML reads 1e-05 as text.
+    if isinstance(value, float) and "." not in text:
         text = text.replace("e", ".0e")
     return text if yaml.safe_load(text) == value else json.dumps(value)
 
 
 def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What followed ``--only`` on the command line, as its own clauses and overrides, which may stand behind them.
+    """Split the arguments of ``--only`` into clauses of the table and overrides.
 
-    A key that the table does not have is an override, unless it is nearly one that the table has.
+    A key that the table does not have is an override. If it resembles a key of the
+    table, it counts as a misspelled clause.
     """
     keys = ["method", *table.conditions]
     mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or nearest(k, keys)]
     return mine, [clause for clause in clauses if clause not in mine]
 
 
-def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
-    """All combinations of conditions, grid after grid, each once."""
-    shrunk = table.shrunk(form)
+def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
+    """Yield all combinations of conditions, grid after grid, each once."""
+    smaller = table.smaller(variant)
     seen = set()
-    for grid in (shrunk and shrunk.grids) or table.grids:
+    for grid in (smaller and smaller.grids) or table.grids:
         axes = [
             value if isinstance(value, list) else [value]
             for value in (grid[key] for key in table.conditions)
@@ -194,8 +228,8 @@ def _points(table: Table, form: Form) -> Iterator[dict[str, Value]]:
 
 
 def _all_points(table: Table) -> Iterator[dict[str, Value]]:
-    for form in ("full", "reduced", "smoke"):
-        yield from _points(table, form)
+    for variant in ("full", "reduced", "smoke"):
+        yield from _points(table, variant)
 
 
 def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> bool:
@@ -203,13 +237,17 @@ def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> b
 
 
 def _overrides(
-    table: Table, form: Form, full: dict[str, Value], method: str, by_point: tuple[str, ...]
+    table: Table, variant: Variant, full: dict[str, Value], method: str, by_point: tuple[str, ...]
 ) -> list[str]:
-    """Base, row, method, its grid's point, rules, form, its rules."""
-    shrunk = table.shrunk(form)
+    """Return the overrides of a run in the order in which they apply.
+
+    The order is: experiment, row, method, point of its grid, rules, variant, rules of
+    the variant.
+    """
+    smaller = table.smaller(variant)
     found = [f"experiment={table.experiment}"] if table.experiment else []
     for key, value in full.items():
-        templates = (shrunk.conditions if shrunk else {}).get(key, table.conditions[key])
+        templates = (smaller.conditions if smaller else {}).get(key, table.conditions[key])
         found += [
             _filled(table, key, text, full) for text in _templates(table, key, value, templates)
         ]
@@ -217,24 +255,27 @@ def _overrides(
     found += _ruled(table.rules, full, method)
     return (
         found
-        if shrunk is None
-        else [*found, *shrunk.overrides, *_ruled(shrunk.rules, full, method)]
+        if smaller is None
+        else [*found, *smaller.overrides, *_ruled(smaller.rules, full, method)]
     )
 
 
-def _ruled(rules: Sequence[Rule], full: dict[str, Value], method: str) -> list[str]:
+def _ruled(rules: Sequence[OverrideRule], full: dict[str, Value], method: str) -> list[str]:
     return [
         override for rule in rules if fits(rule.where, full, method) for override in rule.overrides
     ]
 
 
 def _last(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Of two for one key the later counts."""
+    """Keep the last override of each key."""
     return tuple({key_of(override): override for override in overrides}.values())
 
 
 def key_of(override: str) -> str:
-    """What an override (``key=value``, ``+key=value``, ``++key=value``, ``~key``) sets or removes."""
+    """Return the key that an override sets or removes.
+
+    An override is ``key=value``, ``+key=value``, ``++key=value`` or ``~key``.
+    """
     return override.partition("=")[0].lstrip("+~")
 
 
@@ -262,5 +303,5 @@ def _filled(table: Table, key: str, template: str, full: dict[str, Value]) -> st
         ) from None
 
 
-def _shown(only: Mapping[str, Sequence[Value]]) -> str:
+def _only_text(only: Mapping[str, Sequence[Value]]) -> str:
     return " ".join(f"{key}={','.join(map(str, values))}" for key, values in only.items())

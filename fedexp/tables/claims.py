@@ -1,4 +1,7 @@
-"""Does a claim of the paper hold in our runs? Tests on differences paired by seed, row by row; and on the paper's own numbers."""
+"""Tests of the paper's claims on our runs and on the paper's own numbers.
+
+The tests use differences paired by seed, row by row.
+"""
 
 from __future__ import annotations
 
@@ -9,77 +12,90 @@ from dataclasses import dataclass
 
 from scipy.stats import binom, t
 
-from fedexp.tables.cells import slots
+from fedexp.tables.cells import planned_cells
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
     ClaimRow,
     ClaimState,
-    Form,
     RowState,
     Value,
+    Variant,
 )
 from fedexp.tables.schema import Claim, Table, Target, Where, fits
 from fedexp.tables.verdicts import LEVEL
 
-Place = tuple[Value, ...]  # of a row: its conditions by the table's keys
-Curve = Sequence[tuple[float, float]]  # (iteration or round, value), ascending
-Curves = Mapping[tuple[Place, str, str, str], Curve]  # by row, column, draw and the claim's `curve`
+# Values of a table's keys, which identify a row.
+RowKey = tuple[Value, ...]
+# (iteration or round, value), ascending.
+Curve = Sequence[tuple[float, float]]
+# By row, column, split seed and the claim's `curve`.
+Curves = Mapping[tuple[RowKey, str, str, str], Curve]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is compared: each column's runs by draw, and the paper's number, row by row.
+    """The numbers that claims compare.
 
     Args:
-        ours: by row and column, a number for every draw; printed: by row and column, of all forms.
-        curves: of claims that need them.
+        ours: Numbers of our runs by split seed, for each row and column.
+        printed: Numbers of the paper by row and column, of all variants.
+        curves: Curves of the claims that need them.
     """
 
-    ours: Mapping[tuple[Place, str], Mapping[str, float]]
-    printed: Mapping[tuple[Place, str], float]
+    ours: Mapping[tuple[RowKey, str], Mapping[str, float]]
+    printed: Mapping[tuple[RowKey, str], float]
     curves: Curves
 
     @classmethod
     def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
         ours = {
-            (_place(table, cell.conditions), cell.method): dict(
-                zip(cell.draws, cell.values, strict=True)
+            (table.row_key(cell.conditions), cell.method): dict(
+                zip(cell.split_seeds, cell.values, strict=True)
             )
             for cell in cells
         }
         known = [row for row in table.reference if row.get("value") is not None]
-        printed = {(_place(table, row), str(row["method"])): float(row["value"]) for row in known}
+        printed = {(table.row_key(row), str(row["method"])): float(row["value"]) for row in known}
         return cls(ours, printed, curves)
 
 
-def judged(
-    table: Table, form: Form, cells: Sequence[Cell], curves: Curves, objection: str = ""
+def decide_claims(
+    table: Table, variant: Variant, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Every claim of the table. One about a row of the form without runs stays open.
+    """Decide every claim of the table. A claim about rows without runs stays open.
 
     Args:
-        objection: why the runs decide nothing, empty where they do.
+        table: The table.
+        variant: Variant of the runs.
+        cells: Cells of the report.
+        curves: Curves of the claims that need them.
+        objection: Reason why the runs cannot decide a claim, empty if they can.
     """
-    if form in ("reduced", "smoke"):
-        objection = f"the {form} form decides nothing"
+    if variant in ("reduced", "smoke"):
+        objection = f"the {variant} variant decides nothing"
     numbers = Numbers.of(table, cells, curves)
-    return tuple(_judged(claim, table, form, numbers, objection) for claim in table.claims)
+    return tuple(_test_claim(claim, table, variant, numbers, objection) for claim in table.claims)
 
 
-def _judged(
-    claim: Claim, table: Table, form: Form, numbers: Numbers, objection: str
+def _test_claim(
+    claim: Claim, table: Table, variant: Variant, numbers: Numbers, objection: str
 ) -> ClaimResult:
-    groups = _groups(claim, table, form)
+    groups = _groups(claim, table, variant)
+
     levels = _levels(claim, len(groups))
-    rows = tuple(_row(group, _tests(claim, table, group, numbers), levels) for group in groups)
+    rows = tuple(
+        _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
+    )
     state, reason = _state(claim, rows)
     if objection:
         state, reason = "open", objection + _signs(rows)
+
     in_print = [
         _in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")
     ]
     printed, contradicted = _printed_state(claim, in_print)
+
     return ClaimResult(
         claim.id,
         claim.where,
@@ -98,22 +114,25 @@ def _judged(
 
 @dataclass(frozen=True)
 class _Group:
-    """A row, or for a trend the rows that differ in `along` alone, in its order."""
+    """A row, or for a trend the rows that differ only in `along`, in its order."""
 
     conditions: dict[str, Value]
-    places: tuple[Place, ...]
+    places: tuple[RowKey, ...]
 
 
-def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
-    """The form's rows that the claim is about and that have its columns."""
-    rows = [slot.conditions for slot in slots(table, "full" if form == "partial" else form)]
+def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
+    """Return the variant's rows that the claim is about and that have its columns."""
+    rows = [
+        planned.conditions
+        for planned in planned_cells(table, "full" if variant == "partial" else variant)
+    ]
     places = {repr(row): row for row in rows}.values()
     columns = [table.columns[name] for name in (*claim.a, *claim.b)]
     wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
     meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]
     along = claim.keys_along
     if not along:
-        return [_Group(place, (_place(table, place),)) for place in meant]
+        return [_Group(place, (table.row_key(place),)) for place in meant]
     grouped: dict[str, list[dict[str, Value]]] = {}
     for place in meant:
         others = {key: value for key, value in place.items() if key not in along}
@@ -122,7 +141,7 @@ def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
         _Group(
             {key: value for key, value in group[0].items() if key not in along},
             tuple(
-                _place(table, place)
+                table.row_key(place)
                 for place in sorted(group, key=lambda place: _along(place[along[0]]))
             ),
         )
@@ -132,25 +151,26 @@ def _groups(claim: Claim, table: Table, form: Form) -> list[_Group]:
 
 
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
-    """What `where` says of rows: runs of other conditions are pooled in them."""
+    """Keep the conditions of a ``where`` that belong to rows.
+
+    Runs that differ in other conditions are pooled in a row.
+    """
     return {key: value for key, value in where.items() if key in place or key == "method"}
 
 
 def _along(value: Value) -> float:
-    """Numbers ascend; all else stays in the table's order."""
+    """Return a sort key: numbers ascend, and other values keep the table's order."""
     return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _place(table: Table, conditions: Mapping[str, Value]) -> Place:
-    return tuple(conditions[key] for key in table.keys)
 
 
 @dataclass(frozen=True)
 class _Test:
-    """Alternatives of which one must hold: lists of paired differences, each of which the claim wants above 0.
+    """Alternatives of which at least one must hold.
 
     Args:
-        printed: the same differences of the paper's numbers; None where it does not print them.
+        alternatives: Lists of paired differences. The claim says that they are above 0.
+        printed: The same differences of the paper's numbers, None if it does not print
+            them.
     """
 
     alternatives: tuple[tuple[float, ...], ...]
@@ -158,7 +178,7 @@ class _Test:
 
 
 def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[_Test]:
-    """All must hold."""
+    """Return the tests of a claim in a row. All of them must hold."""
     sign = 1.0 if table.higher_is_better else -1.0
     if claim.test == "trend":
         return _trend(claim, group, numbers, sign)
@@ -166,6 +186,7 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
     if claim.than is not None:
         return [_beyond(claim, numbers, place, a, sign) for a in claim.a]
     pairs = [(a, b) for a in claim.a for b in claim.b]
+
     if claim.test == "within":
         assert claim.x is not None
         tests = []
@@ -182,6 +203,7 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
                     )
                 )
         return tests
+
     made = {}
     for a, b in pairs:
         if claim.test == "above":
@@ -190,17 +212,19 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
             made[a, b] = differences, None if printed is None else sign * printed - claim.by
         else:
             made[a, b] = _sooner(claim, numbers, place, a, b, table.higher_is_better), None
+
     if claim.any_of == "a":
         sets = [[made[a, b] for a in claim.a] for b in claim.b]
     elif claim.any_of == "b":
         sets = [[made[a, b] for b in claim.b] for a in claim.a]
     else:
         sets = [[one] for one in made.values()]
+
     return [_Test(tuple(d for d, _ in one), tuple(p for _, p in one)) for one in sets]
 
 
-def _beyond(claim: Claim, numbers: Numbers, place: Place, a: str, sign: float) -> _Test:
-    """How far a lies on the better side of the claim's own number."""
+def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
+    """Return by how much column a is on the better side of the number in the claim."""
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
     return _Test(
@@ -215,7 +239,7 @@ def _beyond(claim: Claim, numbers: Numbers, place: Place, a: str, sign: float) -
 
 
 def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:
-    """Every step along the condition, of every column."""
+    """Return a test for every step along the condition, of every column."""
     way = sign if claim.direction == "up" else -sign
     tests = []
     for a in claim.a:
@@ -230,38 +254,48 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
     return tests
 
 
-def _paired(numbers: Numbers, place: Place, a: str, other: Place, b: str) -> tuple[float, ...]:
-    """a less b, of every draw that both have."""
+def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
+    """Return a - b for every split seed that both have."""
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
-    return tuple(_less(left[draw], right[draw]) for draw in left if draw in right)
+    return tuple(
+        _less(left[split_seed], right[split_seed]) for split_seed in left if split_seed in right
+    )
 
 
-def _printed(numbers: Numbers, place: Place, a: str, other: Place, b: str) -> float | None:
+def _printed(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> float | None:
     left, right = numbers.printed.get((place, a)), numbers.printed.get((other, b))
     return None if left is None or right is None else _less(left, right)
 
 
 def _less(a: float, b: float) -> float:
-    """a - b, where two infinities of one sign are equal."""
+    """Return a - b. Two infinities of the same sign are equal."""
     return 0.0 if a == b else a - b
 
 
 def _sooner(
-    claim: Claim, numbers: Numbers, place: Place, a: str, b: str, higher_is_better: bool
+    claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
 ) -> tuple[float, ...]:
-    """How much earlier a reaches the target than b, of every draw; never is infinitely late."""
+    """Return how much earlier a reaches the target than b, for every split seed.
+
+    A target that is never reached counts as infinitely late.
+    """
     assert claim.curve is not None and claim.target is not None
-    draws = [draw for where, column, draw, _ in numbers.curves if (where, column) == (place, a)]
+    split_seeds = [
+        split_seed
+        for where, column, split_seed, _ in numbers.curves
+        if (where, column) == (place, a)
+    ]
     found = []
-    for draw in dict.fromkeys(draws):
+    for split_seed in dict.fromkeys(split_seeds):
         first, second = (
-            numbers.curves.get((place, column, draw, claim.curve)) for column in (a, b)
+            numbers.curves.get((place, column, split_seed, claim.curve)) for column in (a, b)
         )
         if first and second:
             target = _target(claim.target, first[-1][1], second[-1][1], higher_is_better)
             found.append(
                 _less(*(_reached(curve, target, higher_is_better) for curve in (second, first)))
             )
+
     return tuple(found)
 
 
@@ -281,7 +315,10 @@ def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float
 
 
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
-    """Where the curve first has the target; NaN where the target is none, as of a run that diverged."""
+    """Return where the curve first reaches the target, infinity if never.
+
+    It is NaN if the target is NaN, as for a run that diverged.
+    """
     if math.isnan(target):
         return math.nan
     return next(
@@ -293,11 +330,12 @@ def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
 
 
 def _levels(claim: Claim, rows: int) -> tuple[float, float]:
-    """Of a row's yes and of its no: the level, divided by the number of rows that could be the one that decides wrongly.
+    """Return the levels at which a row is decided as yes and as no.
 
-    Of `needed` rows, any of rows - needed + 1 could make up the number, and any of `needed` could break it (Bonferroni); so
-    "all" is refuted at a level divided by its rows, and "in one row" is held at such a one. "most" is a count of rows, each
-    at its own level.
+    The level is divided by the number of rows that could decide wrongly (Bonferroni).
+    Any of rows - needed + 1 rows could complete the `needed` ones, and any of `needed`
+    could break them. So "all" is refuted at a level divided by its rows, and "in one
+    row" is held at such a level. "most" counts rows, each at the full level.
     """
     needed = _needed(claim, rows)
     if claim.rows == "most" or not 0 < needed <= rows:
@@ -314,19 +352,28 @@ def _needed(claim: Claim, rows: int) -> int:
 def decide(
     differences: Sequence[float], yes_level: float = LEVEL, no_level: float = LEVEL
 ) -> RowState:
-    """Is the mean of paired differences above 0? Yes or no by one-sided bounds, Student's; else open.
+    """Decide whether the mean of paired differences is above 0.
 
-    Where a difference is infinite, signs are counted (sign test). A single one decides nothing; equal ones decide by their
-    value, and 0 is not above. NaN (a run that diverged) decides nothing.
+    The answer is yes or no by one-sided bounds of Student's t, else open. Signs are
+    counted (sign test) if a difference is infinite. A single difference decides
+    nothing. Equal differences decide by their value, and 0 is not above 0. NaN (a run
+    that diverged) decides nothing.
+
+    Args:
+        differences: The paired differences.
+        yes_level: Level of the bound for yes.
+        no_level: Level of the bound for no.
     """
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
         return "open"
+
     if any(map(math.isinf, differences)):
         above = sum(d > 0 for d in differences)
         if float(binom.sf(above - 1, n, 0.5)) <= yes_level:
             return "yes"
         return "no" if float(binom.cdf(above, n, 0.5)) <= no_level else "open"
+
     mean = statistics.mean(differences)
     if len(set(differences)) == 1:
         return "yes" if mean > 0 else "no"
@@ -336,8 +383,12 @@ def decide(
     return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "open"
 
 
-def _row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
-    """All of `tests` must hold; of the alternatives in each, one. Levels are divided among those that could decide alone."""
+def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
+    """Decide a claim in one row.
+
+    All tests must hold, and of the alternatives in each test one. The levels are
+    divided among those that could decide on their own.
+    """
     yes_level, no_level = levels
     states: list[RowState] = []
     for test in tests:
@@ -348,24 +399,26 @@ def _row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> 
         states.append(
             "yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open"
         )
+
     state: RowState = (
         "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
     )
     worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
     estimate = _middle(worst) if worst else None
+
     return ClaimRow(
         group.conditions, state, estimate, len(worst), sum(d > 0 for d in worst), _in_print(tests)
     )
 
 
 def _middle(differences: Sequence[float]) -> float:
-    """The mean; of infinite ones, which may have none, the lower median."""
+    """Return the mean, or the lower median of infinite differences without a mean."""
     endless = any(map(math.isinf, differences)) and not any(map(math.isnan, differences))
     return statistics.median_low(differences) if endless else statistics.mean(differences)
 
 
 def _order(differences: Sequence[float]) -> tuple[int, float]:
-    """From bad to good; what has no pairs is worst, then NaN."""
+    """Return a sort key from bad to good: no pairs, then NaN, then by the middle."""
     if not differences:
         return 0, 0.0
     middle = _middle(differences)
@@ -373,7 +426,7 @@ def _order(differences: Sequence[float]) -> tuple[int, float]:
 
 
 def _in_print(tests: Sequence[_Test]) -> bool | None:
-    """Whether the paper's own numbers fit; None where it does not print them all."""
+    """Return whether the paper's numbers fit, None if it does not print all of them."""
     known = [_any(test.printed) for test in tests]
     return None if not known or None in known else all(known)
 
@@ -387,18 +440,20 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
     counts = {state: sum(row.state == state for row in rows) for state in ("yes", "no", "open")}
     shown = f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, {counts['open']} open"
     if not rows:
-        return "open", "it is about no row of this form"
+        return "open", "it is not about any row of this variant"
     needed = _needed(claim, len(rows))
     if needed > len(rows):
         return "open", f"it needs {needed} rows, and there are {len(rows)}"
     absent = sum(row.n == 0 for row in rows)
     single = sum(row.n == 1 for row in rows)
+
     if absent or single:
         why = [
             f"{absent} of {len(rows)} rows without runs" if absent else "",
             f"{single} with one seed" if single else "",
         ]
         return "open", ", ".join(filter(None, why)) + _signs(rows)
+
     if counts["yes"] >= needed:
         return "held", shown
     return ("refuted" if counts["no"] > len(rows) - needed else "open"), shown
@@ -410,7 +465,15 @@ def _signs(rows: Sequence[ClaimRow]) -> str:
 
 
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
-    """The claim on the paper's own numbers, all of them whatever the form."""
+    """Count the rows in which the paper's own numbers fit the claim.
+
+    All printed numbers count, whatever the variant.
+
+    Returns:
+        The count as text, empty if the paper prints none, and whether the paper's own
+            numbers
+        contradict the claim.
+    """
     known = [fitting for fitting in rows if fitting is not None]
     if not known:
         return "", False

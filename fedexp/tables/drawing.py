@@ -1,4 +1,7 @@
-"""The interface of a table's own drawings: figures of the paper that are made from its runs' files."""
+"""The interface of a table's drawings.
+
+A drawing is a figure of the paper, made from the files of the table's runs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.resolved_config import ResolvedConfig
-from fedexp.tables.report.report import Look, Picture, Role, Value
+from fedexp.tables.report.report import Picture, PlotStyle, Role, Value
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,16 @@ class DrawnRun:
     """A finished run of the table.
 
     Args:
-        conditions: of its row and beyond; method, label: its column.
-        folder: where ``result.json``, ``metrics.jsonl``, ``trace/`` and ``model.safetensors`` lie.
-        config: resolved; result: its result.json.
-        look, role: of its column, see `fedexp.tables.report.report.Method`.
+        conditions: Conditions of its row, and pooled ones.
+        method: Key of its column.
+        label: Label of its column.
+        seed: Seed of the run.
+        folder: Folder with ``result.json``, ``metrics.jsonl``, ``trace/`` and
+            ``model.safetensors``.
+        config: Resolved config.
+        result: Content of its ``result.json``.
+        plot_style: Style of its column, see `fedexp.tables.report.report.Method`.
+        role: Role of its column, see there.
     """
 
     conditions: dict[str, Value]
@@ -30,16 +39,22 @@ class DrawnRun:
     folder: Path
     config: ResolvedConfig
     result: dict[str, Any]
-    look: Look | None = None
+    plot_style: PlotStyle | None = None
     role: Role = "baseline"
 
 
 class Drawing(ABC):
-    """One figure, named in the table's ``drawings`` by ``_target_`` and its keys."""
+    """A figure, named in the table's ``drawings`` by ``_target_`` and its keys."""
 
     @abstractmethod
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        """Pictures of the runs that are there, `notes` below each; none where there are none.
+        """Draw the pictures of finished runs, none if there are no runs.
 
-        A `FedexpError` says why nothing can be drawn of them, and becomes a warning of the report.
+        Args:
+            runs: Runs of the table.
+            notes: Lines below each picture.
+
+        Raises:
+            FedexpError: Nothing can be drawn of these runs. The report shows the reason
+                as a warning.
         """

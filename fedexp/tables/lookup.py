@@ -1,4 +1,4 @@
-"""Runs behind a table's cells, by the address of their configs."""
+"""The runs behind a table's cells, found by the hashes of their configs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, read_result_and_status, trace_rows
-from fedexp.tables.cells import Job, Slot
+from fedexp.tables.cells import Job, PlannedCell
 
+# Statuses of runs that ended without a result.
+FAILED = ("failed", "damaged")
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
 
 
 @dataclass(frozen=True)
 class CellRun:
-    """What is known of a job's run.
+    """The run of a job, as its folder has it.
 
     Args:
-        config: resolved; empty where it cannot be composed, for the reason `error`.
-        result: its result.json; empty unless it is done.
-        other_code: the result was made by other code than today's.
-        others: folders of results that other code made, newest first.
-        status: done | failed | damaged | missing | running | interrupted ...; error: of a run that failed, in one line.
-        altered: the user's own overrides make it another run than the table's.
-        date: of the result, as YYYY-MM-DD; empty where its status does not say.
+        job: The job.
+        folder: Folder of the run.
+        config: Resolved config, empty if it cannot be composed. Then `error` has the
+            reason.
+        result: Content of its ``result.json``, empty unless the run is done.
+        other_code: Whether other code than the current one made the result.
+        others: Folders of results that other code made, newest first.
+        status: One of done, failed, damaged, missing, running, interrupted ...
+        error: Error of a run that failed, in one line.
+        altered: Whether overrides of the user make it another run than the table's.
+        date: Date of the result as YYYY-MM-DD, empty if its status has none.
     """
 
     job: Job
@@ -47,17 +53,18 @@ class CellRun:
 
 
 class Finder:
-    """Looks jobs up.
+    """A function that finds the run of a job.
 
     Args:
-        any_code: where today's code made no result, take the newest that other code made.
+        any_code: Whether to take the newest result of other code if the current code
+            has made none.
     """
 
     def __init__(self, *, any_code: bool = False) -> None:
         self._any_code = any_code
 
     def __call__(self, job: Job) -> CellRun:
-        """The run of `job` as it is now."""
+        """Return the run of a job in its present state."""
         try:
             config = compose(list(job.overrides))
         except ConfigError as error:
@@ -102,10 +109,14 @@ def _other_results(folder: Path) -> Iterator[Path]:
     yield from sorted(paths, key=lambda path: (path / "result.json").stat().st_mtime, reverse=True)
 
 
-def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun]:
-    """Every job of `cells`, by its overrides. Where the user's make one run of several jobs, it is altered if it is for any."""
+def find(cells: Sequence[PlannedCell], finder: Finder) -> dict[tuple[str, ...], CellRun]:
+    """Find the runs of all jobs, by overrides.
+
+    Overrides of the user may turn several jobs into one run. It is altered if it is
+    altered for any of them.
+    """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
-    # Cells may share runs
+    # Cells may share runs.
     each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}
     for job in each.values():
         run = finder(job)
@@ -115,18 +126,22 @@ def find(cells: Sequence[Slot], finder: Finder) -> dict[tuple[str, ...], CellRun
 
 
 def read_value(run: CellRun, path: str) -> float:
-    """The number at `path` of a run: in result.json or, as ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
+    """Read the number at a path of a run.
 
-    ``<name>=<number>`` in place of the iteration is the one whose row has it.
+    The path is in ``result.json`` or, as
+    ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
+    ``<name>=<number>`` instead of the iteration selects the iteration that has this
+    number.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is no such number.
     """
     head, _, rest = path.partition(".")
     if head != "trace":
         return read_path(run.result, path)
     round, _, rest = rest.partition(".")
     rows, file = traced(run.folder, round), f"trace/{round}.json"
+
     if named := _NAMED.fullmatch(rest):
         name, number, rest = named.groups()
         found = [row for row in rows if row.get(name) == float(number)]
@@ -136,11 +151,16 @@ def read_value(run: CellRun, path: str) -> float:
                 f"{file} has no iteration with {name}={number}", expected=has or f"rows with {name}"
             )
         return read_path(found[0], rest, file)
+
     return read_path({str(row["iteration"]): row for row in rows}, rest, file)
 
 
 def traced(folder: Path, round: object) -> list[dict[str, Any]]:
-    """The iterations of a traced round in a run's folder; `ConfigError` where there are none, or older code's."""
+    """Read the iterations of a traced round.
+
+    Raises:
+        ConfigError: The round was not traced, or older code traced it.
+    """
     rows = trace_rows(folder / "trace" / f"{round}.json")
     if not rows or any("iteration" not in row for row in rows):
         raise ConfigError(
@@ -152,12 +172,21 @@ def traced(folder: Path, round: object) -> list[dict[str, Any]]:
 
 
 def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:
-    """The number at a dotted path of `result`, what `file` holds; `ConfigError` where there is none.
+    """Read the number at a dotted path.
 
-    A key may have a dot (``rounds_to.0.38``): the longest one that fits counts.
+    A key may have a dot (``rounds_to.0.38``). The longest key that fits counts.
+
+    Args:
+        result: Content of a file.
+        path: The path.
+        file: Name of the file for error messages.
+
+    Raises:
+        ConfigError: There is no number at the path.
     """
     node: Any = result
     rest = path
+
     while rest:
         heads = itertools.accumulate(rest.split("."), lambda head, part: f"{head}.{part}")
         known = [head for head in heads if isinstance(node, Mapping) and head in node]
@@ -178,6 +207,7 @@ def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -
             raise ConfigError(
                 f"{file} has no '{path}'", where=f"part '{part}'", expected=has or None
             )
+
     if isinstance(node, bool) or not isinstance(node, int | float):
-        raise ConfigError(f"'{path}' of {file} is no number", got=repr(node))
+        raise ConfigError(f"'{path}' of {file} is not a number", got=repr(node))
     return float(node)

@@ -1,4 +1,7 @@
-"""Where a cell's number may stand in a run's results: paths that no result can have are refused before a job runs."""
+"""Paths of a cell's number in a run's results.
+
+A path that no result can have is refused before a job runs.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,50 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import target_name
 
-# Of metrics that evaluations have
-_MEASURED = ("best", "mean_last_10", "std_last_10", "last_10", "oracle")
-_FREE = (  # whose keys only a run knows
-    "headline", "metrics", "traced", "rounds", "rounds_to_target", "seconds", "steps_per_second", "stacked_share",
-    "peak_memory", "bytes", "local_steps", "partition", "numerics", "environment", "profile", "attempts", "memory_probe",
-)  # fmt: skip
+# Parts of a result that have the metrics of evaluations.
+_MEASURED = (
+    "best",
+    "mean_last_10",
+    "std_last_10",
+    "last_10",
+    "oracle",
+)
+# Parts of a result whose keys only a run knows.
+_FREE = (
+    "headline",
+    "metrics",
+    "traced",
+    "rounds",
+    "rounds_to_target",
+    "seconds",
+    "steps_per_second",
+    "stacked_share",
+    "peak_memory",
+    "bytes",
+    "local_steps",
+    "partition",
+    "numerics",
+    "environment",
+    "profile",
+    "attempts",
+    "memory_probe",
+)
 _KEYS = {"headline": ("value",), "bytes": ("up", "down")}
 
 
 def check_path(path: str, experiment: Experiment, where: str) -> None:
-    """Refuse a dotted path that no result of `experiment` can have, as `fedexp.tables.lookup.read_value` reads it.
+    """Refuse a dotted path that no result of an experiment can have.
 
-    What a method logs of itself is known to its runs alone: such names pass.
+    `fedexp.tables.lookup.read_value` reads the path. Names that a method logs itself
+    are known only to its runs, so they are accepted.
+
+    Args:
+        path: The path.
+        experiment: Experiment of the run.
+        where: Place of the path in the table's file.
 
     Raises:
-        ConfigError: at `where`, with the nearest path that there is.
+        ConfigError: The message names the nearest path that exists.
     """
     head, _, rest = path.partition(".")
     if path.startswith("oracle/"):
@@ -35,19 +66,22 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
         raise _unknown(path, where, suggest(path, [f"{head}.{key}" for key in _KEYS[head]]))
     if head == "trace" and not experiment.config.trace.every:
         raise _unknown(path, where, "set trace.every=1: no round of these runs is traced")
+
     if head == "rounds_to":
         targets = [target_name(target) for target in experiment.config.headline.targets]
         if rest not in targets:
             raise _unknown(
                 path, where, suggest(rest, targets) if targets else f"set headline.targets=[{rest}]"
             )
+
     if head == "per_client":
         names = [f"test/local/{name}" for name in experiment.task.metric_names]
         if experiment.aggregator.delivers != "local":
             raise _unknown(
-                path, where, "set a method that delivers one model a client: method=local"
+                path, where, "set a method that delivers one model per client: method=local"
             )
         _check_metric(path, re.sub(r"\.\d+$", "", rest), names, where)
+
     if head in _MEASURED or (head == "metrics" and rest.startswith(("test/", "val/"))):
         _check_metric(
             path,

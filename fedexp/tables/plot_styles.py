@@ -1,4 +1,7 @@
-"""How a paper's pictures draw each method: ``conf/table/<paper>/_looks.yaml``, one for all of its tables and figures."""
+"""The plot styles of a paper's methods: ``conf/table/<paper>/_plot_styles.yaml``.
+
+All tables and figures of a paper share them.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,40 @@ import yaml
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import convert
 from fedexp.core.errors import ConfigError
-from fedexp.tables.report.report import Look
+from fedexp.tables.report.report import PlotStyle
 
-FILE = "_looks.yaml"
+FILE = "_plot_styles.yaml"
 
 
-def read_looks(folder: Path) -> dict[str, Look]:
-    """By a column's key; empty where the paper's folder has no such file.
+def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
+    """Read the plot styles of a paper by column key, none without such a file.
 
     Raises:
-        ConfigError: it is not a mapping of looks, or two methods cannot be told apart without colours.
+        ConfigError: The file is not a mapping of plot styles, or two methods differ
+            only in colour.
     """
     path = folder / FILE
     if not path.is_file():
         return {}
+
     try:
-        looks: dict[str, Look] = convert(read_yaml(path), dict[str, Look], "")
+        plot_styles: dict[str, PlotStyle] = convert(read_yaml(path), dict[str, PlotStyle], "")
     except yaml.YAMLError as error:
         raise ConfigError(
-            "a paper's looks are not YAML", where=" ".join(str(error).split())
+            "a paper's plot styles are not YAML", where=" ".join(str(error).split())
         ) from None
     except ConfigError as error:
         error.facts["where"] = f"{path} {error.facts.get('where', '')}".strip()
         raise
+
     seen: dict[tuple[str, str], str] = {}
-    for key, look in looks.items():
-        other = seen.setdefault((look.marker, look.dash), key)
+    for key, plot_style in plot_styles.items():
+        other = seen.setdefault((plot_style.marker, plot_style.dash), key)
         if other != key:
             raise ConfigError(
-                f"'{other}' and '{key}' have one marker and dash: in grey they are one method",
+                f"'{other}' and '{key}' have the same marker and dash: in grey they look the same",
                 where=str(path),
                 do="give one of them another marker or dash",
             )
-    return looks
+
+    return plot_styles

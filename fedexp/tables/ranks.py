@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 
 def tied(values: Sequence[float], tie: float) -> list[float]:
-    """`values` with those that lie closer together than `tie`, or are linked by such neighbours, set to one value: their
-    smallest."""
+    """Set values that are closer together than `tie` to the smallest of them.
+
+    Values that are linked by such neighbours count as close, too.
+    """
     order = sorted(range(len(values)), key=lambda i: values[i])
     found = list(values)
     for before, here in itertools.pairwise(order):
@@ -19,7 +21,7 @@ def tied(values: Sequence[float], tie: float) -> list[float]:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Return ranks from 1. Equal values share the mean of their ranks."""
     return [
         sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2
         for value in values
@@ -27,7 +29,11 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Pearson's correlation of the ranks; None where there are fewer than two or one side is all tied."""
+    """Return Pearson's correlation of the ranks.
+
+    It is None if there are fewer than two values, or if all values of one side are
+    equal.
+    """
     x, y = ranks(a), ranks(b)
     if len(x) < 2:
         return None

@@ -1,4 +1,7 @@
-"""What a report needs of its runs, as plain files that outlive them: a row a run, curves, resolved configs."""
+"""The record of a table's runs: the data of a report as plain files.
+
+The files outlive the runs. They have one row per run, curves, and resolved configs.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,23 @@ from fedexp.evaluation.breakdown import is_part
 from fedexp.storage.files import read_json, write_json, write_text
 from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
-from fedexp.tables.cells import Job, Slot
-from fedexp.tables.claims import Curve, Curves, Place
+from fedexp.tables.cells import Job, PlannedCell, placeholders
+from fedexp.tables.claims import Curve, Curves, RowKey
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
 from fedexp.tables.report.csv import inert
-from fedexp.tables.report.report import Form, Picture, Value
+from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
-_SPREAD = ("conditions", "pooled", "phases", "parts")  # of a run, over columns of their own
+# Fields of a run that are spread over several columns.
+_SPREAD = ("conditions", "pooled", "phases", "parts")
 _SECONDS, _METRIC = "seconds.", "metric."
+_ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
+# Fields whose columns in runs.csv, and keys in record.json, have another name.
+_STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
+_STORED_NAMES = {"variant": "form", "figures": "drawn"}
+# Row, column, split seed, point of a grid.
+RunKey = tuple[RowKey, str, str, str]
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
@@ -37,28 +47,51 @@ class RunRecord:
     """A run in one cell.
 
     Args:
-        method, seed, draw: its column, its seed, and what it shares with the runs that it is compared with.
-        pooled: conditions that make no row.
-        point: of the column's grid; empty without one.
-        value: in the table's unit; None where there is none, for the reason `error`.
-        by: what chooses among the grid's points, where that is another number.
-        last_10: the last ten rounds' values, in the table's unit, where the table has `Headline.pooled_rounds`; else empty.
-        status: done | failed | damaged | missing ...
-        run: its folder, relative to the output root.
-        altered: the user's own overrides make it another run than the table's.
-        other_code: made by other code than today's; others: how many results other code has made.
-        lossy: names of data sets that are not the original's bits.
-        commit, date, code, config: of the result; phases: seconds by name; parts: metrics of classes and clients; the rest is
-            what the report says of cost, machine, data and headline.
+        conditions: Conditions of the row.
+        method: Key of its column.
+        seed: Its seed.
+        split_seed: Text that it shares with the runs that it is compared with.
+        point: Point of the column's grid, empty without one.
+        value: Its number in the table's unit, None if there is none. Then `error` has
+            the reason.
+        criterion: Number that chooses among the points of the grid, if it is not
+            `value`.
+        last_10: Values of the last ten rounds in the table's unit, empty unless the
+            table has `NumberSource.pooled_rounds`.
+        status: One of done, failed, damaged, missing ...
+        error: Error of the run.
+        run: Its folder, relative to the output root.
+        altered: Whether overrides of the user make it another run than the table's.
+        other_code: Whether other code than the current one made it.
+        others: Number of results that other code has made.
+        lossy: Names of data sets that differ from the originals.
+        commit: Commit of the result.
+        code: Hash of the code.
+        config: Hash of the config.
+        choice: Option of ``method``.
+        metric: Metric of the headline.
+        rule: Rule of the headline.
+        dataset: Option of ``dataset``.
+        data: Fingerprint of the data.
+        split: Hash of the split.
+        seconds: Computing time.
+        gpu: Name of the GPU.
+        processor: Name of the processor.
+        platform: Platform.
+        torch: Version of torch.
+        date: Date of the result.
+        pooled: Conditions of the run that are not conditions of the row.
+        phases: Seconds by phase.
+        parts: Metrics of classes and clients.
     """
 
     conditions: dict[str, Value]
     method: str
     seed: int
-    draw: str
+    split_seed: str
     point: str = ""
     value: float | None = None
-    by: float | None = None
+    criterion: float | None = None
     last_10: tuple[float, ...] = ()
     status: str = "missing"
     error: str = ""
@@ -91,54 +124,66 @@ class RunRecord:
         return self.status == "done"
 
 
-def draw_of(job: Job) -> str:
-    """What a job shares with those that it is compared with: ``seed=0 beta=0.1``."""
+def split_seed_of(job: Job) -> str:
+    """Return what a job shares with the runs compared with it: ``seed=0 beta=0.1``."""
     return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
 
 
+def run_key(table: Table, planned: PlannedCell, job: Job) -> RunKey:
+    """Return the row, column, split seed and point that identify a run in a record."""
+    return table.row_key(planned.conditions), planned.method, split_seed_of(job), job.point
+
+
 @dataclass(frozen=True)
-class Record:
-    """All that a report is made of.
+class TableRecord:
+    """The data of a report.
 
     Args:
-        form, only, seeds, extra: what was asked of the table; command: what was typed.
-        runs: by row, column, draw and point of a grid; curves: those that claims need.
-        configs: resolved, by their hashes; keys of a record that was read are whole paths, with dots.
-        drawn: name and title of the pictures that were made from the runs' own files; missed: why others were not.
+        variant: Variant of the table.
+        only: Conditions that the user asked for.
+        seeds: Seeds that the user asked for, or None.
+        extra: Overrides of the user.
+        command: Command that was typed.
+        runs: Runs by row, column, split seed and point of a grid.
+        curves: Curves that claims need.
+        configs: Resolved configs by their hashes. The keys of a record that was read
+            are whole paths, with dots.
+        figures: Name and title of the pictures that were made from the runs' own files.
+        missed: Reasons why other figures were not drawn.
     """
 
-    form: Form
+    variant: Variant
     only: dict[str, list[Value]]
     seeds: list[int] | None
     extra: list[str]
     command: str
-    runs: Mapping[tuple[Place, str, str, str], RunRecord]
+    runs: Mapping[RunKey, RunRecord]
     curves: Curves = field(default_factory=dict)
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    drawn: Sequence[tuple[str, str]] = ()
+    figures: Sequence[tuple[str, str]] = ()
     missed: Sequence[str] = ()
 
-    def of(self, table: Table, slot: Slot) -> list[RunRecord]:
-        """A cell's runs, each once (for every point that it has of a grid): the user's overrides may make one of several.
+    def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
+        """Return the runs of a cell, each once per point of a grid.
 
-        Missing are those that the table has got since the record was written.
+        The user's overrides may turn several jobs into one run. Jobs that the table has
+        gained since the record was written are missing.
         """
-        place = tuple(slot.conditions[key] for key in table.keys)
         found = [
-            self.runs.get((place, slot.method, draw_of(job), job.point)) or _missing(slot, job)
-            for job in slot.jobs
+            self.runs.get(run_key(table, planned, job)) or _missing(planned, job)
+            for job in planned.jobs
         ]
         return list(
             {(run.run or index, run.point): run for index, run in enumerate(found)}.values()
         )
 
 
-def _missing(slot: Slot, job: Job) -> RunRecord:
+def _missing(planned: PlannedCell, job: Job) -> RunRecord:
     return RunRecord(
-        dict(slot.conditions),
-        slot.method,
+        dict(planned.conditions),
+        planned.method,
         job.seed,
-        draw_of(job),
+        split_seed_of(job),
         job.point,
         pooled=dict(job.pooled),
     )
@@ -146,30 +191,38 @@ def _missing(slot: Slot, job: Job) -> RunRecord:
 
 def recorded(
     table: Table,
-    cells: Sequence[Slot],
+    cells: Sequence[PlannedCell],
     cell_runs: Mapping[tuple[str, ...], CellRun],
     root: Path,
-    asked: Record,
-) -> Record:
-    """`asked` with the runs of `cells`.
+    asked: TableRecord,
+) -> TableRecord:
+    """Fill in the runs of cells.
 
     Args:
-        cell_runs: by a job's overrides; root: the output root, to which folders are relative.
+        table: The table.
+        cells: Cells with their jobs.
+        cell_runs: Runs by the overrides of their jobs.
+        root: Output root. Folders are relative to it.
+        asked: Record without runs.
     """
-    runs: dict[tuple[Place, str, str, str], RunRecord] = {}
+    runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
-    curves: dict[tuple[Place, str, str, str], Curve] = {}
+    curves: dict[tuple[RowKey, str, str, str], Curve] = {}
     needed = {
         (name, claim.curve, claim.axis)
         for claim in table.claims
         for name in (*claim.a, *claim.b)
         if claim.curve
     }
-    for slot in cells:
-        place = tuple(slot.conditions[key] for key in table.keys)
-        for job in slot.jobs:
+
+    for planned in cells:
+        place = table.row_key(planned.conditions)
+
+        for job in planned.jobs:
             run = cell_runs[job.overrides]
-            row = _row(table, slot, job, run, root)
+            key = run_key(table, planned, job)
+            row = _run_record(table, planned, job, run, root)
+
             if run.result:
                 row = replace(row, lossy=_lossy(run.config))
                 configs[row.config] = {
@@ -177,38 +230,48 @@ def recorded(
                     for key, value in run.config.to_stored().items()
                     if key not in _ELSEWHERE
                 }
-            runs[place, slot.method, row.draw, row.point] = row
+
+            runs[key] = row
+
             for name, curve, axis in needed if run.result else ():
-                if name != slot.method or curve is None:
+                if name != planned.method or curve is None:
                     continue
                 try:
                     points = _curve(run, curve, axis)
                 except StorageError as error:
-                    runs[place, slot.method, row.draw, row.point] = _damaged(row, error)
+                    runs[key] = _damaged(row, error)
                     break
                 if points:
-                    curves[place, name, row.draw, curve] = [
+                    curves[place, name, row.split_seed, curve] = [
                         (x, table.headline.scale * y) for x, y in points
                     ]
+
     return replace(asked, runs=runs, curves=curves, configs=configs)
 
 
 def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
-    return replace(row, value=None, by=None, status="damaged", error=error.what)
+    return replace(row, value=None, criterion=None, status="damaged", error=error.what)
 
 
-# Of the machine, or said by the rest
-_ELSEWHERE = ("overrides", "output_root", "data_root", "logger")
+# Keys of a config that describe the machine or repeat other keys.
+_ELSEWHERE = (
+    "overrides",
+    "output_root",
+    "data_root",
+    "logger",
+)
 
 
-def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRecord:
+def _run_record(
+    table: Table, planned: PlannedCell, job: Job, run: CellRun, root: Path
+) -> RunRecord:
     where = (
         run.folder.relative_to(root).as_posix()
         if run.folder.is_relative_to(root)
         else str(run.folder)
     )
     row = replace(
-        _missing(slot, job),
+        _missing(planned, job),
         status=run.status,
         error=run.error,
         run=where if run.config else "",
@@ -218,21 +281,25 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
     )
     if not run.result:
         return row
-    column, result = table.columns[slot.method], run.result
-    path = column.value or table.headline.value
-    filled = {**slot.conditions, **({"point": job.point} if column.grid else {})}
+
+    column, result = table.columns[planned.method], run.result
+    filled = placeholders(planned, job)
+
     try:
-        row = replace(row, value=read_value(run, path.format(**filled)) * table.headline.scale)
+        path = table.value_path(column).format(**filled)
+        row = replace(row, value=read_value(run, path) * table.headline.scale)
         if column.grid is not None and column.grid.by is not None:
-            row = replace(row, by=read_value(run, column.grid.by.format(**filled)))
+            row = replace(row, criterion=read_value(run, column.grid.by.format(**filled)))
     except StorageError as error:
         return _damaged(row, error)
     except FedexpError as error:
         row = replace(row, value=None, error=error.what)
+
     about = result.get("environment", {})
+
     return replace(
         row,
-        last_10=_last_10(table, slot, filled, result),
+        last_10=_last_10(table, planned, filled, result),
         commit=str(about.get("commit") or ""),
         code=str(result["hashes"]["code"]),
         config=config_hash(run.config),
@@ -254,10 +321,14 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
 
 
 def _last_10(
-    table: Table, slot: Slot, filled: Mapping[str, Value], result: Mapping[str, Any]
+    table: Table, planned: PlannedCell, filled: Mapping[str, Value], result: Mapping[str, Any]
 ) -> tuple[float, ...]:
-    """Empty where the column reads another number than the table's, and where older code made the result."""
-    if table.headline.pooled_rounds is None or table.columns[slot.method].value is not None:
+    """Return the values of the last ten rounds.
+
+    They are empty if the column reads another number than the table's, and if older
+    code made the result.
+    """
+    if table.headline.pooled_rounds is None or table.columns[planned.method].value is not None:
         return ()
     metric = table.headline.pooled_rounds.format(**filled).removeprefix("last_10.")
     return tuple(
@@ -266,7 +337,7 @@ def _last_10(
 
 
 def _lossy(config: ResolvedConfig) -> str:
-    """The names of data sets that are not the original's bits, else empty."""
+    """Return the names of data sets that differ from the originals."""
     nodes = {
         "dataset": config["dataset"],
         "proxy.dataset": config.values.get("proxy", {}).get("dataset"),
@@ -280,7 +351,7 @@ def _lossy(config: ResolvedConfig) -> str:
 
 
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
-    """Empty where the run has none: the claim that needs it stays open."""
+    """Return a curve, empty if the run has none. The claim that needs it stays open."""
     try:
         rows = rows_of(run.folder, run.result) if axis == "round" else traced(run.folder, 1)
     except ConfigError:
@@ -288,40 +359,43 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
     return [(float(row[axis]), float(row[name])) for row in rows if name in row]
 
 
-def placed(record: Record, table: Table, cells: Sequence[Slot]) -> Record:
-    """`record`, as it was read, with the pooled conditions that the table's jobs give its runs."""
+def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
+    """Add the pooled conditions of the table's jobs to a record that was read."""
     runs = dict(record.runs)
-    for slot in cells:
-        place = tuple(slot.conditions[key] for key in table.keys)
-        for job in slot.jobs:
-            key = place, slot.method, draw_of(job), job.point
+    for planned in cells:
+        for job in planned.jobs:
+            key = run_key(table, planned, job)
             if key in runs:
                 runs[key] = replace(runs[key], pooled=dict(job.pooled))
     return replace(record, runs=runs)
 
 
-def completed(record: Record, others: Iterable[Record]) -> Record:
-    """`record`, whose cells and form they are, with the runs that it lacks from `others`.
+def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord:
+    """Add runs from other records to a record that lacks them.
+
+    The cells and the variant are those of the first record.
 
     Raises:
-        ConfigError: another one is of another form, or was made with other seeds or overrides.
+        ConfigError: Another record has another variant, other seeds or other overrides.
     """
     runs, curves, configs = dict(record.runs), dict(record.curves), dict(record.configs)
+
     for other in others:
-        for name in ("form", "seeds", "extra"):
+        for name in ("variant", "seeds", "extra"):
             if getattr(other, name) != getattr(record, name):
                 raise ConfigError(
-                    f"records of different {name} make no common report",
+                    f"records of different {name} cannot make one report",
                     where="--from",
                     expected=str(getattr(record, name)),
                     got=str(getattr(other, name)),
                 )
+
         lacking = {
             key: run
             for key, run in other.runs.items()
             if key not in runs or (runs[key].value is None and run.value is not None)
         }
-        places = {(place, method, draw) for place, method, draw, _ in lacking}
+        places = {(place, method, split_seed) for place, method, split_seed, _ in lacking}
         runs |= lacking
         curves |= {key: curve for key, curve in other.curves.items() if key[:3] in places}
         configs |= {
@@ -329,19 +403,24 @@ def completed(record: Record, others: Iterable[Record]) -> Record:
             for run in lacking.values()
             if run.config in other.configs
         }
+
     return replace(record, runs=runs, curves=curves, configs=configs)
 
 
 # --- files
 
 
-def write(table: Table, record: Record, folder: Path) -> None:
-    """``runs.csv``, ``curves.csv`` (where claims need curves), ``configs.json``, ``record.json`` in `folder`."""
+def write(table: Table, record: TableRecord, folder: Path) -> None:
+    """Write ``runs.csv``, ``curves.csv``, ``configs.json`` and ``record.json``.
+
+    ``curves.csv`` is written only if claims need curves.
+    """
     names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
     pooled = [key for key in table.conditions if key not in table.keys]
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
     parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
     spread = [*(f"{_SECONDS}{name}" for name in phases), *(f"{_METRIC}{name}" for name in parts)]
+
     head = [
         "table",
         *table.keys,
@@ -356,63 +435,79 @@ def write(table: Table, record: Record, folder: Path) -> None:
         rows.append(
             [
                 table.name,
-                *map(_condition, run.conditions.values()),
-                *(_condition(run.pooled[key]) if key in run.pooled else "" for key in pooled),
-                *(_text(values[name]) for name in names),
+                *map(_condition_text, run.conditions.values()),
+                *(_condition_text(run.pooled[key]) if key in run.pooled else "" for key in pooled),
+                *(_value_text(values[name]) for name in names),
                 table.unit,
-                *(_text(run.phases.get(name)) for name in phases),
-                *(_text(run.parts.get(name)) for name in parts),
+                *(_value_text(run.phases.get(name)) for name in phases),
+                *(_value_text(run.parts.get(name)) for name in parts),
             ]
         )
-    write_text(folder / RUNS, _csv(head, rows))
+
+    write_text(folder / RUNS, _to_csv(head, rows))
+
     lines = [
-        [*map(_condition, place), method, draw, name, repr(x), repr(y)]
-        for (place, method, draw, name), curve in record.curves.items()
+        [*map(_condition_text, place), method, split_seed, name, repr(x), repr(y)]
+        for (place, method, split_seed, name), curve in record.curves.items()
         for x, y in curve
     ]
+
     if lines:
-        write_text(folder / CURVES, _csv([*table.keys, "method", "draw", "curve", "x", "y"], lines))
+        write_text(
+            folder / CURVES, _to_csv([*table.keys, "method", "draw", "curve", "x", "y"], lines)
+        )
     else:
         (folder / CURVES).unlink(missing_ok=True)
+
     shared, own = parted(record.configs)
     write_json(folder / CONFIGS, {"of all": shared, "of each": own})
-    asked = {
-        name: getattr(record, name)
-        for name in ("form", "only", "seeds", "extra", "command", "drawn", "missed")
-    }
+    asked = {_STORED_NAMES.get(name, name): getattr(record, name) for name in _ASKED}
     write_json(folder / ABOUT, {"table": table.name, **asked})
 
 
 def _heading(table: Table, name: str) -> str:
-    """Of a run's own column, which a condition may be called as (dataset)."""
+    """Return the heading of a field. A condition may have the same name (dataset)."""
+    name = _STORED_RUN_NAMES.get(name, name)
     return f"run.{name}" if name in table.conditions else name
 
 
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
-    """What a row has of a run; older records gave way to conditions that make rows alone, and lack what is newer."""
+    """Return the text of a field in a row of ``runs.csv``, or None.
+
+    In older records a condition of the same name replaced the field only if it makes
+    rows. They lack newer fields.
+    """
     heading = _heading(table, name)
-    if heading not in row and name not in table.keys:
-        heading = name
+    stored = _STORED_RUN_NAMES.get(name, name)
+    if heading not in row and stored not in table.keys:
+        heading = stored
     return row.get(heading)
 
 
-def read(table: Table, folder: Path) -> Record:
-    """What `write` wrote; raises `ConfigError` where it is absent, or of another table."""
+def read(table: Table, folder: Path) -> TableRecord:
+    """Read what `write` wrote.
+
+    Raises:
+        ConfigError: The folder has no record, or the record of another table.
+    """
     about = read_json(folder / ABOUT)
+
     if about is None or not (folder / RUNS).is_file():
         raise ConfigError(
             "there is no record of a table here",
             where=str(folder),
             expected=f"{RUNS} and {ABOUT}, as fedexp-table writes them beside a report",
         )
+
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
+
     kinds = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
-    runs: dict[tuple[Place, str, str, str], RunRecord] = {}
-    for row in _rows(folder / RUNS):
-        conditions = {key: _of_condition(row[key]) for key in table.keys}
+    runs: dict[RunKey, RunRecord] = {}
+    for row in _read_csv(folder / RUNS):
+        conditions = {key: _read_condition(row[key]) for key in table.keys}
         values = {
-            name: _value(text, kind)
+            name: _read_value(text, kind)
             for name, kind in kinds.items()
             if (text := _there(row, table, name)) is not None
         }
@@ -425,22 +520,28 @@ def read(table: Table, folder: Path) -> Record:
             for kind in (_SECONDS, _METRIC)
         )
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
-        runs[tuple(conditions.values()), run.method, run.draw, run.point] = run
-    curves: dict[tuple[Place, str, str, str], list[tuple[float, float]]] = {}
-    for row in _rows(folder / CURVES) if (folder / CURVES).is_file() else ():
-        place = tuple(_of_condition(row[key]) for key in table.keys)
+        runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
+
+    curves: dict[tuple[RowKey, str, str, str], list[tuple[float, float]]] = {}
+    for row in _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ():
+        place = tuple(_read_condition(row[key]) for key in table.keys)
         curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
             (float(row["x"]), float(row["y"]))
         )
+
     stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
     configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
-    return Record(**about, runs=runs, curves=curves, configs=configs)
+    asked = {
+        name: about[stored] for name in _ASKED if (stored := _STORED_NAMES.get(name, name)) in about
+    }
+
+    return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
 
 
-def pictures(record: Record, folder: Path) -> tuple[Picture, ...]:
-    """Those that were drawn from the runs' own files and lie in `folder` beside the record."""
+def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
+    """Read the pictures that were drawn from the runs' own files."""
     found = []
-    for name, title in record.drawn:
+    for name, title in record.figures:
         png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
         if png.is_file():
             data = png.read_bytes()
@@ -451,7 +552,8 @@ def pictures(record: Record, folder: Path) -> tuple[Picture, ...]:
 
 
 def _as_svg(png: bytes) -> str:
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))  # of its header
+    # Width and height are in the header of a PNG file.
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     data = base64.b64encode(png).decode()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
@@ -459,11 +561,11 @@ def _as_svg(png: bytes) -> str:
     )
 
 
-def _rows(path: Path) -> Iterable[dict[str, str]]:
+def _read_csv(path: Path) -> Iterable[dict[str, str]]:
     return csv.DictReader(io.StringIO(path.read_text()))
 
 
-def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _to_csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -471,8 +573,11 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def _condition(value: Value) -> str:
-    """Words as they are, all else as JSON: words that JSON would read as something else are quoted."""
+def _condition_text(value: Value) -> str:
+    """Return a text as it is, and any other value as JSON.
+
+    A text that is also valid JSON is quoted.
+    """
     if isinstance(value, str):
         try:
             json.loads(value)
@@ -481,22 +586,22 @@ def _condition(value: Value) -> str:
     return json.dumps(value)
 
 
-def _of_condition(text: str) -> Value:
-    """What `_condition` wrote; older records quote every word."""
+def _read_condition(text: str) -> Value:
+    """Read what `_condition_text` wrote. Older records quote every text."""
     try:
         value: Value = json.loads(text)
     except ValueError:
-        return str(_value(text, "str"))
+        return str(_read_value(text, "str"))
     return value
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(repr, value))
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def _value(text: str, kind: str) -> Any:
+def _read_value(text: str, kind: str) -> Any:
     if text.startswith("'") and inert(text[1:]) == text:
         text = text[1:]
     if kind.startswith("float"):

@@ -1,31 +1,36 @@
-"""A paper's table as an object: ``conf/table/<paper>/<table>.yaml``, read and checked. Never part of a run's config."""
+"""A paper's table: ``conf/table/<paper>/<table>.yaml``, read and checked.
+
+It is never part of a run's config.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from string import Formatter
 from typing import Any, Literal
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.config.yaml_files import read_yaml_mapping
 from fedexp.core.build import build, require
 from fedexp.core.errors import ConfigError, nearest, suggest
-from fedexp.tables.plot_styles import read_looks
-from fedexp.tables.report.report import Form, Look, Method, Role, Value
+from fedexp.tables.checks import check_seeds, check_table, require_known
+from fedexp.tables.plot_styles import read_plot_styles
+from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 from fedexp.tables.tuning import load_tuning
 
-Where = dict[str, Any]  # key -> value or list of values; `method` is a key, too
+# A value or a list of values by key. `method` is a key, too.
+Where = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a mean may lie from the paper's and still be `reproduced`.
+    """The distance from the paper's number within which a mean is `reproduced`.
 
     Args:
-        within: in the table's unit; why: that much and no other.
+        within: The distance in the table's unit.
+        why: Reason for this distance.
     """
 
     within: float
@@ -37,10 +42,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Equal:
-    """A column whose numbers are another's by construction: the one is not counted beside the other.
+    """A column whose numbers equal another column's by construction.
+
+    It is not counted beside the other column.
 
     Args:
-        column: the other; where: rows in which they are equal.
+        column: Key of the other column.
+        where: Rows in which they are equal.
     """
 
     column: str
@@ -49,15 +57,21 @@ class Equal:
 
 @dataclass(frozen=True)
 class Grid:
-    """A hyper-parameter; a column has the best of its values in every draw.
+    """A hyper-parameter of a column.
+
+    The column shows the best of its values for every split seed.
 
     Args:
-        over: its name; points: its values; of equally good ones the first counts.
-        overrides: what makes a point's own run, with ``{point}`` in braces; none: a column's one run holds all points, and
-            `value` says where each stands.
-        by: what chooses, a path as `Headline.value`, with ``{point}`` in braces; None: the column's own numbers. What was
-            measured on held-out data has ``val`` in its path; all else is test data, and makes the column an oracle.
-        best: which of them is.
+        over: Name of the hyper-parameter.
+        points: Its values. Of equally good ones the first counts.
+        overrides: Overrides of the run of a point, with ``{point}`` in braces. Without
+            any, the column's one run holds all points, and `value` has the place of
+            each.
+        by: Path of the number that chooses, as in `NumberSource.value`, with
+            ``{point}`` in braces. None: the column's own numbers choose. A path with
+            ``val`` is measured on held-out data. All others are test data and make the
+            column an oracle.
+        best: Which of the numbers is the best.
     """
 
     over: str
@@ -69,38 +83,43 @@ class Grid:
     def __post_init__(self) -> None:
         require(
             len({str(point) for point in self.points}) == len(self.points) > 0,
-            "points: give some, each once",
+            "points: give at least one, each once",
         )
 
     @property
     def held_out(self) -> bool:
-        """Whether no test data choose."""
+        """Whether the choice uses no test data."""
         return self.by is not None and "val" in re.split(r"[./]", self.by)
 
     def filled(self, point: str | int | float) -> tuple[str, ...]:
-        """The overrides of a point's run."""
+        """Return the overrides of the run of a point."""
         return tuple(override.format(point=point) for override in self.overrides)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A method of the table.
+    """A column of the table: a method.
 
     Args:
-        key, label: ours, and the paper's.
-        overrides: what makes it, after the row's; None: it does not exist, for the reason `why`.
-        role: see `fedexp.tables.report.report.Method`.
-        where: rows that have this column; others have no such cell.
-        value: what is read instead of the table's ``headline.value``; of a column with a grid, with ``{point}`` in braces.
-        grid: whose best value it has.
-        tolerance: instead of the table's.
-        seeds: instead of the table's, in its full form.
-        reads: the column whose printed numbers this one is held against, too: another reading of what the paper leaves open. It
-            is none of the paper's columns.
-        equals: in which rows it is another column by construction.
-        oracle: what is chosen or trained on test data (the best round, a proxy), for the reader; empty where nothing is, but a
-            grid's best value.
-        published: how the published file names it, where that is not ``{method: <key>}``.
+        key: Name in fedexp.
+        label: Name in the paper.
+        overrides: Overrides that make it, after the row's. None: the method does not
+            exist. Then `why` has the reason.
+        role: See `fedexp.tables.report.report.Method`.
+        why: Reason why the method does not exist.
+        where: Rows that have this column. Other rows have no such cell.
+        value: Path that replaces the table's ``headline.value``. In a column with a
+            grid it may have ``{point}`` in braces.
+        grid: Grid whose best value it shows.
+        tolerance: Tolerance that replaces the table's.
+        seeds: Seeds that replace the table's, in the full variant.
+        reads: Column whose printed numbers this one is compared with, too. It is
+            another reading of what the paper leaves open, and not a column of the
+            paper.
+        equals: Rows in which it equals another column by construction.
+        oracle: Text that tells readers what is chosen or trained on test data (the best
+            round, a proxy). It is empty if there is nothing except a grid's best value.
+        published: Name in the published file, if it is not ``{method: <key>}``.
     """
 
     key: str
@@ -127,7 +146,7 @@ class Column:
             self.reads is None or self.role == "ours",
             "a column that reads another's numbers has the role 'ours'",
         )
-        _check_seeds(self.seeds)
+        check_seeds(self.seeds)
 
     @property
     def method(self) -> Method:
@@ -139,18 +158,21 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Headline:
-    """Where a cell's number stands.
+class NumberSource:
+    """The place of a cell's number in a run's results.
 
     Args:
-        value: path in result.json, parts separated by dots (``headline.value``, ``metrics.test/global/acc``,
-            ``seconds.aggregate``, ``rounds_to.0.38``, ``per_client.test/local/acc.0``), or of a traced round,
-            ``trace.<round>.<iteration>.<name>``, where ``<name>=<number>`` is the iteration that has it (``lam=0.5``); the
-            row's conditions are filled in: ``trace.1.{iteration}.mean_v/acc``.
-        scale: factor that turns it into the table's unit.
-        pooled_rounds: ``last_10.<metric>``, conditions filled in as above, where the paper's deviation is over the last ten
-            rounds of all runs of a cell together: such a mean and deviation are reported, too, of columns without a `value` of
-            their own.
+        value: Path in ``result.json``, its parts separated by dots (``headline.value``,
+            ``metrics.test/global/acc``, ``seconds.aggregate``, ``rounds_to.0.38``,
+            ``per_client.test/local/acc.0``), or the path of a traced round,
+            ``trace.<round>.<iteration>.<name>``. There ``<name>=<number>`` is the
+            iteration that has this number (``lam=0.5``). Conditions of the row are
+            filled in: ``trace.1.{iteration}.mean_v/acc``.
+        scale: Factor that turns the number into the table's unit.
+        pooled_rounds: ``last_10.<metric>``, with conditions filled in as above, for
+            papers whose deviation is over the last ten rounds of all runs of a cell
+            together. Such a mean and deviation are reported additionally, for columns
+            without their own `value`.
     """
 
     value: str = "headline.value"
@@ -163,7 +185,7 @@ class Headline:
         ):
             metric = self.pooled_rounds.partition(".")[2].partition(".")[0]
             raise ConfigError(
-                f"'{self.pooled_rounds}' is no list of a run's last rounds",
+                f"'{self.pooled_rounds}' is not a list of a run's last rounds",
                 where="headline.pooled_rounds",
                 expected="last_10.<metric>, a list in result.json",
                 do=suggest(self.pooled_rounds, [f"last_10.{metric or '<metric>'}"]),
@@ -171,34 +193,61 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """Overrides for some cells: those whose conditions (and ``method``) fit `where`. They come after the method's."""
+class OverrideRule:
+    """Overrides of the cells whose conditions (and ``method``) fit `where`.
+
+    They come after the method's overrides.
+    """
 
     where: Where
     overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Shrunk:
-    """A form that is smaller than the paper's: its cells are never `reproduced`.
+class SmallerVariant:
+    """A variant that is smaller than the paper's table.
+
+    Its cells are never `reproduced`.
 
     Args:
-        what: what is smaller, for the reader.
-        overrides: come after all of the table's; rules: for some of the cells, after these.
-        conditions: overrides of these keys' values instead of the table's.
-        grids, seeds: instead of the table's; points: of every column's grid.
+        what: What is smaller, for the reader.
+        overrides: Overrides that come after all of the table's.
+        rules: Overrides for some of the cells, after `overrides`.
+        conditions: Overrides of the values of these keys, which replace the table's.
+        grids: Grids of conditions that replace the table's.
+        seeds: Seeds that replace the table's.
+        points: Points that replace those of every column's grid.
     """
 
     what: str
     overrides: tuple[str, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[OverrideRule, ...] = ()
     conditions: dict[str, Any] = field(default_factory=dict)
     grids: tuple[dict[str, Any], ...] | None = None
     seeds: tuple[int, ...] | None = None
     points: tuple[str | int | float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_seeds(self.seeds)
+        check_seeds(self.seeds)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A measured cost of a variant.
+
+    Args:
+        hours: Sum of the runs' times, as if they had run one after another.
+        runs: Number of runs that were measured.
+        hardware: Hardware of these runs.
+    """
+
+    hours: float
+    runs: int
+    hardware: str
+
+    def __post_init__(self) -> None:
+        require(self.hours >= 0, f"cost.hours must not be negative, got {self.hours}")
+        require(self.runs > 0, f"cost.runs must be positive, got {self.runs}")
 
 
 @dataclass(frozen=True)
@@ -209,12 +258,14 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Target:
-    """What a curve must reach.
+    """A value that a curve must reach.
 
     Args:
-        share: of the final value named by `of`: the ``lower_final`` of the two curves' or one's own, ``a_final``, ``b_final``.
-            Where lower is better, the worse one of the two counts, too, and is divided by the share.
-        value: instead of both, in the table's unit.
+        share: Share of the final value that `of` names. If lower is better, the final
+            value is divided by the share.
+        of: The final value: the worse one of both curves (``lower_final``), or that of
+            one (``a_final``, ``b_final``).
+        value: Value in the table's unit, instead of both.
     """
 
     share: float | None = None
@@ -227,19 +278,38 @@ class Target:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of the table or figure, as a test on differences paired by seed.
+    """A claim of the paper about a table or figure.
+
+    It is a test on differences paired by seed.
 
     Args:
-        id: for reference; where: ``text``, ``caption``, ... or ``ours`` for what only we expect; says: in our words.
-        test: ``above`` (a is better than b, or than the number `than`, by more than `by`), ``within`` (a and b differ by less
-            than `x`), ``trend`` (a gets better, ``up``, or worse, ``down``, with every step along a condition, within `slack`)
-            or ``sooner`` (a's curve reaches the target before b's).
-        a, b: columns, all of which are meant, or one at least of those in `any_of`.
-        rows: how many rows (for a trend: groups of rows that differ in `along` alone) must fit.
-        only: rows that the claim is about.
-        along: a condition, or several that change together, of which the first has the order: numbers ascend, words stay in the
-            table's. slack: how far a step may go the other way; negative: how far it must go.
-        curve: of ``sooner``, a series of the traced iterations or a metric of the rounds; axis: which of the two.
+        id: Name of the claim.
+        where: Place in the paper: ``text``, ``caption``, ... or ``ours`` for our own
+            expectation.
+        says: The claim in our words.
+        test: One of four tests. ``above``: a is better than b, or than the number `than`, by
+            more than `by`. ``within``: a and b differ by less than `x`. ``trend``: a gets
+            better (``up``) or worse (``down``) with every step along a condition, within
+            `slack`. ``sooner``: a's curve reaches the target before b's.
+        a: Columns. The claim is about all of them, or at least one of them if `any_of`
+            is a.
+        b: Columns to compare with, as `a`.
+        any_of: Which of `a` and `b` needs only one column that fits.
+        than: Number that replaces `b`.
+        by: Least difference of ``above``.
+        x: Largest difference of ``within``.
+        along: A condition, or several that change together. The first one has the
+            order: numbers ascend, texts keep the table's order.
+        direction: Direction of ``trend``.
+        slack: How far a step of ``trend`` may go the other way. If it is negative, how
+            far the step must go.
+        rows: How many rows must fit. For a trend, groups of rows that differ only in
+            `along`.
+        only: Rows that the claim is about.
+        curve: For ``sooner``, a series of the traced iterations or a metric of the
+            rounds.
+        axis: Which of the two.
+        target: Value that the curves must reach.
     """
 
     id: str
@@ -266,7 +336,7 @@ class Claim:
         alone = self.test == "trend" or self.than is not None
         require(
             alone != bool(self.b),
-            f"claim {self.id}: b goes with every test but trend, and than instead of it",
+            f"claim {self.id}: b goes with every test except trend, unless than replaces it",
         )
         require(
             self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above"
@@ -299,28 +369,55 @@ class Claim:
 
 @dataclass(frozen=True)
 class Table:
-    """What is run, what is read off, what the paper prints.
+    """A table of a paper: its runs, the numbers that are read, and the paper's numbers.
 
     Args:
-        experiment: option of the group ``experiment``, the base of every cell; None: the defaults of conf/config.yaml.
-        paper, source, title: how it is cited, what the table is called there, what it shows.
-        metric, unit, higher_is_better: of the numbers.
-        keys: conditions that make a row. Grids may have more: runs that differ in those alone are pooled in one cell.
-        conditions: key -> override template(s), ``"clients={clients}"``, or value -> overrides (``{same: [init=same]}``).
-        grids: products of values (a value or a list of them for every condition); a table may need several.
-        seeds: ``seed``, and with it ``seed_data``.
-        tolerance: in the table's unit; None: nothing is judged.
-        paper_runs: of how many runs the paper's numbers are means; None: it does not say, and one is assumed.
-        claims: what the paper says of its numbers. omits: panels and the like that no row of ours stands for, in words.
-        tie: the paper's methods that lie closer than this count as tied, in the table's unit.
-        reference: rows ``{<conditions>, method, value, sd?}``, generated by ``scripts/make_tables.py``.
-        published: ``{file, table}``, where those rows came from.
-        given: keys that are left to the user (a local file's path, say) and the cells that have them: overrides of these do not
-            make the runs others than the table's.
-        tuned: a file of ``conf/tuned``, whose methods have a second column each (`with_tuned`).
-        drawings: figures made from the runs (`fedexp.tables.drawing.Drawing`), each a node with a ``_target_``.
-        flop: floating-point operations of the local training of all runs, the full form's; a SAM step counts twice.
-        looks: of methods in pictures, by column; they are the paper's, and stand in its `fedexp.tables.plot_styles` file.
+        title: What the table shows.
+        paper: Citation of the paper.
+        source: Name of the table in the paper.
+        metric: Metric of the numbers.
+        unit: Unit of the numbers.
+        higher_is_better: Whether higher numbers are better.
+        keys: Conditions that make a row. Grids may have more. Runs that differ only in
+            those are pooled in one cell.
+        methods: Columns.
+        conditions: Overrides by key: templates (``"clients={clients}"``), or a mapping
+            from values to overrides (``{same: [init=same]}``).
+        grids: Products of values (a value or a list of them for every condition). A
+            table may need several.
+        seeds: Values of ``seed``, and with it of ``seed_data``.
+        experiment: Option of the group ``experiment``, the base of every cell. None:
+            the defaults of conf/config.yaml.
+        headline: Place of the numbers.
+        tolerance: Tolerance in the table's unit. None: nothing is judged.
+        paper_runs: Number of runs behind the means of the paper. None: the paper does
+            not tell it, and one is assumed.
+        claims: Claims of the paper about its numbers.
+        omits: Panels and the like that no row of ours represents, as text.
+        tie: Distance below which methods of the paper count as tied, in the table's
+            unit.
+        rules: Overrides for some of the cells.
+        assumptions: Assumptions where the paper is silent.
+        smoke: Variant that runs in under a minute.
+        reduced: Variant for a small machine.
+        reference: Rows ``{<conditions>, method, value, sd?}``, generated by
+            ``scripts/make_tables.py``.
+        published: ``{file, table}`` that these rows come from.
+        given: Keys that are left to the user (such as the path of a local file), and
+            the cells that have them. Overrides of these keys do not alter the table's
+            runs.
+        tuned: File of ``conf/tuned`` whose methods have a second column each
+            (`with_tuned`).
+        drawings: Figures made from the runs (`fedexp.tables.drawing.Drawing`), each a
+            node with a ``_target_``.
+        flop: Floating-point operations of the local training of all runs of the full
+            variant. A SAM step counts twice.
+        data: Options of ``dataset`` that the full variant needs.
+        cost: Measured cost of the variants that have been run. ``partial`` is a part of
+            the full variant.
+        plot_styles: Styles of methods in pictures, by column. The paper's tables share
+            them (`fedexp.tables.plot_styles`).
+        name: ``<paper>/<table>``.
     """
 
     title: str
@@ -335,150 +432,72 @@ class Table:
     grids: tuple[dict[str, Any], ...]
     seeds: tuple[int, ...]
     experiment: str | None = None
-    headline: Headline = Headline()
+    headline: NumberSource = NumberSource()
     tolerance: Tolerance | None = None
     paper_runs: int | None = None
     claims: tuple[Claim, ...] = ()
     omits: tuple[str, ...] = ()
     tie: float = 0.0
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[OverrideRule, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
-    smoke: Shrunk | None = None
-    reduced: Shrunk | None = None
+    smoke: SmallerVariant | None = None
+    reduced: SmallerVariant | None = None
     reference: tuple[dict[str, Any], ...] = ()
     published: dict[str, str] = field(default_factory=dict)
     given: dict[str, Where] = field(default_factory=dict)
     tuned: str | None = None
     drawings: tuple[dict[str, Any], ...] = ()
     flop: float | None = None
-    looks: dict[str, Look] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    cost: dict[Variant, Cost] = field(default_factory=dict)
+    plot_styles: dict[str, PlotStyle] = field(default_factory=dict)
     name: str = ""
 
     def __post_init__(self) -> None:
-        require(
-            len({column.key for column in self.methods}) == len(self.methods) > 0,
-            "methods: keys must differ",
-        )
-        _check_seeds(self.seeds)
-        require(self.tie >= 0, "tie must not be negative")
-        require(self.flop is None or self.flop > 0, "flop must be positive")
-        require(self.paper_runs is None or self.paper_runs > 0, "paper_runs must be positive")
-        require(
-            len({claim.id for claim in self.claims}) == len(self.claims), "claims: ids must differ"
-        )
-        for key in self.keys:
-            _known(key, self.conditions, "keys")
-        for form in ("full", "reduced", "smoke"):
-            shrunk = self.shrunk(form)
-            for number, grid in enumerate((shrunk and shrunk.grids) or self.grids):
-                where = f"{form if shrunk else ''}.grids[{number}]".lstrip(".")
-                for key in grid:
-                    _known(key, self.conditions, where)
-                missing = [key for key in self.conditions if key not in grid]
-                require(not missing, f"{where}: no value of {', '.join(missing)}")
-        places = ["method", *self.conditions]
-        for where, clause in [
-            *((f"methods.{column.key}.where", column.where) for column in self.methods),
-            *(
-                (f"{place}rules[{number}].where", rule.where)
-                for place, one in (("", self), ("reduced.", self.reduced), ("smoke.", self.smoke))
-                for number, rule in enumerate(one.rules if one else ())
-            ),
-            *((f"given.{key}", where) for key, where in self.given.items()),
-        ]:
-            for key in clause:
-                _known(key, places, where)
-        for where, path, column in [
-            ("headline.value", self.headline.value, None),
-            ("headline.pooled_rounds", self.headline.pooled_rounds or "", None),
-            *(
-                (f"methods.{column.key}.value", column.value or "", column)
-                for column in self.methods
-            ),
-        ]:
-            for key in _braced(path, where):
-                _known(
-                    key,
-                    [*self.keys, *(["point"] if column is not None and column.grid else [])],
-                    where,
-                )
-        for column in self.methods:
-            self._check_grid(column)
-            for other in (column.reads, column.equals and column.equals.column):
-                if other is not None:
-                    _known(other, self.columns, f"methods.{column.key}")
-            for key in column.equals.where if column.equals is not None else ():
-                _known(key, self.keys, f"methods.{column.key}.equals.where")
-            if column.equals is not None and self.columns[column.equals.column].equals is not None:
-                raise ConfigError(
-                    f"'{column.equals.column}' equals another column itself, so cells of neither might be counted",
-                    where=f"methods.{column.key}.equals.column",
-                    expected="a column without 'equals'",
-                )
-        for claim in self.claims:
-            for name in (*claim.a, *claim.b):
-                _known(name, self.columns, f"claims.{claim.id}")
-            for key in claim.only:
-                _known(key, self.keys, f"claims.{claim.id}.only")
-            for key in claim.keys_along:
-                _known(key, self.keys, f"claims.{claim.id}.along")
-        for row in self.reference:
-            _known(row.get("method"), self.columns, "reference")
-            for key in row:
-                _known(key, [*self.keys, "method", "value", "sd"], "reference")
-
-    def _check_grid(self, column: Column) -> None:
-        """Refuse a grid whose points are not told apart, or whose best ones are not what the table compares."""
-        grid, where = column.grid, f"methods.{column.key}.grid"
-        if grid is None:
-            return
-        for override in grid.overrides:
-            for key in _braced(override, f"{where}.overrides"):
-                _known(key, ["point"], f"{where}.overrides")
-        for key in _braced(grid.by or "", f"{where}.by"):
-            _known(key, [*self.keys, "point"], f"{where}.by")
-        value = column.value or self.headline.value
-        named = any("{point}" in text for text in grid.overrides) or all(
-            "{point}" in p for p in (value, grid.by or value)
-        )
-        problem = ""
-        if not named:
-            problem = "nothing tells its points apart: {point} stands neither in overrides nor in every path that is read"
-        elif grid.by is None and (grid.best == "highest") != self.higher_is_better:
-            problem = f"the {grid.best} of its numbers is the worst one in this table"
-        elif any(claim.curve and column.key in (*claim.a, *claim.b) for claim in self.claims):
-            problem = "a claim needs its curve, and it has one for every point"
-        elif "point" in self.conditions:
-            problem = "a condition is called point, too"
-        if problem:
-            raise ConfigError(problem, where=where, expected="see Grid in fedexp.tables.schema")
+        check_table(self)
 
     @property
     def columns(self) -> dict[str, Column]:
         return {column.key: column for column in self.methods}
 
+    def row_key(self, conditions: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Return the values of the table's keys, which tell its rows apart."""
+        return tuple(conditions[key] for key in self.keys)
+
+    def value_path(self, column: Column) -> str:
+        """Return the path of a column's numbers, with names in braces."""
+        return column.value or self.headline.value
+
     def method(self, column: Column) -> Method:
-        """A column as the report has it."""
-        return replace(column.method, look=self.looks.get(column.key))
+        """Return a column as the report has it."""
+        return replace(column.method, plot_style=self.plot_styles.get(column.key))
 
-    def shrunk(self, form: Form) -> Shrunk | None:
-        """What makes a form smaller; None for the full one, and for one that the table does not have."""
-        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[form]
+    def smaller(self, variant: Variant) -> SmallerVariant | None:
+        """Return a smaller variant, or None.
 
-    def check(self, form: Form) -> None:
-        """Refuse a form that the table does not have."""
-        if form != "full" and self.shrunk(form) is None:
-            has = [name for name in ("smoke", "reduced") if self.shrunk(name)]
+        It is None for the full variant and for a variant that the table does not have.
+        """
+        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[
+            variant
+        ]
+
+    def check(self, variant: Variant) -> None:
+        """Refuse a variant that the table does not have."""
+        if variant != "full" and self.smaller(variant) is None:
+            has = [name for name in ("smoke", "reduced") if self.smaller(name)]
             raise ConfigError(
-                f"table {self.name} has no {form} form",
+                f"table {self.name} has no {variant} variant",
                 expected=" or ".join(f"--{name}" for name in has)
-                or "no flag: it has the full form alone",
+                or "no flag: it has only the full variant",
             )
 
     def printed(
         self, conditions: Mapping[str, Value], method: str
     ) -> tuple[float | None, float | None]:
-        """The paper's number that a column is held against, and its deviation; None where it prints none."""
+        """Return the paper's number that a column is compared with, and its deviation.
+
+        Either is None if the paper does not print it.
+        """
         printed = self.columns[method].reads or method
         for row in self.reference:
             if row["method"] == printed and all(
@@ -489,27 +508,8 @@ class Table:
         return None, None
 
 
-def _check_seeds(seeds: tuple[int, ...] | None) -> None:
-    require(
-        seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once"
-    )
-
-
-def _known(name: Any, options: Iterable[str], where: str) -> None:
-    if name not in options:
-        raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
-
-
-def _braced(path: str, where: str) -> list[str]:
-    """What stands in braces."""
-    try:
-        return [name for _, name, _, _ in Formatter().parse(path) if name is not None]
-    except ValueError as error:
-        raise ConfigError(f"'{path}' cannot be filled in", where=where, got=str(error)) from None
-
-
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
-    """Whether a cell is meant: every key of `where` has the cell's value, or lists it."""
+    """Return whether every key of `where` has, or lists, the value of a cell."""
     cell = {**conditions, "method": method}
     return all(
         cell[key] in value if isinstance(value, list) else cell[key] == value
@@ -518,15 +518,17 @@ def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
 
 
 def with_tuned(table: Table) -> Table:
-    """The table with a column of ours beside every method that its tuning sweeps, with the coefficient that was chosen.
+    """Add a tuned column beside every method that the table's tuning sweeps.
 
-    One that is not chosen yet has no runs, and says so.
+    The column has the coefficient that was chosen. If none has been chosen yet, it has
+    no runs and shows the reason.
     """
     if table.tuned is None:
         return table
     tuning, columns = load_tuning(table.tuned), list(table.methods)
+
     for key in tuning.sweeps:
-        _known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
+        require_known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
         rules = [
             rule
@@ -552,21 +554,31 @@ def with_tuned(table: Table) -> Table:
             equals=None,
         )
         columns.append(column)
+
     return replace(table, methods=tuple(columns))
 
 
 def table_names() -> dict[str, Path]:
-    """``<paper>/<table>`` of every table, built in or in ``./conf/table``, and its file."""
+    """Return the names ``<paper>/<table>`` of all tables, with their files.
+
+    Tables are built in or in ``./conf/table``.
+    """
     found = {}
     for folder in (conf_dir(), user_conf_dir()):
         for path in sorted((folder / "table").rglob("*.yaml")) if folder is not None else ():
-            if not path.name.startswith("_"):  # what a paper's tables share
+            # Files with an underscore are shared by a paper's tables.
+            if not path.name.startswith("_"):
                 found[path.relative_to(folder / "table").with_suffix("").as_posix()] = path  # type: ignore[operator]
     return found
 
 
 def load_table(name: str) -> Table:
-    """The table called `name`; `ConfigError` with the nearest name, or with what is wrong in its file."""
+    """Load a table by its name.
+
+    Raises:
+        ConfigError: There is no such table (the message has the nearest name), or its
+            file is wrong.
+    """
     known = table_names()
     if name not in known:
         ends = [full for full in known if full.rpartition("/")[2] == name]
@@ -574,7 +586,7 @@ def load_table(name: str) -> Table:
         raise ConfigError(
             f"unknown table '{name}'",
             expected=", ".join(known) or "a file in conf/table",
-            do=f"did you mean '{near}'?" if near else "fedexp-table list shows what there is",
+            do=f"did you mean '{near}'?" if near else "fedexp-table list prints all tables",
         )
     return read_table(known[name], name)
 
@@ -584,7 +596,8 @@ def read_table(path: Path, name: str) -> Table:
     node = read_yaml_mapping(path, "a table's file")
     try:
         return replace(
-            with_tuned(build(Table, {**node, "name": name}, "")), looks=read_looks(path.parent)
+            with_tuned(build(Table, {**node, "name": name}, "")),
+            plot_styles=read_plot_styles(path.parent),
         )
     except ConfigError as error:
         inside = error.facts.get("where")

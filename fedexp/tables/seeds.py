@@ -1,4 +1,4 @@
-"""Columns against each other on runs paired by seed; never on runs that are not."""
+"""Comparisons of columns on runs paired by seed, never on runs that are not paired."""
 
 from __future__ import annotations
 
@@ -10,31 +10,40 @@ from scipy.stats import ttest_rel
 
 from fedexp.tables.verdicts import LEVEL
 
-Draw = tuple[object, ...]  # what makes two runs a pair: their seeds
+# Runs with equal seeds are a pair.
+Seeds = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """b less a on their common draws.
+    """Column b minus column a on their common seeds.
 
     Args:
-        draws: the common ones; difference: the mean of the paired differences, None without any.
-        interval: 95 %, Student's; p: two-sided, adjusted where several comparisons were made; both None below two pairs,
-            where all differences are equal, and where one is not finite.
+        a: Key of the first column.
+        b: Key of the second column.
+        seeds: Common seeds.
+        difference: Mean of the paired differences, None without pairs.
+        interval: 95 % interval (Student's t).
+        p: Two-sided p value, adjusted if several comparisons were made. Both this and
+            the interval are None below two pairs, if all differences are equal, and if
+            one is not finite.
     """
 
     a: str
     b: str
-    draws: tuple[Draw, ...]
+    seeds: tuple[Seeds, ...]
     difference: float | None
     interval: tuple[float, float] | None = None
     p: float | None = None
 
     @property
     def verdict(self) -> str:
-        """What the pairs say, and no more."""
-        if len(self.draws) < 2:
-            return f"no test: {len(self.draws) or 'no'} common seed{'' if len(self.draws) == 1 else 's'}"
+        """The result of the test."""
+        if len(self.seeds) < 2:
+            return (
+                f"no test: {len(self.seeds) or 'no'} common "
+                f"seed{'' if len(self.seeds) == 1 else 's'}"
+            )
         assert self.difference is not None
         if not math.isfinite(self.difference):
             return "no test: a value is not finite"
@@ -45,20 +54,33 @@ class Comparison:
         return f"{self.b} {'higher' if self.difference > 0 else 'lower'}"
 
 
-def compare(a: str, b: str, left: Mapping[Draw, float], right: Mapping[Draw, float]) -> Comparison:
-    """Column b against column a; their values by draw."""
-    draws = tuple(draw for draw in left if draw in right)
-    differences = [right[draw] - left[draw] for draw in draws]
-    mean = sum(differences) / len(draws) if draws else None
+def compare(
+    a: str, b: str, left: Mapping[Seeds, float], right: Mapping[Seeds, float]
+) -> Comparison:
+    """Compare column b with column a.
+
+    Args:
+        a: Key of the first column.
+        b: Key of the second column.
+        left: Values of a by seeds.
+        right: Values of b by seeds.
+    """
+    common = tuple(seeds for seeds in left if seeds in right)
+    differences = [right[seeds] - left[seeds] for seeds in common]
+    mean = sum(differences) / len(common) if common else None
     if len(set(differences)) < 2 or not all(map(math.isfinite, differences)):
-        return Comparison(a, b, draws, mean)
-    tested = ttest_rel([right[draw] for draw in draws], [left[draw] for draw in draws])
+        return Comparison(a, b, common, mean)
+    tested = ttest_rel([right[seeds] for seeds in common], [left[seeds] for seeds in common])
     low, high = tested.confidence_interval(1 - LEVEL)
-    return Comparison(a, b, draws, mean, (float(low), float(high)), float(tested.pvalue))
+    return Comparison(a, b, common, mean, (float(low), float(high)), float(tested.pvalue))
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """With p for all of them together (Holm, A simple sequentially rejective multiple test procedure, 1979)."""
+    """Adjust p for all comparisons together.
+
+    Reference:
+        Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
     tested = sorted((c.p, number) for number, c in enumerate(comparisons) if c.p is not None)
     found, least = list(comparisons), 0.0
     for rank, (p, number) in enumerate(tested):

@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
-from fedexp.tables.cells import key_of, slots
+from fedexp.tables.cells import key_of, planned_cells
 from fedexp.tables.lookup import read_path
 from fedexp.tables.schema import load_table
 from fedexp.tables.tuning import (
@@ -64,8 +64,8 @@ def sweep_overrides(
     runs = []
     for point in sweep.points:
         added = [*tuning.overrides, f"{sweep.over}={point}", *extra]
-        (slot,) = slots(table, "reduced", only=only, seeds=[tuning.seed], extra=added)
-        (job,) = slot.jobs
+        (planned,) = planned_cells(table, "reduced", only=only, seeds=[tuning.seed], extra=added)
+        (job,) = planned.jobs
         runs.append(job.overrides)
     return runs
 

@@ -1,4 +1,7 @@
-"""What our runs say of a number that a paper prints: equivalence within a tolerance, a difference beyond it, or neither."""
+"""Verdicts on our runs against a number that a paper prints.
+
+A verdict is equivalence within a tolerance, a difference beyond it, or neither.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,29 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from scipy.stats import t
 
-LEVEL = 0.05  # of every test
-_MOST_SEEDS = 20  # more are not asked for
+from fedexp.tables.report.report import Conclusion
 
-Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]
+# Level of every test.
+LEVEL = 0.05
+# More seeds are not proposed.
+_MOST_SEEDS = 20
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Args: see `fedexp.tables.report.report.Cell`."""
+    """A verdict with its reasons.
+
+    Args:
+        verdict: See `fedexp.tables.report.report.Cell`, also for all others.
+        reason: Reason of a verdict other than ``reproduced``.
+        interval: 95 % interval of our mean minus the paper's.
+        near: Whether the means are within the tolerance of each other.
+        settles: Number of seeds that would settle the verdict, as text.
+        deterministic: Whether all runs gave the same number.
+    """
 
     verdict: Conclusion
     reason: str
@@ -30,14 +43,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Difference:
-    """Ours less the paper's, and how well n runs know it.
+    """Our mean minus the paper's, and its standard error.
 
-    The paper's number is a draw, too: the mean of `paper_runs` runs that spread as ours do or, where it prints a deviation, as
-    that says (Welch's test).
+    The paper's number is random, too. It is the mean of `paper_runs` runs with our
+    spread or, if the paper prints a standard deviation, with that one (Welch's test).
 
     Args:
-        d: difference of the means; s: sample standard deviation of our n runs.
-        paper_sd: as printed, or None.
+        d: Difference of the means.
+        s: Sample standard deviation of our runs.
+        n: Number of our runs.
+        paper_sd: Standard deviation as printed, or None.
+        paper_runs: Number of the paper's runs.
     """
 
     d: float
@@ -54,22 +70,33 @@ class Difference:
 
     @property
     def df(self) -> float:
-        """n - 1, or Welch's and Satterthwaite's where both sides have a deviation; one run that has one counts as two."""
+        """The degrees of freedom.
+
+        They are n - 1 or, if both sides have a standard deviation, those of Welch and
+        Satterthwaite. A single run that has a deviation counts as two.
+        """
         if self.paper_sd is None or not self.se:
             return self.n - 1
-        ours = (self.s / math.sqrt(self.n) / self.se) ** 2  # its share of the variance
+        # Our share of the variance.
+        ours = (self.s / math.sqrt(self.n) / self.se) ** 2
         return 1 / (ours**2 / (self.n - 1) + (1 - ours) ** 2 / max(1, self.paper_runs - 1))
 
     def half_width(self, confidence: float) -> float:
-        """Of the two-sided interval around `d`."""
+        """Return half the width of the two-sided interval around `d`."""
         return float(t.ppf((1 + confidence) / 2, self.df)) * self.se if self.se else 0.0
 
     def equivalent(self, tolerance: float) -> bool:
-        """Two one-sided tests: the 90 % interval lies within the tolerance."""
+        """Return whether the 90 % interval is within the tolerance.
+
+        These are two one-sided tests.
+        """
         return abs(self.d) + self.half_width(1 - 2 * LEVEL) <= tolerance
 
     def beyond(self, tolerance: float) -> bool:
-        """The 95 % interval lies wholly beyond the tolerance, on one side."""
+        """Return whether the 95 % interval is beyond the tolerance on one side.
+
+        All of the interval must be there.
+        """
         return abs(self.d) - self.half_width(1 - LEVEL) > tolerance
 
     def with_seeds(self, n: int) -> Difference:
@@ -83,10 +110,18 @@ def judge(
     tolerance: float,
     paper_runs: int = 1,
 ) -> Judgement:
-    """The verdict on at least one value of ours.
+    """Judge at least one number of ours against the paper's.
 
-    `higher` and `lower` are of the number, whichever is better. An infinite number of the paper (a target that is never
-    reached) is reproduced if every run of ours misses it, too.
+    `higher` and `lower` describe the number, whichever is better. An infinite number of
+    the paper (a target that is never reached) is reproduced if every run of ours misses
+    it, too.
+
+    Args:
+        values: Our numbers, one per run.
+        paper: The paper's number.
+        paper_sd: The standard deviation that the paper prints, or None.
+        tolerance: Tolerance in the unit of the numbers.
+        paper_runs: Number of runs behind the paper's number.
     """
     if any(math.isnan(value) for value in values):
         return Judgement("inconclusive", "a run's number is NaN")
@@ -103,18 +138,27 @@ def judge(
     interval = (found.d - half, found.d + half)
     if found.equivalent(tolerance):
         return Judgement("reproduced", "", interval, deterministic=not s)
+
     if found.beyond(tolerance):
         side: Conclusion = "higher" if found.d > 0 else "lower"
-        reason = f"the 95 % interval of the difference, {_shown(interval)}, lies beyond the tolerance {tolerance:g}"
+        reason = (
+            f"the 95 % interval of the difference, {_interval_text(interval)}, is beyond "
+            f"the tolerance {tolerance:g}"
+        )
         return Judgement(side, reason, interval, deterministic=not s)
+
     near = abs(found.d) <= tolerance
     settles = _settles(found, tolerance, near)
-    reason = f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval {_shown(interval)}; {settles}"
+    reason = (
+        f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval "
+        f"{_interval_text(interval)}; {settles}"
+    )
+
     return Judgement("inconclusive", reason, interval, near, settles, not s)
 
 
 def _infinite(values: Sequence[float], paper: float) -> Judgement:
-    """Of several runs, where the paper or some of ours never reach the target."""
+    """Judge several runs if the paper or some of our runs never reach the target."""
     missed = sum(map(math.isinf, values))
     if missed == len(values) and math.isinf(paper):
         return Judgement("reproduced", "")
@@ -126,12 +170,13 @@ def _infinite(values: Sequence[float], paper: float) -> Judgement:
 
 
 def _settles(found: Difference, tolerance: float, near: bool) -> str:
-    """How many seeds of the same mean and spread would have settled it."""
+    """Return how many seeds of the same mean and spread would have settled it."""
     settled = Difference.equivalent if near else Difference.beyond
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if settled(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"
-    # Neither can be ruled out by the limit alone: Welch's interval may be narrower on the way there.
+    # The limit is not enough to rule out either one, since Welch's interval may be narrower
+    # before it.
     enough = any(
         settled(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
     )
@@ -142,12 +187,17 @@ def _settles(found: Difference, tolerance: float, near: bool) -> str:
     )
 
 
-def _shown(interval: tuple[float, float]) -> str:
+def _interval_text(interval: tuple[float, float]) -> str:
     return f"{interval[0]:+.3g} to {interval[1]:+.3g}"
 
 
 def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, float] | None:
-    """Of 95 % for the mean of at least one finite difference, the paper's side being a mean of `paper_runs`; None below two."""
+    """Return the 95 % interval for the mean of finite differences, None below two.
+
+    Args:
+        values: At least one finite difference.
+        paper_runs: Number of runs behind the paper's numbers.
+    """
     if len(values) < 2:
         return None
     found = Difference(

@@ -1,4 +1,4 @@
-"""The command, on the digits: runs once, retries what failed, reports in every form, sends W&B a summary."""
+"""The command, on the digits: runs once, retries what failed, reports in every variant, sends W&B a summary."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.running.experiment import Experiment
 from fedexp.tables.paths import check_path
+from fedexp.tables.progress import ProgressMonitor
 from fedexp.tables.schema import table_names
-from fedexp.tables.watch import Watch
 from tests.tables.test_schema import TINY, gridded
 from tests.tracking.test_trackers import items, parts, records, wandb_home  # noqa: F401
 
@@ -30,7 +30,6 @@ QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     write(grids=[{"beta": [1, 2]}])
 
@@ -210,93 +209,52 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     assert mine["seconds"] > 0 and other["done"] == 0
 
 
-def test_all_tables_are_listed_unless_some_are_named(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Finding their runs composes more than a thousand configs: here the entries of the index are made up."""
-    made: list[str] = []
-
-    def entry(name: str, overrides: list[str], lazy: bool) -> tuple[dict[str, Any], bool]:
-        made.append(name)
-        about = {
-            "table": name,
-            "paper": "P",
-            "source": "s",
-            "runs": 1,
-            "cells": 1,
-            "given": overrides,
-        }
-        return {
-            "about": about,
-            "broken": "",
-            "unready": "",
-            "folders": [],
-            "data": {},
-            "unknown": [],
-            "waiting": [],
-        }, name != "my/tiny"
-
-    with monkeypatch.context() as inside:
-        inside.setattr("fedexp.tables.index._entry", entry)
-        assert run_command(["list", "--json", "seed=3"]) == 0
-        told = json.loads(capfd.readouterr().out)
-        assert [(row["table"], row["given"]) for row in told] == [
-            (name, ["seed=3"]) for name in table_names()
-        ]
-        assert {"my/tiny", "ma_echo/table1"} < set(table_names()) and len(made) == len(told)
-        made.clear()
-        # The one that must not last
-        assert run_command(["list", "--json", "seed=3"]) == 0 and made == ["my/tiny"]
-        capfd.readouterr()
-        assert run_command(["list", "--json", "seed=3", "my/tiny"]) == 0
-        assert [row["table"] for row in json.loads(capfd.readouterr().out)] == ["my/tiny"]
-        Path("conf/debug").mkdir()
-        Path("conf/debug/mine.yaml").write_text("# @package _global_\n")
-        made.clear()
-        assert run_command(["list", "--json", "seed=3", "demo/digits"]) == 0 and made == [
-            "demo/digits"
-        ]
-    capfd.readouterr()
-    assert (
-        run_command(["list", "my/tny"]) == 2 and "did you mean 'my/tiny'?" in capfd.readouterr().err
-    )
+def test_all_tables_are_listed_unless_some_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    write(grids=[{"beta": 1}], data=["digits", "svhn"])
+    assert run_command(["list", "--json", "data_root=nowhere"]) == 0
+    rows = {row["table"]: row for row in json.loads(capfd.readouterr().out)}
+    assert list(rows) == list(table_names()) and "ma_echo/table1" in rows
+    mine = rows["my/tiny"]
+    assert mine["data"] == {"digits": True, "svhn": False}
+    assert (mine["title"], mine["runs"], mine["done"], mine["state"]) == (
+        TINY["title"], None, None, None,
+    )  # fmt: skip
+    assert rows["ma_echo/fig3"]["cost"]["full"]["runs"] == 60
+    assert run_command(["list", "my/tny"]) == 2
+    assert "did you mean 'my/tiny'?" in capfd.readouterr().err
+    assert run_command(["list", "seed=3"]) == 2
+    assert "overrides change the runs of named tables only" in capfd.readouterr().err
 
 
-def test_a_broken_table_is_a_row_and_runs_are_looked_at_every_time(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_broken_table_is_a_row_and_runs_are_read_every_time(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     Path("conf/table/my/broken.yaml").write_text("title: [1\n")
+    assert run_command(["list", "--json"]) == 0
+    states = {row["table"]: row["state"] for row in json.loads(capfd.readouterr().out)}
+    assert states["my/broken"].startswith("broken: a table's file is not YAML")
+    assert states["my/tiny"] is None
     asked = ["list", "--json", "my/broken", "my/tiny"]
     assert run_command(asked) == 0
     first = json.loads(capfd.readouterr().out)
-    assert (
-        first[0]["state"].startswith("broken: a table's file is not YAML")
-        and first[1]["state"] == "missing"
-    )
+    assert first[0]["state"] == states["my/broken"] and first[1]["state"] == "missing"
     assert (first[1]["cells"], first[1]["runs"], first[1]["seconds"], first[1]["data"]) == (
         6,
         4,
         0,
         {"digits": True},
     )
-    assert (
-        run_command(["list", "my/broken", "my/tiny"]) == 0
-        and "broken: a table" in capfd.readouterr().out
-    )
+    assert run_command(["list", "my/broken", "my/tiny"]) == 0
+    assert "broken: a table" in capfd.readouterr().out
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
-    with monkeypatch.context() as inside:
-        inside.setattr("fedexp.tables.lookup.compose", None)  # nothing is composed again
-        capfd.readouterr()
-        assert run_command(asked) == 0
-        state = json.loads(capfd.readouterr().out)[1]
-        assert (state["state"], state["done"]) == ("in part", 2) and state["seconds"] > 0
-        for path in Path().glob("outputs/runs/*/*/result.json"):
-            path.write_text("{")
-        assert run_command(asked) == 0
-        assert json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
-        (path,) = Path("cache/fedexp").glob("*.json")
-        path.write_text("[")
-    assert run_command(asked) == 0 and json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
+    capfd.readouterr()
+    assert run_command(asked) == 0
+    row = json.loads(capfd.readouterr().out)[1]
+    assert (row["state"], row["done"], row["missing"]) == ("in part", 2, 2) and row["seconds"] > 0
+    for path in Path().glob("outputs/runs/*/*/result.json"):
+        path.write_text("{")
+    assert run_command(asked) == 0
+    assert json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
 
 
 def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(
@@ -329,7 +287,7 @@ def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(
     (["run", "my/tny"], "did you mean 'my/tiny'?"),
     (["run", "my/tiny", "rouns=2"], "did you mean 'rounds'?"),
     (["run", "my/tiny", "--only", "bta=1"], "did you mean 'beta'?"),
-    (["run", "my/tiny", "--smoke"], "has no smoke form"),
+    (["run", "my/tiny", "--smoke"], "has no smoke variant"),
     (["run", "my/tiny", "local.lr=-1"], "local.lr must be positive"),
     (["run", "my/tiny", "seed=3"], "--seeds 0,1"),
 ])  # fmt: skip
@@ -407,7 +365,7 @@ def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixtu
         == 0
     )
     text = Path("outputs/tables/my/tiny-partial/report.md").read_text()
-    assert "These runs are not the table's own: clients=3" in text
+    assert "These runs differ from the table's: clients=3" in text
     assert "Seeds 5 were asked for; the table's are 0" in text
     (run,) = results()
     assert (run["partition"]["clients"], "seed=5" in run["overrides"]) == (3, True)
@@ -418,7 +376,7 @@ def test_overrides_that_change_the_science_are_marked(capfd: pytest.CaptureFixtu
         )
         == 0
     )
-    assert "not the table's own" not in capfd.readouterr().out
+    assert "differ from the table's" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["0,0", "1,", "x", "-1"])
@@ -488,15 +446,17 @@ def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
         for row in range(2)
         for method in ("local", "ensemble")
     ]
-    watch = Watch("t", jobs, done=3)
-    assert not watch.look() and watch.seconds_left(1.0) == 0
+    progress = ProgressMonitor("t", jobs, done=3)
+    assert not progress.update() and progress.seconds_left(1.0) == 0
     for (_, folder), seconds in zip(jobs[:2], (10.0, 2.0), strict=True):
         folder.mkdir()
         (folder / "status.json").write_text('{"status": "done", "attempt": 1}')
         (folder / "result.json").write_text(json.dumps({"seconds": {"total": seconds}}))
-    assert watch.look() and not watch.look()
-    assert watch.seconds_left(6.0) == pytest.approx(6.0)  # 12 s of work took 6, and as much is left
+    assert progress.update() and not progress.update()
+    assert progress.seconds_left(6.0) == pytest.approx(
+        6.0
+    )  # 12 s of work took 6, and as much is left
     jobs[2][1].mkdir()
     (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
-    assert watch.look() and watch.seconds_left(6.0) == pytest.approx(1.0)
-    assert watch.line().startswith("table t: 5 of 7 runs done, 1 failed, about ")
+    assert progress.update() and progress.seconds_left(6.0) == pytest.approx(1.0)
+    assert progress.progress_line().startswith("table t: 5 of 7 runs done, 1 failed, about ")

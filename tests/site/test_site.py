@@ -62,7 +62,7 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
 ) -> None:
     text = unescape(pages["results/ma_echo/fig7.md"])
     for result in read["ma_echo/fig7"]:
-        anchors = re.findall(rf'href="fig7/{result.form}/report.html#([^"]+)"', text)
+        anchors = re.findall(rf'href="fig7/{result.variant}/report.html#([^"]+)"', text)
         assert len(anchors) == len(result.report.cells)
         for anchor in anchors:
             assert f'id="{anchor}"' in result.page
@@ -73,7 +73,7 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
                 re.findall(r'<details id="(config-\w+)"', result.page)
             )
             assert 'href="#config-' in box
-        assert set(re.findall(rf'"fig7/{result.form}/([\w.-]+)', text)) <= {
+        assert set(re.findall(rf'"fig7/{result.variant}/([\w.-]+)', text)) <= {
             path.rpartition("/")[2] for path, _ in results.files_of({"ma_echo/fig7": [result]})
         }
     assert len(set(re.findall(r'id="([^"]+)"', text))) == len(re.findall(r'id="([^"]+)"', text))
@@ -145,7 +145,7 @@ def test_every_record_has_a_table_page_and_a_report(monkeypatch: pytest.MonkeyPa
 
 def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[str, str]) -> None:
     text = unescape(pages["results/ma_echo/index.md"])
-    missing, _, assumed = text.partition("## What had to be assumed")
+    missing, _, assumed = text.partition("## Assumptions")
     assert (
         "five MLPs converge faster" in missing
         and "Where the paper and its code disagree" in missing
@@ -161,7 +161,7 @@ def test_methods_are_told_where_they_have_numbers(read: dict[str, list[Result]])
         cell.mean for cell in read["ma_echo/fig7"][0].report.cells if cell.mean is not None
     )
     assert full.text.startswith(f"3 numbers, {means[0]:.2f} to {means[-1]:.2f} %")
-    assert reduced.text.endswith("reduced form")
+    assert reduced.text.endswith("reduced variant")
 
 
 def test_a_site_is_built_whose_links_lead_somewhere(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_is_lacking_is_said_in_words(
         shutil.copytree(RESULTS / "ma_echo" / "fig6a", tmp_path / "ma_echo" / name)
     assert (
         run_command(site) == 2
-        and "two records are of one table in one form" in capsys.readouterr().err
+        and "two records are of one table in one variant" in capsys.readouterr().err
     )
     (tmp_path / "mine.txt").touch()
     assert (

@@ -107,7 +107,7 @@ def report(**changes: Any) -> Report:
         metric="test_accuracy",
         unit="percent",
         higher_is_better=True,
-        form="full",
+        variant="full",
         keys=("clients", "beta"),
         methods=(
             Method("fedavg", "Average"),

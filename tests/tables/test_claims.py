@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from fedexp.core.build import build
-from fedexp.tables.claims import Curve, decide, judged
-from fedexp.tables.report.report import Cell, ClaimResult, Form
+from fedexp.tables.claims import Curve, decide, decide_claims
+from fedexp.tables.report.report import Cell, ClaimResult, Variant
 from fedexp.tables.schema import Table
 
 Runs = Mapping[tuple[int, str], Sequence[float]]  # by row and column: a number a seed
@@ -25,7 +25,7 @@ def result(
     claim: dict[str, Any],
     runs: Runs,
     *,
-    form: Form = "full",
+    variant: Variant = "full",
     printed: Mapping[tuple[int, str], float] | None = None,
     curves: Mapping[tuple[int, str], Sequence[Curve]] | None = None,
     higher: bool = True,
@@ -67,7 +67,7 @@ def result(
         for (x, m), own in (curves or {}).items()
         for i, c in enumerate(own)
     }
-    (found,) = judged(table, form, cells, drawn, objection)
+    (found,) = decide_claims(table, variant, cells, drawn, objection)
     return found
 
 
@@ -321,17 +321,17 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
         (0, 0),
     ] and found.rows[2].estimate is None
     assert result({"a": ["a", "c"]}, pairs(FAR)).state == "open"  # a column without runs
-    assert result({"only": {"x": 9}}, runs).reason == "it is about no row of this form"
+    assert result({"only": {"x": 9}}, runs).reason == "it is not about any row of this variant"
 
 
-@pytest.mark.parametrize("form", ["reduced", "smoke"])
-def test_smaller_forms_decide_nothing(form: Form) -> None:
-    found = result({}, pairs(FAR), form=form)
+@pytest.mark.parametrize("variant", ["reduced", "smoke"])
+def test_smaller_forms_decide_nothing(variant: Variant) -> None:
+    found = result({}, pairs(FAR), variant=variant)
     assert (found.state, found.reason) == (
         "open",
-        f"the {form} form decides nothing; 3 of 3 pairs in favour",
+        f"the {variant} variant decides nothing; 3 of 3 pairs in favour",
     )
-    assert result({}, pairs(FAR), form="partial").state == "held"  # its rows are all there
+    assert result({}, pairs(FAR), variant="partial").state == "held"  # its rows are all there
 
 
 def test_runs_that_are_not_the_tables_decide_nothing() -> None:
@@ -357,8 +357,8 @@ def test_every_claim_is_held_against_what_the_paper_prints(
         (3, "b"): 4.0,
         (4, "a"): 9.0,
     }
-    for form in ("full", "smoke"):
-        found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, form=form)  # type: ignore[arg-type]
+    for variant in ("full", "smoke"):
+        found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, variant=variant)  # type: ignore[arg-type]
         assert (found.printed, found.contradicted) == (shown, contradicted)
         assert [row.printed for row in found.rows] == [True, True, False, None]
     # That column is not the paper's

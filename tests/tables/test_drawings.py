@@ -1,4 +1,4 @@
-"""Figures of curves, from run folders that are made up; and a whole one, from its table's smoke form."""
+"""Figures of curves, from run folders that are made up; and a whole one, from its table's smoke variant."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_cell_reads_a_traced_iteration(tmp_path: Path) -> None:
     for path, said in (
         ("trace.1.5.mean_v/acc", "trace/1.json has no '5.mean_v/acc'"),
         ("trace.2.0.mean_v/acc", "round 2 was not traced"),
-        ("trace.1.0.V/acc", "no number"),
+        ("trace.1.0.V/acc", "not a number"),
     ):
         with pytest.raises(ConfigError) as error:
             read_value(found, path)
@@ -257,11 +257,11 @@ def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) ->
     again = replace(made, seed=1, method="average")
     [picture] = build(  # type: ignore[type-abstract]
         Drawing,
-        {"_target_": "fedexp.tables.drawings.class_counts.ClassCounts", "title": "t"},
+        {"_target_": "fedexp.tables.drawings.class_counts.ClassCountsDrawing", "title": "t"},
         "drawings[0]",
     ).draw([again, made])
     assert (
         "seed 0" in picture.svg and "seed 1" not in picture.svg and str(table.max()) in picture.svg
     )
-    with pytest.raises(StorageError, match="split that is drawn today"):
+    with pytest.raises(StorageError, match="split that is sampled now"):
         counts(replace(made, config=compose([*options, "seed_data=7"])))

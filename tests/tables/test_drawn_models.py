@@ -26,7 +26,7 @@ from fedexp.storage.tensors import save_tree
 from fedexp.tables.drawing import DrawnRun
 from fedexp.tables.drawings import plane as planes
 from fedexp.tables.drawings.plane import Plane, around, plane
-from fedexp.tables.drawings.samples import Samples, montage, read
+from fedexp.tables.drawings.samples import SamplesDrawing, montage, read
 from fedexp.tables.drawings.stored import by_row, delivered, evaluated, flat, passed, unflat
 from fedexp.tables.drawings.units import Units, met
 from tests.matching.nets import MODELS, weights_of
@@ -94,10 +94,10 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
     found = passed(run(tmp_path), "V", ["a"])
     assert list(found) == [2, 10] and [set(v) for v in found[2]] == [{"a"}] * 12
     assert [int(v["a"][0]) for v in found[10]] == [100 * i + 10 for i in range(12)]
-    with pytest.raises(StorageError, match="nothing was kept of series 'mean_v'") as error:
+    with pytest.raises(StorageError, match="nothing is stored of series 'mean_v'") as error:
         passed(run(tmp_path), "mean_v")
     assert "a of W" in str(error.value)
-    with pytest.raises(StorageError, match=r"'M' kept no trace/0\.safetensors"):
+    with pytest.raises(StorageError, match=r"'M' has no trace/0\.safetensors"):
         passed(run(tmp_path / "none"), "W")
 
 
@@ -146,22 +146,24 @@ def test_montage_puts_images_where_they_belong() -> None:
 def test_every_model_draws_from_the_same_codes(tmp_path: Path) -> None:
     model = weights_of(CVAE, 0)
     before = torch.random.get_rng_state()
-    images = Samples().images(model, 4)
+    images = SamplesDrawing().images(model, 4)
     assert torch.equal(before, torch.random.get_rng_state())
     assert images.shape == (4, 7, 1, 4, 4) and torch.equal(
-        images[:2], Samples().images(model, 4)[:2]
+        images[:2], SamplesDrawing().images(model, 4)[:2]
     )
-    assert not torch.equal(images, Samples(seed=1).images(model, 4))
+    assert not torch.equal(images, SamplesDrawing(seed=1).images(model, 4))
     label = model.params["decoder.0.weight"].clone()
     label[:, 3:] = 0  # blind to labels: a row has one code
-    images = Samples().images(Weights(CVAE, {**model.params, "decoder.0.weight": label}, {}), 4)
+    images = SamplesDrawing().images(
+        Weights(CVAE, {**model.params, "decoder.0.weight": label}, {}), 4
+    )
     torch.testing.assert_close(images, images[:, :1].expand_as(images))
     assert not torch.allclose(images[0], images[1])
     code = model.params["decoder.0.weight"].clone()
     code[:, :3] = 0  # blind to codes: a column has one label
     blind = Weights(CVAE, {**model.params, "decoder.0.weight": code}, {})
     alone = generate(decoder_of(blind), torch.arange(7), torch.zeros(7, 3, dtype=torch.float64))
-    for row in Samples().images(blind, 3):
+    for row in SamplesDrawing().images(blind, 3):
         torch.testing.assert_close(row, alone)
 
 
@@ -185,14 +187,16 @@ def test_samples_take_the_clients_model_and_the_columns_asked_for(tmp_path: Path
     locals_ = [weights_of(CVAE, i) for i in range(2)]
     both = save(tmp_path / "local", locals_, "local")
     one = save(tmp_path / "one", locals_[1:])
-    (first,) = Samples(codes=1).draw([run(both)])
-    (second,) = Samples(codes=1, model={"m": 1}).draw([run(both)])
-    (same,) = Samples(codes=1).draw([run(one)])
+    (first,) = SamplesDrawing(codes=1).draw([run(both)])
+    (second,) = SamplesDrawing(codes=1, model={"m": 1}).draw([run(both)])
+    (same,) = SamplesDrawing(codes=1).draw([run(one)])
     assert second.svg == same.svg != first.svg and second.name == "samples"
-    (drawn,) = Samples(codes=1, methods=("m",), judge="m").draw([run(one), run(both, "other")])
+    (drawn,) = SamplesDrawing(codes=1, methods=("m",), judge="m").draw(
+        [run(one), run(both, "other")]
+    )
     assert "reads as their class" in drawn.title
-    assert Samples(methods=("none",)).draw([run(one)]) == ()
-    assert {p.name for p in Samples(codes=1).draw([run(one), run(one, seed=1)])} == {
+    assert SamplesDrawing(methods=("none",)).draw([run(one)]) == ()
+    assert {p.name for p in SamplesDrawing(codes=1).draw([run(one), run(one, seed=1)])} == {
         "samples-seed-0",
         "samples-seed-1",
     }
@@ -229,7 +233,7 @@ def test_units_are_those_of_the_last_iteration_kept(tmp_path: Path) -> None:
     write_json(alone / "trace" / "1.json", [{"iteration": 4, "V/train/acc": [0.5, 0.7, 0.9]}])
     (told,) = Units("x.weight").draw([run(alone)])
     assert told.svg != pictures[1].svg
-    with pytest.raises(StorageError, match=r"nothing was kept of series 'V' and z\.weight"):
+    with pytest.raises(StorageError, match=r"nothing is stored of series 'V' and z\.weight"):
         Units("z.weight").draw([run(late)])
 
 

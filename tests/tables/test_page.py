@@ -206,7 +206,7 @@ def test_pooled_numbers_are_a_part_of_its_own() -> None:
 def test_texts_are_never_markup() -> None:
     hostile = report(
         name=HOSTILE, paper=HOSTILE, source=HOSTILE, title=HOSTILE, metric=HOSTILE, unit=HOSTILE, keys=(HOSTILE,),
-        methods=(Method(HOSTILE, HOSTILE + "!"),), command=HOSTILE, warnings=(HOSTILE,), form="reduced",
+        methods=(Method(HOSTILE, HOSTILE + "!"),), command=HOSTILE, warnings=(HOSTILE,), variant="reduced",
         facts=((HOSTILE, HOSTILE),), assumptions=((HOSTILE, HOSTILE),), agreement=(),
         cells=(cell({HOSTILE: HOSTILE}, HOSTILE, 1.0, 2.0, reason=HOSTILE, runs=(HOSTILE,), failed=(HOSTILE,), reduced=HOSTILE),),
         pictures=(Picture(HOSTILE, HOSTILE, "<svg></svg>", b""),),
@@ -219,17 +219,17 @@ def test_texts_are_never_markup() -> None:
 
 def test_a_smaller_form_says_so_before_any_number() -> None:
     assert 'role="note"' not in page(report())
-    for form, words in (
+    for variant, words in (
         ("reduced", "smaller than the paper's, so no cell counts as reproduced"),
-        ("smoke", "compare their numbers with nothing published"),
+        ("smoke", "do not compare their numbers with published ones"),
     ):
-        text = unescape(page(report(form=form)))
+        text = unescape(page(report(variant=variant)))
         assert 0 < text.index(words) < text.index("20.97")
         assert "<li>2 of 10 epochs</li>" in text
 
 
 def test_the_headline_stands_above_all_else() -> None:
-    text = page(report(form="reduced"))
+    text = page(report(variant="reduced"))
     headline = re.search(r'<ul class="headline".*?</ul>', text)
     assert headline is not None
     claimed = text.index('class="claimed"')
@@ -249,7 +249,7 @@ def test_a_cell_says_its_interval_and_reason_when_opened() -> None:
     said = [re.sub(r"<.*?>", " ", box) for box in boxes]
     assert "95 % interval of the difference −13.19 to +30.41" in re.sub(r"\s+", " ", said[1])
     assert "6 seeds would settle it" in said[1]
-    assert "several runs gave one and the same number" in said[5]
+    assert "several runs gave exactly the same number" in said[5]
     assert "equals Average by construction" in said[4]
     assert not any("deterministic" in text.lower() for text in said[:5])
 

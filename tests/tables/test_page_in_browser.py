@@ -392,10 +392,10 @@ def test_a_script_inside_a_picture_neither_runs_nor_loads(chrome: Chrome, tmp_pa
 
 
 def test_an_image_inside_a_picture_shows(chrome: Chrome, tmp_path: Path) -> None:
-    with canvas.drawing():
+    with canvas.use_style():
         figure = canvas.figure(2, 2)
         canvas.axes(figure, 1, 1, 1).imshow([[0.0, 1.0], [1.0, 0.0]])
-        drawn = canvas.picture("p", "p", figure)
+        drawn = canvas.render_picture("p", "p", figure)
     written = tmp_path / "images.html"
     written.write_text(page(report(pictures=(drawn,))), encoding="utf-8")
     chrome.get_log("browser")

@@ -20,10 +20,10 @@ import pytest
 from matplotlib.image import imread
 
 from fedexp.core.errors import ConfigError
-from fedexp.tables.plot_styles import FILE, read_looks
+from fedexp.tables.plot_styles import FILE, read_plot_styles
 from fedexp.tables.report import canvas, curves, delta, texts
 from fedexp.tables.report.pictures import pictures
-from fedexp.tables.report.report import Look, Method, Report
+from fedexp.tables.report.report import Method, PlotStyle, Report
 from tests.tables.reports import cell, report
 
 
@@ -124,7 +124,7 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
     one, two, three = report().methods
     of = report(methods=(one, two, replace(three, tolerance=20.0)))
     with bars() as drawn:
-        delta.figure(of)
+        delta.difference_figure(of)
     shown = [
         c
         for m in ("ma_echo", "fedavg", "ot")
@@ -135,14 +135,15 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
     shown = [c for c in shown if math.isfinite(c.delta or 0.0)]
     assert [x for x, _, _ in drawn] == [[c.delta] for c in shown]
     for (_, _, look), c in zip(drawn, shown, strict=True):
-        colour, marker, _ = delta.LOOKS[texts.word(c)]
+        colour, marker, _ = delta.VERDICT_STYLES[texts.verdict_name(c)]
         assert (look["color"], look["marker"]) == (canvas.COLOURS[colour], marker)
         low, high = c.interval or (c.delta, c.delta)
         assert look["xerr"] == [[c.delta - low], [high - c.delta]]
         assert limits[-1][0] < low and high < limits[-1][1]
     assert [(low, high) for _, low, high in bands] == [(-20.0, 20.0), (-5.0, 5.0), (-5.0, 5.0)]
     assert (
-        len({(marker, full) for _, marker, full in delta.LOOKS.values()}) == len(delta.LOOKS) - 1
+        len({(marker, full) for _, marker, full in delta.VERDICT_STYLES.values()})
+        == len(delta.VERDICT_STYLES) - 1
     )  # in grey, too
 
 
@@ -173,9 +174,9 @@ def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(
 
 
 def test_the_proposed_method_stands_out_and_reference_points_step_back() -> None:
-    look = canvas.look(0)
+    look = canvas.default_style(0)
     proposed, other, point = (
-        canvas.line(look, role) for role in ("proposed", "baseline", "reference")
+        canvas.line_properties(look, role) for role in ("proposed", "baseline", "reference")
     )
     for key in ("linewidth", "markersize", "alpha", "zorder"):
         assert proposed[key] > other[key] > point[key], key
@@ -200,10 +201,10 @@ def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("form", "said", "words"),
+    ("variant", "said", "words"),
     [
         ("full", "Full: all of the table's cells and runs.", False),
-        ("partial", "Partial: a part of the full form's cells or runs.", False),
+        ("partial", "Partial: a part of the full variant's cells or runs.", False),
         (
             "reduced",
             "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
@@ -212,16 +213,18 @@ def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
         ("smoke", "Smoke test: the runs show that the pipeline works;", False),
     ],
 )
-def test_every_picture_names_its_form_inside(form: Any, said: str, words: bool) -> None:
+def test_every_picture_names_its_form_inside(variant: Any, said: str, words: bool) -> None:
     cells = tuple(replace(c, conditions={"clients": str(c.conditions)}) for c in report().cells)
     of = report(cells=cells, keys=("clients",), agreement=()) if words else report()
     with watched("supxlabel") as notes:
-        made = pictures(replace(of, form=form))
+        made = pictures(replace(of, variant=variant))
     assert [" ".join(note.split("\n")).startswith(said) for note in notes] == [True, True]
     assert ["† has seen test data" in note for note in notes] == [True, True]
-    stamp = f"ma_echo/table1, {form} form; n = 1 to 3 runs a cell; commit 4f4ac65; 2026-11-02."
+    stamp = (
+        f"ma_echo/table1, {variant} variant; n = 1 to 3 runs per cell; commit 4f4ac65; 2026-11-02."
+    )
     assert [stamp in " ".join(note.split("\n")) for note in notes] == [True, True]
-    assert all(f"({form})" in picture.title for picture in made)
+    assert all(f"({variant})" in picture.title for picture in made)
 
 
 def test_no_note_about_test_data_where_no_column_has_seen_them() -> None:
@@ -269,12 +272,12 @@ def test_no_two_of_24_series_look_alike_even_in_grey() -> None:
     assert len({(h.get_marker(), str(h._unscaled_dash_pattern)) for h in handles}) == 24
 
 
-def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> None:
-    own = Look("ochre", "s", "dashed")  # what the second method would have had
-    looks = canvas.looks([None, None, own, None])
-    assert looks[2] == own
-    assert len({(look.marker, look.dash) for look in looks}) == 4
-    methods = (Method("a", "A"), Method("b", "B", look=own))
+def test_a_method_has_the_style_of_its_paper_and_others_one_that_is_free() -> None:
+    own = PlotStyle("ochre", "s", "dashed")  # what the second method would have had
+    plot_styles = canvas.distinct_styles([None, None, own, None])
+    assert plot_styles[2] == own
+    assert len({(look.marker, look.dash) for look in plot_styles}) == 4
+    methods = (Method("a", "A"), Method("b", "B", plot_style=own))
     cells = tuple(cell({"rank": r}, m.key, None, 1.0 + r) for m in methods for r in range(3))
     with bars() as drawn:
         pictures(report(keys=("rank",), methods=methods, cells=cells, agreement=()))
@@ -286,15 +289,15 @@ def test_a_method_has_the_look_of_its_paper_and_others_one_that_is_free() -> Non
     )
 
 
-def test_looks_that_grey_confuses_are_refused(tmp_path: Path) -> None:
+def test_styles_that_grey_confuses_are_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(
         "a: {colour: blue, marker: o, dash: solid}\nb: {colour: pink, marker: o, dash: solid}\n"
     )
-    with pytest.raises(ConfigError, match="'a' and 'b' have one marker and dash"):
-        read_looks(tmp_path)
+    with pytest.raises(ConfigError, match="'a' and 'b' have the same marker and dash"):
+        read_plot_styles(tmp_path)
     (tmp_path / FILE).write_text("a: {colour: mauve, marker: o, dash: solid}\n")
     with pytest.raises(ConfigError, match="'mauve' is not a choice"):
-        read_looks(tmp_path)
+        read_plot_styles(tmp_path)
 
 
 def test_colours_are_told_apart_and_seen_on_both_grounds() -> None:

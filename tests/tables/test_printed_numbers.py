@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedexp.config.compose import compose
-from fedexp.tables.cells import slots
-from fedexp.tables.report.report import Form
+from fedexp.tables.cells import planned_cells
+from fedexp.tables.report.report import Variant
 from fedexp.tables.schema import Claim, load_table, table_names
 
 PAGE = files("fedexp").joinpath("site/papers/fedsyn.md").read_text()
@@ -127,12 +127,14 @@ def test_a_claim_names_the_bound_that_it_is_tested_by(claim: Claim) -> None:
         assert re.search(rf"(?<![\d.]){abs(bound):g}(?![\d.]*\d)", said), said
 
 
-@pytest.mark.parametrize("form", ["full", "reduced"])
+@pytest.mark.parametrize("variant", ["full", "reduced"])
 @pytest.mark.parametrize("name", ["table1", "table3", "table4", "fig5"])
-def test_feddfs_batches_pass_the_transform_that_the_clients_have(name: str, form: Form) -> None:
+def test_feddfs_batches_pass_the_transform_that_the_clients_have(
+    name: str, variant: Variant
+) -> None:
     cells = [
         cell
-        for cell in slots(load_table(f"fedsyn/{name}"), form, seeds=[0])
+        for cell in planned_cells(load_table(f"fedsyn/{name}"), variant, seeds=[0])
         if cell.method.startswith("feddf")
     ]
     assert cells

@@ -1,4 +1,4 @@
-"""What every rendering of a report says: the headline first, claims, the form, what has seen test data, what is left out."""
+"""What every rendering of a report says: the headline first, claims, the variant, what has seen test data, what is left out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fedexp.tables.report.csv import inert, to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import page
-from fedexp.tables.report.report import Cell, Form, Method, Report
+from fedexp.tables.report.report import Cell, Method, Report, Variant
 from fedexp.tables.report.terminal import print_report, print_tables
 from fedexp.tables.report.wandb import send_summary
 from tests.tables.reports import CLAIMS, cell, report
 
 Rendering = Callable[[Report], str]
-CONTRADICTED = "0 of 1 rows: the paper's own numbers do not bear it out"
+CONTRADICTED = "0 of 1 rows: the paper's own numbers do not support it"
 
 
 def printed(of: Report, width: int = 220) -> str:
@@ -121,14 +121,14 @@ def test_the_headline_comes_before_every_number(render: Rendering) -> None:
 def test_every_claim_has_its_state_its_reason_and_what_the_paper_prints(render: Rendering) -> None:
     whole = re.sub(r"\s+", " ", render(report()).replace("*", ""))
     for claim in CLAIMS:
-        for text in (claim.id, claim.says, claim.reason, texts.where(claim)):
+        for text in (claim.id, claim.says, claim.reason, texts.claim_source(claim)):
             assert text in whole
     for state in ("✓ held", "✗ refuted", "? open"):
         assert state in whole
     assert CONTRADICTED in whole
-    assert "meant of every row" in whole
-    assert "meant of most rows" in whole
-    assert "meant of 2 rows" in whole
+    assert "must hold in every row" in whole
+    assert "must hold in most rows" in whole
+    assert "must hold in 2 rows" in whole
 
 
 @long_ones
@@ -150,7 +150,7 @@ def test_a_methods_mean_difference_has_its_interval_seeds_and_rows(render: Rende
         "-3.00 to +0.50",
         "2 seeds, 3 rows",
         "Ours (ma_echo)",
-        "one seed has none",
+        "none for one seed",
         "1 seed, 2 rows",
     ):
         assert text in whole
@@ -168,13 +168,13 @@ def test_what_was_chosen_on_test_data_is_marked(render: Rendering) -> None:
 
 
 @all_of_them
-@pytest.mark.parametrize("form", get_args(Form))
-def test_the_form_is_named_and_no_other(render: Rendering, form: Any) -> None:
-    sample = report(cells=report().cells[::2][:2], form=form)
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_the_form_is_named_and_no_other(render: Rendering, variant: Any) -> None:
+    sample = report(cells=report().cells[::2][:2], variant=variant)
     said = re.findall(
-        r"(?<!the )\b(full|partial|reduced|smoke)\b(?! form.s)", render(sample).lower()
+        r"(?<!the )\b(full|partial|reduced|smoke)\b(?! variant.s)", render(sample).lower()
     )
-    assert {*said} == {form}
+    assert {*said} == {variant}
 
 
 @all_of_them
@@ -229,7 +229,7 @@ def test_at_80_columns_every_cell_has_a_line_with_all_of_it() -> None:
         "10 | 0.5 | Average | 59.75 | ○ not run",
     ):
         assert expected in found
-    assert "left out of the paper's: 2 parts, see the report" in found
+    assert "left out of the paper's table: 2 parts, see the report" in found
 
 
 def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_first() -> None:
@@ -247,30 +247,39 @@ def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_firs
         pytest.fail("no width drops the differences alone")
 
 
-def test_a_narrow_list_of_tables_keeps_how_they_stand() -> None:
+def test_a_narrow_list_of_tables_keeps_name_and_state() -> None:
     row = {
-        **{
-            "table": "ma_echo/table1_time",
-            "paper": "MA-Echo, a long title",
-            "source": "Table 1, time",
-            "state": "in part",
-        },
-        **{"cells": 1480, "runs": 2500, "done": 1200, "failed": 1, "seconds": 7300.0},
+        "table": "ma_echo/table1_time", "paper": "MA-Echo, a long title", "source": "Table 1, time",
+        "title": "Time of aggregation", "state": "in part", "cells": 1480, "runs": 2500, "done": 1200,
+        "failed": 1, "missing": 1299, "seconds": 7300.0, "cost": {},
         "data": {"mnist": True, "cifar10": False},
-    }
+    }  # fmt: skip
     for width in (60, 80, 200):
         out = Console(width=width, file=io.StringIO(), highlight=False)
         print_tables([row, {**row, "state": "broken: a table's file is not YAML " * 4}], out)
         assert isinstance(out.file, io.StringIO)
-        said = out.file.getvalue()
-        assert max(map(len, said.splitlines())) <= width
-        assert (
-            "in part" in said
-            and "ma_echo/table1_time" in said
-            and "YAML" in said
-            and "…" not in said
-        )
-        assert ("2.03 h" in said) == (width == 200)
+        text = out.file.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        assert "in part" in text and "ma_echo/table1_time" in text
+        assert "YAML" in text and "…" not in text
+        assert ("2.03" in text) == (width == 200)
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_the_list_of_files_has_titles_data_and_measured_hours(width: int) -> None:
+    measured = {"hours": 0.88, "runs": 3, "hardware": "CPU"}
+    row = {
+        "table": "a/b", "paper": "P", "source": "s", "title": "Accuracy", "runs": None,
+        "seconds": None, "state": None, "cost": {"full": measured, "reduced": measured},
+        "data": {"mnist": True, "svhn": False, "mine": None},
+    }  # fmt: skip
+    out = Console(width=width, file=io.StringIO(), highlight=False)
+    print_tables([row], out)
+    assert isinstance(out.file, io.StringIO)
+    text = out.file.getvalue()
+    assert "state" not in text and "Accuracy" in text
+    assert {"mnist,", "(absent),", "mine", "(unknown)", "0.88,", "reduced"} <= set(text.split())
+    assert ("mnist, svhn (absent), mine (unknown)" in text) == (width == 120)
 
 
 @pytest.mark.parametrize("width", [30, 80])
@@ -320,7 +329,7 @@ def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> 
 
 
 def test_csv_has_what_was_judged() -> None:
-    lines = list(csv.DictReader(io.StringIO(to_csv(report(form="partial")))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(report(variant="partial")))))
     first, far, near = lines[:3]
     assert (first["role"], near["role"], far["oracle"]) == (
         "baseline",
@@ -338,7 +347,7 @@ def test_csv_has_what_was_judged() -> None:
 
 
 def test_latex_has_decimal_points_in_line_a_label_by_form_and_fits_the_text() -> None:
-    whole = latex(report(form="reduced"))
+    whole = latex(report(variant="reduced"))
     assert r"\label{tab:ma-echo-table1-reduced}" in whole
     for line in (line for line in whole.splitlines() if re.search(r"& (paper|ours) &", line)):
         parts = [part.strip() for part in line.removesuffix(r" \\").split("&")[3:]]

@@ -15,7 +15,7 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
-from fedexp.tables.cells import command, launch_order, parse_only, slots
+from fedexp.tables.cells import command, launch_order, parse_only, planned_cells
 from fedexp.tables.lookup import Finder, find
 from fedexp.tables.paths import check_path
 from fedexp.tables.schema import Table, load_table, read_table, table_names
@@ -80,7 +80,7 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"headline": {"pooled_round": "last_10.test/acc"}}, ["unknown key", "did you mean 'pooled_rounds'?", "headline"]),
     ({"headline": {"pooled_rounds": "last10.test/acc"}}, ["did you mean 'last_10.test/acc'?", "headline.pooled_rounds"]),
     ({"headline": {"pooled_rounds": "std_last_10.test/global/acc"}}, ["did you mean 'last_10.test/global/acc'?"]),
-    ({"headline": {"pooled_rounds": "last_10.test/global/acc.0"}}, ["no list", "did you mean 'last_10.test/global/acc'?"]),
+    ({"headline": {"pooled_rounds": "last_10.test/global/acc.0"}}, ["not a list", "did you mean 'last_10.test/global/acc'?"]),
     ({"headline": {"pooled_rounds": "last_10"}}, ["use one of: last_10.<metric>", "headline.pooled_rounds"]),
     ({"headline": {"pooled_rounds": "last_10.test/{strt}/acc"}}, ["did you mean 'start'?", "headline.pooled_rounds"]),
     ({"methods": [{"key": "a", "label": "A", "overrides": None}]}, ["'why'"]),
@@ -104,16 +104,16 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"claims": [CLAIM | {"only": {"beta": 0.5}}]}, ["unknown key 'beta'", "claims.c.only"]),
     ({"claims": [CLAIM, CLAIM]}, ["ids must differ"]),
     ({"claims": [CLAIM | {"a": []}]}, ["a names no column"]),
-    ({"claims": [CLAIM | {"b": []}]}, ["b goes with every test but trend"]),
+    ({"claims": [CLAIM | {"b": []}]}, ["b goes with every test except trend"]),
     ({"claims": [CLAIM | {"x": 1}]}, ["x goes with test=within"]),
-    ({"claims": [CLAIM | {"than": 0.5}]}, ["than instead of it"]),
+    ({"claims": [CLAIM | {"than": 0.5}]}, ["unless than replaces it"]),
     ({"claims": [CLAIM | {"test": "within", "x": 1, "b": [], "than": 0.5}]}, ["than goes with test=above"]),
     ({"methods": gridded(pionts=[1])}, ["unknown key 'pionts'", "did you mean 'points'?", "methods[0].grid"]),
-    ({"methods": gridded(points=[])}, ["points: give some, each once"]),
-    ({"methods": gridded(points=[1, "1"])}, ["points: give some, each once"]),
+    ({"methods": gridded(points=[])}, ["points: give at least one, each once"]),
+    ({"methods": gridded(points=[1, "1"])}, ["points: give at least one, each once"]),
     ({"methods": gridded(overrides=["local.lr={piont}"])}, ["did you mean 'point'?", "methods.local.grid.overrides"]),
     ({"methods": gridded(by="metrics.{clents}")}, ["did you mean 'clients'?", "methods.local.grid.by"]),
-    ({"methods": gridded(overrides=[])}, ["nothing tells its points apart", "methods.local.grid"]),
+    ({"methods": gridded(overrides=[])}, ["its points look the same", "methods.local.grid"]),
     ({"methods": gridded(best="lowest")}, ["the lowest of its numbers is the worst one"]),
     ({"methods": gridded(), "claims": [CLAIM | {"test": "sooner", "curve": "x", "target": {"value": 1}}]}, ["needs its curve"]),
     ({"smoke": {"what": "w", "points": [[1]]}}, ["smoke.points[0]", "wrong type"]),
@@ -150,7 +150,7 @@ def test_conditions_that_cannot_become_overrides_are_refused(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        slots(table(tmp_path, **changes))
+        planned_cells(table(tmp_path, **changes))
 
 
 def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_unknown_tables_and_forms_are_refused(tmp_path: Path) -> None:
         load_table("demo/digit")
     with pytest.raises(ConfigError, match=r"did you mean 'ma_echo/table6_params'\?"):
         load_table("table6_params")
-    with pytest.raises(ConfigError, match="has no smoke form"):
-        slots(table(tmp_path), "smoke")
+    with pytest.raises(ConfigError, match="has no smoke variant"):
+        planned_cells(table(tmp_path), "smoke")
 
 
 def test_grids_become_cells_and_what_is_no_key_is_pooled(tmp_path: Path) -> None:
-    cells = slots(table(tmp_path))
+    cells = planned_cells(table(tmp_path))
     rows = [(2, "diff"), (2, "same"), (3, "diff"), (3, "same"), (4, "same")]
     expected = [
         ({"clients": c, "start": s}, m) for c, s in rows for m in ("local", "ensemble", "dense")
@@ -189,16 +189,17 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
         "grids": [{"clients": 9, "start": "same", "beta": 3}],
     }
     made = table(tmp_path, rules=rules, smoke=smoke)
-    full = slots(made, extra=["local.epochs=3", "init=same"])
+    full = planned_cells(made, extra=["local.epochs=3", "init=same"])
     assert (
         "local.lr=0.5" in full[0].jobs[0].overrides
         and "local.lr=0.5" not in full[1].jobs[0].overrides
     )
     first = full[0].jobs[0]
     assert first.overrides[-2:] == ("seed=0", "local.epochs=3")
-    # The later of two values for one key counts
-    assert "init=same" in first.overrides and "init=different" in first.declared
-    (local, ensemble, _) = slots(made, "smoke")
+    assert (
+        "init=same" in first.overrides and "init=different" in first.declared
+    )  # of two for one key the later counts
+    (local, ensemble, _) = planned_cells(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
         "clients=2", "init=same", "partition.alpha=3", "partition.on_small=allow", "method=local",
@@ -212,7 +213,7 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
 
     def altered(*extra: str, **changes: Any) -> set[bool]:
         made = table(tmp_path, seeds=[0], methods=TINY["methods"][:1], **changes)
-        found = find(slots(made, extra=extra), Finder())
+        found = find(planned_cells(made, extra=extra), Finder())
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
@@ -233,7 +234,7 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
         methods=gridded(),
         smoke={"what": "less", "points": [2], "overrides": ["local.lr=3"]},
     )
-    cell, *_ = slots(made)
+    cell, *_ = planned_cells(made)
     assert [(job.seed, job.point) for job in cell.jobs] == [
         (0, "0.5"),
         (0, "1"),
@@ -241,11 +242,11 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
         (1, "1"),
     ]
     assert cell.jobs[1].overrides[-3:] == ("method=local", "local.lr=1", "seed=0")
-    (job, _) = slots(made, "smoke")[0].jobs
-    assert job.point == "2" and "local.lr=3" in job.overrides  # a form comes last
+    (job, _) = planned_cells(made, "smoke")[0].jobs
+    assert job.point == "2" and "local.lr=3" in job.overrides  # a variant comes last
     at_once = gridded(overrides=[])
     at_once[0]["value"] = "trace.1.lam={point}.fused/acc"
-    cell, *_ = slots(table(tmp_path, methods=at_once), seeds=[0])
+    cell, *_ = planned_cells(table(tmp_path, methods=at_once), seeds=[0])
     assert len(cell.jobs) == 2 and len({job.overrides for job in cell.jobs}) == 1
 
 
@@ -265,7 +266,7 @@ def test_a_grid_that_test_data_choose_from_is_an_oracle(tmp_path: Path) -> None:
 
 def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) -> None:
     made = table(tmp_path)
-    cells = slots(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
+    cells = planned_cells(made, only=parse_only(made, ["clients=2,4", "method=local"]), seeds=[3])
     assert [(c.conditions["clients"], c.method) for c in cells] == [
         (2, "local"),
         (2, "local"),
@@ -288,7 +289,7 @@ def test_only_restricts_cells_and_names_what_it_does_not_know(tmp_path: Path) ->
     clauses = shlex.split(command(small, "full", [], {"clients": 1e-05}, "local", 3))
     assert parse_only(small, clauses[clauses.index("--only") + 1 : -2])["clients"] == [1e-05]
     with pytest.raises(ConfigError, match="no cell of the table fits"):
-        slots(made, only=parse_only(made, ["clients=4", "start=diff"]))
+        planned_cells(made, only=parse_only(made, ["clients=4", "start=diff"]))
 
 
 def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Pat
         },
         TINY["methods"][1],
     ]
-    order = launch_order(slots(table(tmp_path, methods=both, reference=[])))
+    order = launch_order(planned_cells(table(tmp_path, methods=both, reference=[])))
     assert len(order) == 24  # (4 + 2) points, 2 seeds, and M1 and M2 are the same run
     shared = [tuple(o for o in job.overrides if not o.startswith("method=")) for job in order]
     assert shared[::2] == shared[1::2] and len(set(shared)) == 12
@@ -348,7 +349,12 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
     tables = [load_table(f"ma_echo/{name}") for name in (one, other)]
     shared = tables[0].columns.keys() & tables[1].columns.keys()
     made = [
-        {job.overrides for slot in slots(t) if slot.method in shared for job in slot.jobs}
+        {
+            job.overrides
+            for planned in planned_cells(t)
+            if planned.method in shared
+            for job in planned.jobs
+        }
         for t in tables
     ]
     assert made[0] == made[1] and len(shared) == len(tables[1].columns)
@@ -358,9 +364,13 @@ def test_two_readings_of_one_sweep_are_of_the_same_runs(one: str, other: str) ->
     ("fedmrur/table2", "fedmrur/table3"), ("fedcda/fig2a", "fedcda/fig2a_time"), ("fedcda/fig2c", "fedcda/fig2c_spread"),
 ])  # fmt: skip
 def test_readings_of_one_sweep_are_of_all_its_runs(one: str, other: str) -> None:
-    for form in ("full", "reduced"):
+    for variant in ("full", "reduced"):
         made = [
-            {job.overrides for slot in slots(load_table(n), form) for job in slot.jobs}
+            {
+                job.overrides
+                for planned in planned_cells(load_table(n), variant)
+                for job in planned.jobs
+            }
             for n in (one, other)
         ]  # type: ignore[arg-type]
         assert made[0] == made[1]
@@ -371,14 +381,14 @@ def test_readings_of_one_sweep_are_of_all_its_runs(one: str, other: str) -> None
 ])  # fmt: skip
 def test_figures_are_of_their_tables_runs(one: str, other: str) -> None:
     whole, part = (
-        {frozenset(j.overrides) for s in slots(load_table(f"nafi/{n}")) for j in s.jobs}
+        {frozenset(j.overrides) for s in planned_cells(load_table(f"nafi/{n}")) for j in s.jobs}
         for n in (one, other)
     )
     assert part < whole
 
 
 def test_the_logged_split_is_that_of_all_seeds() -> None:
-    cells = slots(load_table("ma_echo/log"), only={"method": ["fedavg"]})
+    cells = planned_cells(load_table("ma_echo/log"), only={"method": ["fedavg"]})
     configs = [compose(list(job.overrides)) for job in cells[0].jobs]
     assert [(c["seed"], c["seed_data"]) for c in configs] == [(0, 1), (1, 1), (2, 1)]
 
@@ -389,7 +399,9 @@ def test_the_logged_split_is_that_of_all_seeds() -> None:
 def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
     made = load_table(name)
     assert made.headline.pooled_rounds is not None
-    firsts = {slot.method: slot.jobs[0] for slot in slots(made, "smoke") if slot.jobs}
+    firsts = {
+        planned.method: planned.jobs[0] for planned in planned_cells(made, "smoke") if planned.jobs
+    }
     for job in firsts.values():
         check_path(
             made.headline.pooled_rounds,
@@ -424,13 +436,13 @@ def _deciding(group: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", list(table_names()))
 def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     made = load_table(name)
-    assert set(made.columns) <= set(made.looks), (
-        "conf/table/<paper>/_looks.yaml says how each column is drawn"
+    assert set(made.columns) <= set(made.plot_styles), (
+        "conf/table/<paper>/_plot_styles.yaml says how each column is drawn"
     )
     jobs: dict[frozenset[tuple[str, ...]], tuple[str, ...]] = {}
-    for form in ("full", "reduced", "smoke"):
-        if form == "full" or made.shrunk(form) is not None:  # type: ignore[arg-type]
-            cells = slots(made, form, seeds=[0])  # type: ignore[arg-type]
+    for variant in ("full", "reduced", "smoke"):
+        if variant == "full" or made.smaller(variant) is not None:  # type: ignore[arg-type]
+            cells = planned_cells(made, variant, seeds=[0])  # type: ignore[arg-type]
             jobs |= {
                 _decisive(tuple(map(_without_value, job.overrides))): job.overrides
                 for job in launch_order(cells)
@@ -442,11 +454,13 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
         assert compose(list(jobs[most]))["seed"] == 0
         left -= most
     if made.published:
-        rows = {tuple(cell.conditions.values()) for cell in slots(made)}
+        rows = {tuple(cell.conditions.values()) for cell in planned_cells(made)}
         printed = {tuple(row[key] for key in made.keys) for row in made.reference}
         assert printed == rows, "a printed row is not run, or the other way round"
         own = [column.key for column in made.methods if column.role == "ours"]
-        assert len([cell for cell in slots(made) if cell.method not in own]) == len(made.reference)
+        assert len([cell for cell in planned_cells(made) if cell.method not in own]) == len(
+            made.reference
+        )
         assert not any(row["method"] in own for row in made.reference)
     assert any(column.role == "proposed" for column in made.methods)
     trained = [column for column in made.methods if "proxy.source=test" in (column.overrides or ())]

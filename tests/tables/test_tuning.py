@@ -14,7 +14,7 @@ import yaml
 from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
-from fedexp.tables.cells import slots
+from fedexp.tables.cells import planned_cells
 from fedexp.tables.schema import Table, load_table
 from fedexp.tables.sweeps import sweep_overrides
 from fedexp.tables.tuning import MARK, Swept, file_text, load_tuning, tuned_files
@@ -102,7 +102,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
     """Overrides of the second column's first runs, by row."""
-    cells = [cell for cell in slots(table) if cell.method == "local_tuned"]
+    cells = [cell for cell in planned_cells(table) if cell.method == "local_tuned"]
     return {
         tuple(cell.conditions.values()): (*cell.jobs[0].overrides,) if cell.jobs else ()
         for cell in cells
@@ -358,8 +358,10 @@ def test_every_sweep_is_of_keys_that_exist_and_has_the_first_columns_point(name:
     }.values():
         assert len(sweep.points) == 4
         only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
-        (slot,) = slots(load_table(tuning.table), "reduced", only=only, seeds=[tuning.seed])
-        node: Any = compose([*slot.jobs[0].overrides])
+        (planned,) = planned_cells(
+            load_table(tuning.table), "reduced", only=only, seeds=[tuning.seed]
+        )
+        node: Any = compose([*planned.jobs[0].overrides])
         for key in sweep.over.split("."):
             node = node[key]
         assert node in sweep.points

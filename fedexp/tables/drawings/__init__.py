@@ -1,5 +1,4 @@
-"""Figures of papers, drawn from the runs of a table.
+"""Figures of papers, made from the runs of a table.
 
-Each is a `fedexp.tables.drawing.Drawing` that a table's YAML names. The pictures that
-every report has are in `fedexp.tables.report.pictures`.
+Each is a `fedexp.tables.drawing.Drawing`.
 """

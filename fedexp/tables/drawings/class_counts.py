@@ -1,4 +1,4 @@
-"""Who has how many samples of which class: the maps of FedSyn's Figures 4 and 5."""
+"""Maps of the samples of each class at each client: FedSyn's Figures 4 and 5."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ClassCounts(Drawing):
-    """One panel a row, of its lowest seed: classes down, clients across, in every cell the samples, darker with their root.
+class ClassCountsDrawing(Drawing):
+    """One panel per row of the table, of its lowest seed.
+
+    Classes go down and clients across. Every cell has the number of samples. Its
+    darkness grows with the root of this number.
 
     Args:
-        title: of the picture; name: of its file.
+        title: Title of the picture.
+        name: Name of its file.
     """
 
     title: str
     name: str = "class_counts"
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        rows: dict[tuple[Any, ...], DrawnRun] = {}  # methods of a row and seed have one split
+        # Methods of one row and seed have one split.
+        rows: dict[tuple[Any, ...], DrawnRun] = {}
         for run in sorted(runs, key=lambda run: run.seed):
             rows.setdefault(tuple(run.conditions.items()), run)
         if not rows:
             return ()
-        with canvas.drawing():
+
+        with canvas.use_style():
             shown = [
                 (run, counts(run))
                 for run in sorted(rows.values(), key=lambda run: list(run.conditions.values()))
@@ -42,25 +48,28 @@ class ClassCounts(Drawing):
             figure = canvas.figure(
                 len(shown) * max(2.4, 0.42 * clients + 0.8), max(2.0, 0.24 * classes + 0.9)
             )
+
             for at, (run, table) in enumerate(shown):
                 axes = canvas.axes(figure, 1, len(shown), at + 1)
                 _map(axes, table)
-                where = canvas.named(list(run.conditions), list(run.conditions.values()), 40)
-                axes.set_title(
-                    f"{where}\nseed {run.seed}",
-                    fontsize=9,
-                    loc="left",
-                    parse_math=False,
-                    color=canvas.INK,
+                where = canvas.wrapped_conditions(
+                    list(run.conditions), list(run.conditions.values()), 40
                 )
-            return (canvas.picture(self.name, self.title, figure, notes),)
+                canvas.set_title(axes, f"{where}\nseed {run.seed}")
+
+            return (canvas.render_picture(self.name, self.title, figure, notes),)
 
 
 def counts(run: DrawnRun) -> np.ndarray:
-    """(clients, classes) int64, of the split that the run had: drawn again, and compared with what it stored.
+    """Return the class counts of a run's split.
+
+    The split is sampled again and compared with the stored one.
+
+    Returns:
+        Counts of shape (clients, classes), int64.
 
     Raises:
-        StorageError: the split that is drawn today is not the run's.
+        StorageError: The split that is sampled is not the run's.
     """
     from fedexp.running.experiment import load_data
 
@@ -68,7 +77,7 @@ def counts(run: DrawnRun) -> np.ndarray:
     stored = run.result["partition"]["sha256"]
     if data.partition.sha256 != stored:
         raise StorageError(
-            "the split that is drawn today is not the run's",
+            "the split that is sampled now is not the run's",
             where=str(run.folder / "partition.safetensors"),
             expected=stored,
             got=data.partition.sha256,

@@ -1,4 +1,7 @@
-"""Curves over the iterations of a method that iterates on the server (MA-Echo): its paper's Figures 3, 6b, 7 and 8."""
+"""Curves over the iterations of a method that iterates on the server.
+
+MA-Echo's Figures 3, 6b, 7 and 8 are such curves.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.panels import Curve, Panels, Points
-from fedexp.tables.lookup import read_path, traced
+from fedexp.tables.drawings.panels import Curve, Panels, Points, check_methods, headline_value
+from fedexp.tables.lookup import traced
 from fedexp.tables.report.report import Picture
 
 
 @dataclass(frozen=True)
 class Iterations(Drawing):
-    """One panel a row: methods that were traced as curves, means over seeds with a band of one standard deviation.
+    """One panel per row: means over seeds with a band of one standard deviation.
 
     Args:
-        curves: methods with ``trace.every``; lines: those without iterations, drawn at their headline.
-        title: of the picture; name: of its file.
-        series: what of a trace's rows is drawn, e.g. ``mean_v/acc``, ``W/loss``. One with a value for each client (``V/acc``:
-            on the test set, ``V/train/acc``: on the client's own samples) has thin curves for the clients beside their mean.
-        label: of the vertical axis; scale: factor that turns the series and the headline into its unit.
-        panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
-        axis: ``iteration``, or ``record``: the number of the recorded point, where methods record in different steps.
-        called: what the figure calls an iteration, as the horizontal axis says it.
-        round: whose iterations.
+        curves: Methods that were traced with ``trace.every``, drawn as curves.
+        title: Title of the picture.
+        lines: Methods without iterations, drawn at their headline.
+        name: Name of its file.
+        series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
+            One with a value for each client has thin curves for the clients beside
+            their mean. Examples are ``V/acc`` (on the test set) and ``V/train/acc`` (on
+            the client's own samples).
+        label: Label of the vertical axis.
+        scale: Factor that turns the series and the headline into its unit.
+        panels: Conditions, or ``method``, that make a panel.
+        heading: Heading of a panel with these in braces. None: they are listed.
+        axis: ``iteration``, or ``record``: the number of the recorded point, if methods
+            record at different steps.
+        called: Name of an iteration on the horizontal axis.
+        round: Round of the iterations.
     """
 
     curves: tuple[str, ...]
@@ -44,11 +53,7 @@ class Iterations(Drawing):
     round: int = 1
 
     def __post_init__(self) -> None:
-        require(len(self.curves) > 0, "curves: name at least one method")
-        require(
-            not set(self.curves) & set(self.lines),
-            "a method is either one of 'curves' or one of 'lines'",
-        )
+        check_methods(self.curves, self.lines)
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         x = self.called if self.axis == "iteration" else "recorded point"
@@ -56,7 +61,7 @@ class Iterations(Drawing):
         return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
     def _level(self, run: DrawnRun) -> float:
-        return read_path(run.result, "headline.value") * self.scale
+        return headline_value(run, self.scale)
 
     def _curve(self, run: DrawnRun) -> Curve:
         try:
@@ -67,6 +72,7 @@ class Iterations(Drawing):
                 where=str(run.folder),
                 do="give it trace.every=1, or name it in 'lines'",
             ) from error
+
         xs = [
             float(row["iteration"]) if self.axis == "iteration" else float(at)
             for at, row in enumerate(rows)

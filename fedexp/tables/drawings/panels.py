@@ -1,4 +1,4 @@
-"""What figures of curves share: runs in panels and series, and how a panel of curves looks."""
+"""The common part of figures of curves: grouping of runs, and panels of curves."""
 
 from __future__ import annotations
 
@@ -8,41 +8,63 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.drawing import DrawnRun
+from fedexp.tables.lookup import read_path
 from fedexp.tables.report import canvas, layout
-from fedexp.tables.report.report import Look, Picture
+from fedexp.tables.report.report import Picture, PlotStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DASH = 5  # points
-_FEW = 12  # points of a curve that are marked each; of longer ones some
+# Length of a dash in points.
+_DASH = 5
+# Curves of at most so many points have a marker at each of them, longer ones at some.
+_FEW = 12
 
-Points = dict[float, float]  # x -> y of one run, or of one model of a run
+# y by x, of one run or of one model of a run.
+Points = dict[float, float]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run contributes: one curve, or several that are shown thin beside their mean.
+    """The curves of one run: one, or several that are drawn thin beside their mean.
 
     Args:
-        each: by x, each in the axis' unit; thin: draw them besides their mean.
+        each: Curves by x, in the unit of the axis.
+        thin: Whether they are drawn besides their mean.
     """
 
     each: tuple[Points, ...]
     thin: bool = False
 
 
+def check_methods(curves: Sequence[str], lines: Sequence[str]) -> None:
+    """Refuse a drawing without curves, and a method that is both a curve and a line."""
+    require(len(curves) > 0, "curves: name at least one method")
+    require(not set(curves) & set(lines), "a method is either one of 'curves' or one of 'lines'")
+
+
+def headline_value(run: DrawnRun, scale: float) -> float:
+    """Return the headline of a run times a factor."""
+    return read_path(run.result, "headline.value") * scale
+
+
 @dataclass(frozen=True)
 class Panels:
-    """Panels over an axis, a series a method.
+    """Panels over an axis, with one series per method.
 
     Args:
-        name, title: of the picture; x, y: what the axes say.
-        by: conditions, or ``method``, that make a panel; what differs otherwise is pooled.
-        heading: of a panel, its conditions in braces (``"{init}-init {clients}-MLPs"``); None: they are listed.
-        logarithmic: the vertical axis.
+        name: Name of the picture.
+        title: Title of the picture.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        by: Conditions, or ``method``, that make a panel. Runs that differ otherwise are
+            pooled.
+        heading: Heading of a panel with its conditions in braces
+            (``"{init}-init {clients}-MLPs"``). None: they are listed.
+        logarithmic: Whether the vertical axis is logarithmic.
     """
 
     name: str
@@ -62,17 +84,22 @@ class Panels:
         lines: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> tuple[Picture, ...]:
-        """The picture; none without a run of `methods`.
+        """Draw the picture, none without a run of `methods`.
 
         Args:
-            methods: drawn as curves; lines: as horizontal lines at the mean `level` of their runs; notes: below the panels.
+            runs: Runs of the table.
+            methods: Methods drawn as curves.
+            curve: Returns the curves of a run.
+            level: Returns the height of a run's line.
+            lines: Methods drawn as horizontal lines at the mean `level` of their runs.
+            notes: Lines below the panels.
         """
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
         for run in runs:
             if run.method in (*methods, *lines):
-                where = tuple(_condition(run, key) for key in self.by)
+                where = tuple(_condition_value(run, key) for key in self.by)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
-                # Rows may read several numbers off one run
+                # Rows may read several numbers from one run.
                 if all(run.folder != other.folder for other in same):
                     same.append(run)
         shown = {
@@ -85,12 +112,12 @@ class Panels:
         known = {run.method: run for run in runs}
         order = [known[method] for method in (*methods, *lines) if method in known]
         styles = {
-            run.method: _style(look, run, number, run.method in lines)
-            for number, (run, look) in enumerate(
-                zip(order, canvas.looks(run.look for run in order), strict=True)
+            run.method: _style(plot_style, run, number, run.method in lines)
+            for number, (run, plot_style) in enumerate(
+                zip(order, canvas.distinct_styles(run.plot_style for run in order), strict=True)
             )
         }
-        with canvas.drawing():
+        with canvas.use_style():
             return (self._picture(shown, order, styles, set(lines), curve, level, notes),)
 
     def _picture(
@@ -105,9 +132,7 @@ class Panels:
     ) -> Picture:
         from matplotlib.ticker import MaxNLocator
 
-        across = min(len(shown), 2 if len(shown) <= 4 else 3)
-        down = -(-len(shown) // across)
-        figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
+        figure, down, across = canvas.panels(len(shown))
         first: Axes | None = None
         for at, (where, found) in enumerate(shown.items()):
             axes = canvas.axes(figure, down, across, at + 1, sharey=first)
@@ -118,9 +143,7 @@ class Panels:
                     axes.axhline(value, **style)
                 elif method in found:
                     _plot(axes, [curve(run) for run in found[method]], style)
-            axes.set_title(
-                self._heading(where), fontsize=9, loc="left", parse_math=False, color=canvas.INK
-            )
+            canvas.set_title(axes, self._heading(where))
             if self.logarithmic:
                 axes.set_yscale("log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -129,11 +152,11 @@ class Panels:
             if at % across == 0:
                 axes.set_ylabel(self.y, parse_math=False)
         canvas.legend(figure, _handles(order, styles))
-        return canvas.picture(self.name, self.title, figure, notes)
+        return canvas.render_picture(self.name, self.title, figure, notes)
 
     def _heading(self, where: Sequence[Any]) -> str:
         if self.heading is None:
-            return canvas.named(self.by, where, 40)
+            return canvas.wrapped_conditions(self.by, where, 40)
         values = {key: layout.label(value) for key, value in zip(self.by, where, strict=True)}
         try:
             return self.heading.format(**values)
@@ -146,9 +169,12 @@ class Panels:
             ) from None
 
 
-def _style(look: Look, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
-    """Of the number-th method. Horizontal lines that coincide are seen all the same: their dashes take turns."""
-    style = canvas.line(look, run.role)
+def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
+    """Return the style of a method.
+
+    Horizontal lines that coincide stay visible, since their dashes take turns.
+    """
+    style = canvas.line_properties(plot_style, run.role)
     if is_line:
         return {
             **style,
@@ -159,9 +185,12 @@ def _style(look: Look, run: DrawnRun, number: int, is_line: bool) -> dict[str, A
     return {**style, "markersize": style["markersize"] - 1}
 
 
-def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
-    """The mean over runs, a band of one standard deviation where there are several, and what is shown thin."""
-    colour = look["color"]
+def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) -> None:
+    """Plot the mean over runs, a band of one standard deviation, and thin curves.
+
+    There is no band for a single run.
+    """
+    colour = properties["color"]
     means = []
     for curve in curves:
         means.append(mean(curve.each))
@@ -174,17 +203,21 @@ def _plot(axes: Axes, curves: Sequence[Curve], look: Mapping[str, Any]) -> None:
     if any(spread.values()):
         low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
-    every = None if len(xs) <= _FEW else (0.06, 0.12)  # of the axes' diagonal
-    axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **look)
+    # Offset and spacing of markers, as parts of the diagonal of the axes.
+    every = None if len(xs) <= _FEW else (0.06, 0.12)
+    axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **properties)
 
 
 def mean(curves: Sequence[Points]) -> Points:
-    """At every x that all curves have."""
+    """Return the mean at every x that all curves have."""
     return {x: statistics.fmean(curve[x] for curve in curves) for x in _common(curves)}
 
 
 def deviation(curves: Sequence[Points]) -> Points:
-    """Sample standard deviation (n - 1) at every x that all curves have; 0 for a single one."""
+    """Return the sample standard deviation (n - 1) at every x that all curves have.
+
+    It is 0 for a single curve.
+    """
     if len(curves) < 2:
         return dict.fromkeys(_common(curves), 0.0)
     return {x: statistics.stdev(curve[x] for curve in curves) for x in _common(curves)}
@@ -197,10 +230,12 @@ def _common(curves: Sequence[Points]) -> list[float]:
 def _handles(order: Sequence[DrawnRun], styles: Mapping[str, dict[str, Any]]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], label=canvas.plain(run.label), **styles[run.method]) for run in order]
+    return [
+        Line2D([], [], label=canvas.plot_label(run.label), **styles[run.method]) for run in order
+    ]
 
 
-def _condition(run: DrawnRun, key: str) -> Any:
+def _condition_value(run: DrawnRun, key: str) -> Any:
     have = {**run.conditions, "method": run.label}
     if key not in have:
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""A method's path through parameter space, on the plane of its first three iterates, over the test loss there."""
+"""A method's path through parameter space, over the test loss.
+
+It is drawn on the plane of the method's first three iterates.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,25 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Tree], float]
 
-_LEVELS = 16  # each covers as much of the surface as the others
-_CLEAR = 0.045  # of the surface's width and height, between numbers that can be read
+# Each level covers an equal part of the surface.
+_LEVELS = 16
+# Distance between readable numbers, as a part of the surface's width and height.
+_CLEAR = 0.045
 
 
 @dataclass(frozen=True)
 class Plane(Drawing):
-    """Test loss in colours, the projections of g^t (all parameters after t iterations) as a line, their t written beside.
+    """Test loss in colours, and the path of a method as a line.
+
+    The line joins the projections of g^t (all parameters after t iterations). Their t
+    are beside them.
 
     Args:
-        method: the column whose run is drawn; its ``trace.weights`` has 0, 1, 2 and more.
-        series: which of its models, ``W`` or ``mean_v``.
-        resolution: points of the loss along each side; images: of the test set, its first, for the loss of each.
-        margin: of the surface beyond the path, as a part of the path's extent.
+        method: Column whose run is drawn. Its ``trace.weights`` has 0, 1, 2 and more.
+        series: Which of its models, ``W`` or ``mean_v``.
+        resolution: Points of the loss along each side.
+        images: Number of test images for the loss, the first ones.
+        margin: Surface beyond the path, as a part of the path's extent.
     """
 
     method: str
@@ -50,7 +59,7 @@ class Plane(Drawing):
         require(self.margin >= 0, f"margin must not be negative, got {self.margin}")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        with canvas.drawing():
+        with canvas.use_style():
             return tuple(
                 self._picture(where, group[self.method], notes)
                 for where, group in by_row(runs)
@@ -59,16 +68,19 @@ class Plane(Drawing):
 
     def _picture(self, where: str, run: DrawnRun, notes: Sequence[str]) -> Picture:
         steps = {step: models[0] for step, models in passed(run, self.series).items()}
+
         if list(steps)[:3] != [0, 1, 2]:
             raise StorageError(
-                "the plane is that of iterations 0, 1 and 2, and not all were kept",
+                "the plane needs iterations 0, 1 and 2, and not all of them are stored",
                 where=str(run.folder / "trace"),
                 got=list(steps),
                 do="add them to trace.weights",
             )
+
         loss = test_loss(run.config, self.images)
         iterates = {step: flat(params) for step, params in steps.items()}
         origin, like = iterates[0], steps[0]
+
         basis = plane(origin, iterates[1], iterates[2])
         path = torch.stack([(g - origin) @ basis.T for g in iterates.values()])
         xs, ys = (around(path[:, axis], self.margin, self.resolution) for axis in (0, 1))
@@ -78,29 +90,45 @@ class Plane(Drawing):
         last = list(steps)[-1]
         real = [loss(steps[t]) for t in (0, last)]
         seen = [loss(unflat(origin + path[i] @ basis, like)) for i in (0, -1)]
+
         title = (
-            f"Test loss (first {self.images:,} images) on the plane of the first three iterates of {self.series}, and their "
-            f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and {seen[1]:.3g} at its projection"
+            f"Test loss (first {self.images:,} images) on the plane of the first three "
+            f"iterates of {self.series}, and their "
+            f"path. Loss at t = 0: {real[0]:.3g}; at t = {last}: {real[1]:.3g}, and "
+            f"{seen[1]:.3g} at its projection"
             f"{where and f' ({where})'}"
         )
-        name = canvas.name("plane", where)
-        figure = _figure(xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps))
-        return canvas.picture(name, title, figure, notes)
+
+        name = canvas.picture_name("plane", where)
+        figure = _surface_figure(
+            xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps)
+        )
+
+        return canvas.render_picture(name, title, figure, notes)
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
-    """Orthonormal basis (2, n) of the plane through three points: u along g1 - g0, v along what g2 - g0 adds to it."""
+    """Return an orthonormal basis (2, n) of the plane through three points.
+
+    u is along g1 - g0, and v along what g2 - g0 adds to it.
+    """
     u, v = g1 - g0, g2 - g0
     first = u.norm()
     if first == 0 or (v - (v @ u) / first**2 * u).norm() <= 1e-9 * v.norm():
-        raise StorageError("the first three iterates lie on a line: they span no plane")
+        raise StorageError("the first three iterates are on a line, so they span no plane")
     u = u / first
     v = v - (v @ u) * u
     return torch.stack([u, v / v.norm()])
 
 
 def around(values: Tensor, margin: float, count: int) -> list[float]:
-    """`count` equidistant numbers over the range of `values` and a part `margin` of it on either side."""
+    """Return equidistant numbers over the range of values and a margin on either side.
+
+    Args:
+        values: The values.
+        margin: The margin, as a part of the range.
+        count: How many numbers.
+    """
     low, high = float(values.min()), float(values.max())
     beyond = margin * (high - low)
     return [
@@ -109,7 +137,10 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
 
 
 def test_loss(config: ResolvedConfig, images: int) -> Loss:
-    """Loss, as a function of parameters, of the config's model on its data's first `images` test images."""
+    """Return the loss on the first test images as a function of parameters.
+
+    Model and data are those of the config.
+    """
     from fedexp.core.data import Samples
     from fedexp.core.outcome import Outcome
     from fedexp.core.weights import Weights
@@ -124,7 +155,7 @@ def test_loss(config: ResolvedConfig, images: int) -> Loss:
     evaluator = Evaluator(experiment.task, experiment.config.eval.batch_size)
     if Weights.init(spec, 0, cpu, part.dtype).buffers:
         raise StorageError(
-            "the model has buffers, and a trace keeps parameters alone", where=spec.arch
+            "the model has buffers, and a trace stores only parameters", where=spec.arch
         )
 
     def loss(params: Tree) -> float:
@@ -135,7 +166,7 @@ def test_loss(config: ResolvedConfig, images: int) -> Loss:
     return loss
 
 
-def _figure(
+def _surface_figure(
     xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]
 ) -> Figure:
     from matplotlib.colors import BoundaryNorm
@@ -154,7 +185,8 @@ def _figure(
         raise StorageError("the test loss is the same on the whole plane")
     colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}
     filled = axes.contourf(xs, ys, surface.numpy(), levels=levels, **colours)
-    filled.set_edgecolor("face")  # else browsers leave seams between the colours
+    # Otherwise browsers leave seams between the colours.
+    filled.set_edgecolor("face")
     axes.grid(visible=False)
     bar = figure.colorbar(
         filled,
@@ -191,7 +223,10 @@ def _figure(
 
 
 def _apart(points: Tensor, least: float) -> list[int]:
-    """The last point, and of the others, first to last, those that lie at least `least` from all chosen before."""
+    """Return the last point, then others at least `least` from all chosen before.
+
+    The others are tried from first to last.
+    """
     chosen = [len(points) - 1]
     for at in range(len(points) - 1):
         if min(float((points[at] - points[other]).norm()) for other in chosen) >= least:

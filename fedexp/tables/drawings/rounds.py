@@ -1,29 +1,34 @@
-"""Curves over communication rounds: MA-Echo's Figure 9 and its like."""
+"""Curves over communication rounds, such as MA-Echo's Figure 9."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.run_folder import rows_of
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.panels import Curve, Panels
-from fedexp.tables.lookup import read_path
+from fedexp.tables.drawings.panels import Curve, Panels, check_methods, headline_value
 from fedexp.tables.report.report import Picture
 
 
 @dataclass(frozen=True)
 class Rounds(Drawing):
-    """One panel a row, a curve a method: means over seeds with a band of one standard deviation.
+    """One panel per row and one curve per method.
+
+    Curves are means over seeds with a band of one standard deviation.
 
     Args:
-        curves: methods; lines: those drawn at their headline, as horizontal lines.
-        title: of the picture; name: of its file.
-        metric: of the evaluated rounds, e.g. ``test/global/acc``.
-        label: of the vertical axis; scale: factor that turns the metric into its unit; logarithmic: the axis.
-        panels: conditions, or ``method``, that make a panel; heading: of a panel, these in braces; None: they are listed.
+        curves: Methods drawn as curves.
+        title: Title of the picture.
+        lines: Methods drawn at their headline, as horizontal lines.
+        name: Name of its file.
+        metric: Metric of the evaluated rounds, such as ``test/global/acc``.
+        label: Label of the vertical axis.
+        scale: Factor that turns the metric into its unit.
+        logarithmic: Whether the vertical axis is logarithmic.
+        panels: Conditions, or ``method``, that make a panel.
+        heading: Heading of a panel with these in braces. None: they are listed.
     """
 
     curves: tuple[str, ...]
@@ -38,11 +43,7 @@ class Rounds(Drawing):
     heading: str | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.curves) > 0, "curves: name at least one method")
-        require(
-            not set(self.curves) & set(self.lines),
-            "a method is either one of 'curves' or one of 'lines'",
-        )
+        check_methods(self.curves, self.lines)
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         axes = "communication round", self.label, self.panels, self.heading, self.logarithmic
@@ -50,7 +51,7 @@ class Rounds(Drawing):
         return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
 
     def _level(self, run: DrawnRun) -> float:
-        return read_path(run.result, "headline.value") * self.scale
+        return headline_value(run, self.scale)
 
     def _curve(self, run: DrawnRun) -> Curve:
         rows = rows_of(run.folder, run.result)

@@ -1,4 +1,7 @@
-"""What drawings read of a run's folder: the models it delivered, and those it went through."""
+"""Readers of a run's folder for drawings.
+
+They read the models that the run delivered, and those of its iterations.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ _CPU = torch.device("cpu")
 
 
 def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
-    """Runs of one row and seed, by column; before them what sets them apart from other rows and seeds, empty if nothing."""
+    """Group runs by row and seed, then by column.
+
+    Each group has a text that distinguishes it from other rows and seeds, empty for a
+    single group.
+    """
     groups: dict[str, dict[str, DrawnRun]] = {}
     for run in runs:
         named = [f"{key} {value}" for key, value in run.conditions.items()] + [f"seed {run.seed}"]
@@ -32,7 +39,7 @@ def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
 
 
 def delivered(run: DrawnRun) -> tuple[Weights, ...]:
-    """The models in ``model.safetensors``."""
+    """Read the models in ``model.safetensors``."""
     verify(run.folder)
     tree, facts = load_tree(_there(run, run.folder / MODELS), _CPU)
     models = []
@@ -55,16 +62,21 @@ def delivered(run: DrawnRun) -> tuple[Weights, ...]:
                 {k: v for k, v in own.items() if k not in params},
             )
         )
+
     return tuple(models)
 
 
 def passed(
     run: DrawnRun, series: str, parameters: Sequence[str] | None = None
 ) -> dict[int, list[Tree]]:
-    """Parameters of a series' models, by iteration, ascending: of those that ``trace.weights`` kept in the last round.
+    """Read the parameters of a series' models by iteration, ascending.
+
+    These are the ones that ``trace.weights`` stored in the last round.
 
     Args:
-        series: ``W``, ``V`` (one model a client) or ``mean_v``; parameters: names of those wanted, all if None.
+        run: The run.
+        series: ``W``, ``V`` (one model per client) or ``mean_v``.
+        parameters: Names of the wanted parameters, all if None.
     """
     folder = run.folder / "trace"
     rounds = [int(path.stem) for path in folder.glob("*.safetensors")]
@@ -78,30 +90,35 @@ def passed(
                 found.setdefault(int(step), {}).setdefault(int(number), {})[name] = file.get_tensor(
                     key
                 )
+
     if not found:
         raise StorageError(
-            f"nothing was kept of series '{series}'"
+            f"nothing is stored of series '{series}'"
             + (f" and {', '.join(parameters)}" if parameters else ""),
             where=str(path),
             expected=", ".join(sorted({" of ".join(key.split("/", 3)[:0:-2]) for key in keys})),
         )
+
     return {step: [found[step][number] for number in sorted(found[step])] for step in sorted(found)}
 
 
 def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
-    """What was measured after `step` iterations of the last round, by ``<series>/<metric>``; empty where nothing was."""
+    """Read what was measured after `step` iterations of the last round.
+
+    It is by ``<series>/<metric>``, and empty if nothing was measured.
+    """
     rounds = sorted((run.folder / "trace").glob("*.json"), key=lambda path: int(path.stem))
     rows = trace_rows(rounds[-1]) if rounds else []
     return next((row for row in rows if row["iteration"] == step), {})
 
 
 def flat(params: Tree) -> Tensor:
-    """All parameters as one vector (n,), float64."""
+    """Return all parameters as one vector of shape (n,), float64."""
     return torch.cat([value.flatten().double() for value in params.values()])
 
 
 def unflat(vector: Tensor, like: Tree) -> Tree:
-    """`flat` undone, in the types of `like`."""
+    """Undo `flat`, in the types of `like`."""
     found, start = {}, 0
     for name, value in like.items():
         found[name] = vector[start : start + value.numel()].reshape(value.shape).to(value.dtype)
@@ -112,6 +129,6 @@ def unflat(vector: Tensor, like: Tree) -> Tree:
 def _there(run: DrawnRun, path: Path) -> Path:
     if not path.exists():
         raise StorageError(
-            f"run '{run.label}' kept no {path.parent.name}/{path.name}", where=str(run.folder)
+            f"run '{run.label}' has no {path.parent.name}/{path.name}", where=str(run.folder)
         )
     return path

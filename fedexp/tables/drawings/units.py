@@ -1,4 +1,7 @@
-"""A layer's rows of several models, embedded in the plane by t-SNE: do units of one number lie together?"""
+"""Rows of a layer of several models, embedded in the plane by t-SNE.
+
+The picture shows whether units of the same number are close.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZES = (4.2, 5.6, 7.2)  # of hollow markers that lie on one another
+# Sizes of hollow markers, which may coincide.
+_SIZES = (4.2, 5.6, 7.2)
 
 
 @dataclass(frozen=True)
 class Units(Drawing):
-    """One panel a column of the table: the V_i after the last iteration that its run kept.
+    """One panel per column of the table: the V_i after the last stored iteration.
 
-    In brackets the mean accuracy of the V_i on their own clients' training data, where it was traced, and `met`.
+    In brackets are the mean accuracy of the V_i on their own clients' training data, if
+    it was traced, and `met`.
 
     Args:
-        layer: name of the weight whose rows are drawn.
-        perplexity, random_state: of t-SNE (van der Maaten & Hinton 2008); the former is at most a third of the rows.
+        layer: Name of the weight whose rows are drawn.
+        perplexity: Perplexity of t-SNE (van der Maaten & Hinton 2008), at most a third
+            of the rows.
+        random_state: Seed of t-SNE.
     """
 
     layer: str
@@ -42,7 +49,7 @@ class Units(Drawing):
         require(self.perplexity > 0, f"perplexity must be positive, got {self.perplexity}")
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        with canvas.drawing():
+        with canvas.use_style():
             return tuple(
                 self._picture(where, list(group.values()), notes) for where, group in by_row(runs)
             )
@@ -61,15 +68,19 @@ class Units(Drawing):
             own = evaluated(run, step).get("V/train/acc")
             facts = [f"own training data {100 * sum(own) / len(own):.1f} %"] if own else []
             facts.append(f"rows met {100 * met(rows):.0f} %")
-            title = f"({chr(ord('a') + at)}) {canvas.plain(run.label)}\n{', '.join(facts)}"
+            title = f"({chr(ord('a') + at)}) {canvas.plot_label(run.label)}\n{', '.join(facts)}"
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
-        _legend(figure, clients)
+
+        _draw_legend(figure, clients)
         title = (
-            f"t-SNE of the rows of {self.layer}, a marker a row. Own training data: the models' mean accuracy on it. Rows met: "
-            f"those whose nearest row in another model has their own number{where and f' ({where})'}"
+            f"t-SNE of the rows of {self.layer}, one marker per row. Own training data: the "
+            f"models' mean accuracy on it. Rows met: "
+            f"those whose nearest row in another model has their own "
+            f"number{where and f' ({where})'}"
         )
-        name = canvas.name("units", where)
-        return canvas.picture(name, title, figure, notes)
+        name = canvas.picture_name("units", where)
+
+        return canvas.render_picture(name, title, figure, notes)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
         for at, points in enumerate(self.embed(rows)):
@@ -88,7 +99,7 @@ class Units(Drawing):
         axes.spines[:].set_color(canvas.FAINT)
 
     def embed(self, rows: Tensor) -> Tensor:
-        """(models, n, d) -> (models, n, 2), all rows in one embedding."""
+        """Embed all rows together: (models, n, d) -> (models, n, 2)."""
         from sklearn.manifold import TSNE
 
         models, n, d = rows.shape
@@ -103,10 +114,12 @@ class Units(Drawing):
 
 
 def met(rows: Tensor) -> float:
-    """Share of rows whose nearest (Euclidean) in another model has the same number, over all ordered pairs of models.
+    """Return the share of rows whose nearest row in another model has the same number.
+
+    Distances are Euclidean, and all ordered pairs of models count.
 
     Args:
-        rows: (models, n, d), two models or more.
+        rows: Rows of shape (models, n, d), of two models or more.
     """
     number = torch.arange(rows.shape[1])
     hits = [
@@ -118,7 +131,7 @@ def met(rows: Tensor) -> float:
     return float(torch.stack(hits).mean())
 
 
-def _legend(figure: Figure, clients: int) -> None:
+def _draw_legend(figure: Figure, clients: int) -> None:
     from matplotlib.lines import Line2D
 
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
@@ -129,5 +142,5 @@ def _legend(figure: Figure, clients: int) -> None:
 
 
 def _dot(at: int) -> dict[str, Any]:
-    look = canvas.look(at)
-    return {"color": canvas.COLOURS[look.colour], "marker": look.marker}
+    plot_style = canvas.default_style(at)
+    return {"color": canvas.COLOURS[plot_style.colour], "marker": plot_style.marker}

@@ -1,9 +1,13 @@
-"""How pictures of runs are drawn: colours, panels, legends, and a figure as SVG and PNG. The same figure gives the same bytes."""
+"""Drawing of pictures: colours, panels, legends, and a figure as SVG and PNG.
+
+The same figure gives the same bytes.
+"""
 
 from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,14 +15,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedexp.tables.report import layout
-from fedexp.tables.report.report import Colour, Dash, Look, Marker, Picture, Role, Value
+from fedexp.tables.report.report import (
+    Colour,
+    Dash,
+    Marker,
+    Picture,
+    PlotStyle,
+    Report,
+    Role,
+    Value,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# Mid-tones: at least 3:1 on white and on the page's dark ground, told apart by the colour-blind with the marker's help.
+# Mid-tones with a contrast of at least 3:1 on white and on the page's dark background.
+# With the markers, colour-blind readers can distinguish them, too.
 COLOURS: Mapping[Colour, str] = {
     "blue": "#0072b2",
     "vermillion": "#d55e00",
@@ -35,65 +49,77 @@ DASHES: Mapping[Dash, Any] = {
     "dotted": (0, (1.2, 1)),
     "dashdot": (0, (6, 1.5, 1.2, 1.5)),
 }
-# Drawn like this in the PNG; in the SVG both become the colour of the text around the picture, so that it follows the theme.
+# These are the colours in the PNG. In the SVG both become the colour of the text around the
+# picture, so it follows the theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
-_LONGEST = 32  # letters of a label
-_LOOKS = 48  # beyond them they come again
+# Letters of a label.
+_LONGEST = 32
+# Further series repeat these styles.
+_DISTINCT_STYLES = 48
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Inside, matplotlib draws as the framework does, whatever the user's matplotlibrc says."""
+def use_style() -> Iterator[None]:
+    """Use fedexp's settings of matplotlib, whatever the user's matplotlibrc has."""
     import matplotlib as mpl
     from matplotlib import style
 
-    look: dict[Any, Any] = {
+    settings: dict[Any, Any] = {
         "svg.hashsalt": _SALT,
         "svg.fonttype": "path",
         "font.size": 9.0,
         "legend.fontsize": 9.0,
     }
-    with style.context("default"), mpl.rc_context(look):
+    with style.context("default"), mpl.rc_context(settings):
         yield
 
 
-def look(at: int) -> Look:
-    """Of the at-th series of those that have none of their own: 48 that marker and dash alone tell apart."""
+def default_style(at: int) -> PlotStyle:
+    """Return the style of a series that has none.
+
+    Marker and dash are enough to distinguish 48 of them.
+
+    Args:
+        at: Number of the series among those without a style.
+    """
     markers, dashes = get_args(Marker), get_args(Dash)
     turn = at // len(markers)
-    return Look(
+    return PlotStyle(
         list(COLOURS)[at % len(COLOURS)],
         markers[at % len(markers)],
         dashes[(at + turn) % len(dashes)],
     )
 
 
-def looks(own: Iterable[Look | None]) -> list[Look]:
-    """Each series' own look; the others get, in turn, such as no series has."""
+def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
+    """Fill in the styles of series that have none, with styles that no series has."""
     given = list(own)
-    taken = {(look.marker, look.dash) for look in given if look is not None}
+    taken = {(plot_style.marker, plot_style.dash) for plot_style in given if plot_style is not None}
     free = (
         new
         for at in itertools.count()
-        if ((new := look(at)).marker, new.dash) not in taken or at >= _LOOKS
+        if ((new := default_style(at)).marker, new.dash) not in taken or at >= _DISTINCT_STYLES
     )
     return [next(free) if one is None else one for one in given]
 
 
-def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
-    """How matplotlib draws it: the proposed method stands out, reference points step back."""
+def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str, Any]:
+    """Return the properties of a line in matplotlib.
+
+    The proposed method stands out, and reference baselines step back.
+    """
     width, size, alpha = {
         "proposed": (2.4, 6.0, 1.0),
         "reference": (1.0, 4.0, 0.6),
         "local": (1.0, 4.0, 0.6),
     }.get(role, (1.4, 4.5, 0.9))
     return {
-        "color": COLOURS[look.colour],
-        "marker": look.marker,
-        "linestyle": DASHES[look.dash],
+        "color": COLOURS[plot_style.colour],
+        "marker": plot_style.marker,
+        "linestyle": DASHES[plot_style.dash],
         "linewidth": width,
         "markersize": size,
         "alpha": alpha,
@@ -101,13 +127,16 @@ def line(look: Look, role: Role = "baseline") -> dict[str, Any]:
     }
 
 
-def name(kind: str, where: str) -> str:
-    """A picture's: its kind and, where there are several, of which runs; fit for a file's name."""
+def picture_name(kind: str, where: str) -> str:
+    """Return the name of a picture: its kind and, of several, the runs that it shows.
+
+    The name can be part of a file name.
+    """
     return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
 
 def figure(width: float, height: float) -> Figure:
-    """Empty, in inches."""
+    """Return an empty figure of a size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,7 +146,7 @@ def figure(width: float, height: float) -> Figure:
 
 
 def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = None) -> Axes:
-    """The at-th of down x across panels, from 1."""
+    """Add one of down x across panels to a figure. Panels count from 1."""
     axes = figure.add_subplot(down, across, at, sharey=sharey)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
@@ -130,29 +159,58 @@ def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = 
     return axes
 
 
-def log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis that says 0.1, 1, 10 rather than powers of ten."""
+def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with labels 0.1, 1, 10 instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set(**{f"{which}scale": "log"})
     getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
-    """The figure as SVG and PNG, `notes` in small letters below its panels."""
-    letters = int(figure.get_figwidth() * 72 / 3.9)  # points: of a small letter
+def spans_decades(values: Iterable[float], decades: float) -> bool:
+    """Return whether positive values span more than a number of decades."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > decades
+
+
+def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bool:
+    """Return whether numbers of a report are drawn on a logarithmic axis.
+
+    Percentages never are: their differences count, not their ratios.
+    """
+    return report.unit != "percent" and spans_decades(values, decades)
+
+
+def panels(count: int) -> tuple[Figure, int, int]:
+    """Return a figure for panels, and how many are below and beside each other."""
+    across = min(count, 2 if count <= 4 else 3)
+    down = -(-count // across)
+    return figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6), down, across
+
+
+def set_title(axes: Axes, text: str) -> None:
+    """Write a title at the left above a panel."""
+    axes.set_title(text, fontsize=9, loc="left", parse_math=False, color=INK)
+
+
+def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
+    """Render a figure as SVG and PNG, with notes in small letters below its panels."""
+    # 72 points are an inch, and a small letter has 3.9 points.
+    letters = int(figure.get_figwidth() * 72 / 3.9)
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
         small: dict[str, Any] = {"ha": "left", "fontsize": 7, "color": INK, "parse_math": False}
         _grow(figure, 0.13 * (len(wrapped) - 1))
         figure.supxlabel("\n".join(wrapped), x=0.01, **small)
     engine = figure.get_layout_engine()
-    for _ in range(2):  # a square panel beside a legend settles in the second pass
+    # The layout of a square panel beside a legend is final after the second pass.
+    for _ in range(2):
         engine.execute(figure)  # type: ignore[union-attr]
-    figure.set_layout_engine("none")  # settled: laying out takes longer than drawing
+    # The layout is final, and computing it again takes longer than drawing.
+    figure.set_layout_engine("none")
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    # True colour
+    # The PNG has true colour.
     figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
     svg = text.getvalue()
     svg = svg.replace(
@@ -165,8 +223,11 @@ def _grow(figure: Figure, inches: float) -> None:
     figure.set_figheight(figure.get_figheight() + max(0.0, inches))
 
 
-def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
-    """Conditions in lines of at most `width` letters, where one alone is not longer; none of them longer than 32."""
+def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
+    """Return conditions in lines of at most `width` letters.
+
+    A condition that is longer has its own line. It is cut at 32 letters.
+    """
     lines: list[str] = []
     for key, value in zip(keys, values, strict=True):
         text = f"{key} {layout.label(value)}"
@@ -178,9 +239,14 @@ def named(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
     return "\n".join(lines)
 
 
-def plain(name: str) -> str:
-    """A label that matplotlib neither hides (leading underscore) nor sets as mathematics, of a length that fits."""
-    sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""  # is never cut off
+def plot_label(name: str) -> str:
+    """Return a label that matplotlib prints as it is.
+
+    Matplotlib hides labels with a leading underscore and typesets mathematics. Long
+    labels are cut.
+    """
+    # The sign is never cut off.
+    sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""
     name = name.removesuffix(sign)
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
     return (
@@ -191,9 +257,12 @@ def plain(name: str) -> str:
 
 
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Above the panels, in as many columns as fit; lines beyond two are no loss to the panels."""
+    """Draw a legend above the panels in as many columns as fit.
+
+    The figure grows for lines beyond two, so the panels keep their size.
+    """
     widest = max(len(str(handle.get_label())) for handle in handles)
-    # Points: of a letter, of line and gap
+    # In points: 5.2 for a letter, 52 for line and gap.
     fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 52))
     columns = max(1, min(len(handles), fitting))
     _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))

@@ -1,4 +1,4 @@
-"""Resolved configs of many runs: what all share once, and each one's own."""
+"""Resolved configs of many runs: the common part once, and the rest of each."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-Flat = dict[str, Any]  # by dotted key
+# Values by dotted key.
+Flat = dict[str, Any]
 
 
 def flat(node: Any, prefix: str = "") -> Flat:
-    """Dotted keys and values of a nest of mappings; an empty mapping is a value."""
+    """Flatten nested mappings to dotted keys. An empty mapping is a value."""
     if not isinstance(node, Mapping) or not node:
         return {prefix: node}
     return {
@@ -21,7 +22,14 @@ def flat(node: Any, prefix: str = "") -> Flat:
 
 
 def parted(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Flat, dict[str, Flat]]:
-    """What all of `configs`, which are by their hashes, have in common, and by hash what each has besides."""
+    """Split configs into their common part and the rest of each.
+
+    Args:
+        configs: Configs by their hashes.
+
+    Returns:
+        The common part, and the rest by hash.
+    """
     each = {name: flat(config) for name, config in sorted(configs.items())}
     first = next(iter(each.values()), {})
     shared = {
@@ -35,7 +43,7 @@ def parted(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Flat, dict[str, Fl
 
 
 def lines(config: Mapping[str, Any]) -> str:
-    """``key: value``, a line each, values as JSON."""
+    """Return one line ``key: value`` per key, values as JSON."""
     return "\n".join(f"{key}: {json.dumps(value)}" for key, value in config.items())
 
 

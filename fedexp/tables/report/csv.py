@@ -1,4 +1,7 @@
-"""A report as CSV: one line a cell, for pandas. One line a run is `fedexp.tables.record`'s ``runs.csv`` beside it."""
+"""A report as CSV for pandas: one line per cell.
+
+``runs.csv`` of `fedexp.tables.record` beside it has one line per run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
+from fedexp.tables.report.shown_cells import shown_cells
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta", "pooled_mean", "pooled_sd")
@@ -15,7 +19,7 @@ _JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "
 
 
 def to_csv(report: Report) -> str:
-    """All numbers at full precision, no field a list. Texts are `inert`."""
+    """Return all numbers at full precision. No field is a list. Texts are `inert`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(inert, columns(report)))
@@ -24,15 +28,18 @@ def to_csv(report: Report) -> str:
 
 
 def inert(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are."""
+    """Put an apostrophe before a text that a spreadsheet would read as a formula.
+
+    Numbers stay as they are.
+    """
     return (
         f"'{value}"
-        if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value)
+        if isinstance(value, str) and value.startswith(_FORMULA) and not _reads_as_number(value)
         else value
     )
 
 
-def _is_number(text: str) -> bool:
+def _reads_as_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -57,21 +64,20 @@ def columns(report: Report) -> list[str]:
 
 
 def lines(report: Report) -> list[list[Any]]:
-    """What stands in `columns`, None where there is nothing."""
-    methods = {method.key: method for method in report.methods}
+    """Return the values of `columns` for every cell, None if there is no value."""
     return [
         [
             report.name,
-            *(cell.conditions[key] for key in report.keys),
-            cell.method,
-            layout.head(methods[cell.method]),
-            methods[cell.method].role,
-            methods[cell.method].oracle,
-            *(getattr(cell, name) for name in _NUMBERS),
-            *(cell.interval or (None, None)),
-            *(getattr(cell, name) for name in _JUDGED),
+            *(shown.cell.conditions[key] for key in report.keys),
+            shown.method.key,
+            layout.marked_label(shown.method),
+            shown.method.role,
+            shown.method.oracle,
+            *(getattr(shown.cell, name) for name in _NUMBERS),
+            *(shown.cell.interval or (None, None)),
+            *(getattr(shown.cell, name) for name in _JUDGED),
             report.unit,
-            report.form,
+            report.variant,
         ]
-        for cell in report.cells
+        for shown in shown_cells(report)
     ]

@@ -1,4 +1,8 @@
-"""Each method's numbers over the table's last key or, where that is no number, row by row: the paper's beside ours."""
+"""Pictures of each method's numbers over the table's last key, or row by row.
+
+The picture is row by row if the last key is not a number. The paper's numbers are
+beside ours.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DECADES = 1.3  # numbers that span more are drawn on a logarithmic axis
-_TICKED = 8  # up to so many values of the axis each get a tick of their own
-_SPREAD = 8.0  # points of the paper over which methods at one value of the axis stand side by side
-_CLOSE = 0.035  # of the axis: ticks closer than that would write over each other
+# Numbers that span more decades are drawn on a logarithmic axis.
+_DECADES = 1.3
+# Up to so many values of the axis have a tick each.
+_TICKED = 8
+# Width in points over which methods at one value of the axis are side by side.
+_SPREAD = 8.0
+# Labels of ticks that are closer than this part of the axis would overlap.
+_CLOSE = 0.035
 
 
 def has_axis(report: Report) -> bool:
-    """Whether the last key is a number, of which most blocks of the table have several."""
+    """Return whether the last key is an axis.
+
+    It must be a number, with several values in most blocks of the table.
+    """
     if not report.keys:
         return False
     numeric = [_numeric(block) for block in _blocks(report).values()]
@@ -29,37 +40,38 @@ def has_axis(report: Report) -> bool:
 
 
 def over_last_key(report: Report) -> Figure:
-    """A panel a block of the table, the last key as the axis, ticks where its values are."""
+    """Draw one panel per block of the table, with the last key as the axis.
+
+    Ticks are at the values of the key.
+    """
     blocks = _blocks(report)
-    across = min(len(blocks), 2 if len(blocks) <= 4 else 3)
-    down = -(-len(blocks) // across)
-    figure = canvas.figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
-    log = _is_log_scale(report)
+    figure, down, across = canvas.panels(len(blocks))
+    log = _has_log_scale(report)
     first: Axes | None = None
     for at, (conditions, rows) in enumerate(blocks.items()):
         axes = canvas.axes(figure, down, across, at + 1, sharey=first)
         first = first or axes
-        _lines(axes, report, rows)
+        _draw_lines(axes, report, rows)
         if log:
-            canvas.log(axes, "y")
-        axes.set_ylim(*_limits(report, log=log))  # matplotlib does not see what is moved sideways
-        axes.set_title(
-            canvas.named(report.keys[:-1], conditions, 58 // across),
-            fontsize=9,
-            loc="left",
-            parse_math=False,
-            color=canvas.INK,
+            canvas.set_log_scale(axes, "y")
+        # Matplotlib does not see points that are moved sideways.
+        axes.set_ylim(*_y_limits(report, log=log))
+        canvas.set_title(
+            axes, canvas.wrapped_conditions(report.keys[:-1], conditions, 58 // across)
         )
         if at >= len(blocks) - across:
             axes.set_xlabel(report.keys[-1], parse_math=False)
         if at % across == 0:
             axes.set_ylabel(_measure(report), parse_math=False)
-    _legend(figure, report)
+    _draw_legend(figure, report)
     return figure
 
 
 def row_by_row(report: Report) -> Figure:
-    """A row a line, a method a marker, the paper's number joined to ours."""
+    """Draw one line per row and one marker per method.
+
+    The paper's number is joined to ours.
+    """
     rows, styles = layout.rows(report), _styles(report)
     step = 0.8 / max(len(styles), 1)
     differing = [key for key in report.keys if len({row.conditions.get(key) for row in rows}) > 1]
@@ -67,42 +79,54 @@ def row_by_row(report: Report) -> Figure:
         7.4, 0.9 + len(rows) * max(0.34, 0.13 * len(styles), 0.16 * len(differing))
     )
     axes = canvas.axes(figure, 1, 1, 1)
+
     for at, (method, style) in enumerate(styles):
-        look = {**style, "linestyle": "none"}
+        markers = {**style, "linestyle": "none"}
+
         for i, row in enumerate(rows):
             y = i + step * (at - (len(styles) - 1) / 2)
-            for cell in row.of(method.key):
+
+            for cell in row.cells_of(method.key):
                 paper, mean = _finite(cell.paper), _finite(cell.mean)
                 axes.plot([paper, mean], [y, y], color=style["color"], linewidth=0.9, alpha=0.5)
-                axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **look)
+                axes.plot([paper], [y], markerfacecolor="none", markeredgewidth=0.9, **markers)
                 if not math.isnan(mean):
                     axes.errorbar(
-                        [mean], [y], xerr=[_spread(cell)], elinewidth=0.9, markeredgewidth=0, **look
+                        [mean],
+                        [y],
+                        xerr=[_spread(cell)],
+                        elinewidth=0.9,
+                        markeredgewidth=0,
+                        **markers,
                     )
+
     for i in range(1, len(rows)):
         axes.axhline(i - 0.5, color=canvas.FAINT, linewidth=0.6)
     named = [
-        canvas.named(differing, [row.conditions.get(key) for key in differing], 1) for row in rows
+        canvas.wrapped_conditions(differing, [row.conditions.get(key) for key in differing], 1)
+        for row in rows
     ]
     axes.set_yticks(range(len(rows)), named, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    if _is_log_scale(report):
-        canvas.log(axes, "x")
+    if _has_log_scale(report):
+        canvas.set_log_scale(axes, "x")
     axes.set_xlabel(_measure(report), parse_math=False)
-    _legend(figure, report)
+    _draw_legend(figure, report)
+
     return figure
 
 
-def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
+def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     keyed = sorted(
-        (row for row in rows if _number(row.conditions.get(report.keys[-1]))),
+        (row for row in rows if layout.is_number(row.conditions.get(report.keys[-1]))),
         key=lambda r: _x(report, r),
     )
     xs = [_x(report, row) for row in keyed]
-    _scale(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
+    _scale_x_axis(axes, xs, [layout.label(row.conditions[report.keys[-1]]) for row in keyed])
     styles = _styles(report)
+
     for at, (method, style) in enumerate(styles):
         beside = _beside(
             axes,
@@ -110,7 +134,7 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             if len(styles) > 1 and len(xs) <= _TICKED
             else 0.0,
         )
-        cells = [(next(iter(row.of(method.key)), None)) for row in keyed]
+        cells = [(next(iter(row.cells_of(method.key)), None)) for row in keyed]
         hollow = {
             **style,
             "markerfacecolor": "none",
@@ -118,10 +142,11 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             "linewidth": 0.7,
             "alpha": 0.7,
         }
-        for run in _runs(xs, [None if c is None else c.paper for c in cells]):
+        for run in _stretches(xs, [None if c is None else c.paper for c in cells]):
             axes.plot(*run, markeredgewidth=0.9, transform=beside, **hollow)
         spreads = dict(zip(xs, (_spread(c) for c in cells), strict=True))
-        for x, y in _runs(xs, [None if c is None else c.mean for c in cells]):
+
+        for x, y in _stretches(xs, [None if c is None else c.mean for c in cells]):
             axes.errorbar(
                 x,
                 y,
@@ -133,12 +158,15 @@ def _lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
             )
 
 
-def _scale(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
-    """Limits around all values, logarithmic where they span decades; few values each have a tick, those too close none."""
+def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
+    """Set limits around all values, logarithmic if they span decades.
+
+    Each of a few values has a tick, except those that are too close.
+    """
     low, high = min(xs, default=0.0), max(xs, default=1.0)
-    log = _is_log(xs)
+    log = canvas.spans_decades(xs, _DECADES)
     if log:
-        canvas.log(axes, "x")
+        canvas.set_log_scale(axes, "x")
         axes.set_xticks([], minor=True)
         reach = (high / low) ** 0.08
         axes.set_xlim(low / reach, high * reach)
@@ -166,8 +194,8 @@ def _scale(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
     axes.tick_params(axis="x", which="minor", labelbottom=False)
 
 
-def _limits(report: Report, *, log: bool) -> tuple[float, float]:
-    """Around all numbers and their bars."""
+def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
+    """Return limits around all numbers and their bars."""
     ends = [_finite(cell.paper) for cell in report.cells]
     ends += [_finite(cell.mean) + sign * _spread(cell) for cell in report.cells for sign in (-1, 1)]
     known = [end for end in ends if not math.isnan(end) and (end > 0 or not log)]
@@ -179,19 +207,22 @@ def _limits(report: Report, *, log: bool) -> tuple[float, float]:
 
 
 def _beside(axes: Axes, points: float) -> Any:
-    """The data's place, moved sideways on the paper: equal numbers of two methods are both seen."""
+    """Return the data's transform, moved sideways by points of the page.
+
+    So equal numbers of two methods are both visible.
+    """
     from matplotlib.transforms import ScaledTranslation
 
     return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
 
 
-def _legend(figure: Figure, report: Report) -> None:
-    """All methods, then what is filled and what is hollow."""
+def _draw_legend(figure: Figure, report: Report) -> None:
+    """Draw a legend of all methods, then of filled and hollow markers."""
     from matplotlib.lines import Line2D
 
-    names = layout.names(report)
+    names = layout.marked_labels(report)
     handles = [
-        Line2D([], [], label=canvas.plain(names.get(method.key, method.key)), **style)
+        Line2D([], [], label=canvas.plot_label(names.get(method.key, method.key)), **style)
         for method, style in _styles(report)
     ]
     if any(cell.paper is not None for cell in report.cells):
@@ -207,13 +238,16 @@ def _legend(figure: Figure, report: Report) -> None:
 
 
 def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
-    """How each method is drawn that has a number, the proposed one first in the legend and on top in the panels."""
+    """Return the line properties of every method that has a number.
+
+    The proposed method is first in the legend and on top in the panels.
+    """
     used = {cell.method for cell in report.cells if cell.paper is not None or cell.values}
     methods = [method for method in layout.by_role(report) if method.key in used]
-    found = canvas.looks(method.look for method in methods)
+    found = canvas.distinct_styles(method.plot_style for method in methods)
     return [
-        (method, canvas.line(look, method.role))
-        for method, look in zip(methods, found, strict=True)
+        (method, canvas.line_properties(plot_style, method.role))
+        for method, plot_style in zip(methods, found, strict=True)
     ]
 
 
@@ -221,7 +255,7 @@ def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
 
 
 def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
-    """Rows by all conditions but the last."""
+    """Group rows by all conditions except the last."""
     blocks: dict[tuple[Value, ...], list[Row]] = {}
     for row in layout.rows(report):
         blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(
@@ -231,7 +265,7 @@ def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
 
 
 def _numeric(rows: Sequence[Row]) -> bool:
-    return layout.numeric([list(row.conditions.values())[-1] for row in rows])
+    return layout.is_axis([list(row.conditions.values())[-1] for row in rows])
 
 
 def _x(report: Report, row: Row) -> float:
@@ -240,14 +274,13 @@ def _x(report: Report, row: Row) -> float:
     return float(value)
 
 
-def _number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _runs(
+def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Stretches without a hole: a line never bridges a number that is missing or not finite."""
+    """Yield stretches without a gap.
+
+    A line never bridges a number that is missing or not finite.
+    """
     x_run: list[float] = []
     y_run: list[float] = []
     for x, y in zip(xs, ys, strict=True):
@@ -262,7 +295,7 @@ def _runs(
 
 
 def _finite(value: float | None) -> float:
-    """What can be drawn; nan, which leaves a hole, for what cannot."""
+    """Return a number that can be drawn. NaN leaves a gap for all others."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 
@@ -270,16 +303,9 @@ def _spread(cell: Cell | None) -> float:
     return cell.sd if cell is not None and cell.sd is not None and math.isfinite(cell.sd) else 0.0
 
 
-def _is_log(values: Sequence[float]) -> bool:
-    finite = [v for v in values if math.isfinite(v)]
-    return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > _DECADES
-
-
-def _is_log_scale(report: Report) -> bool:
-    """Percentages are never drawn logarithmically: their differences count, not their ratios."""
-    return report.unit != "percent" and _is_log(
-        [_finite(v) for cell in report.cells for v in (cell.paper, cell.mean)]
-    )
+def _has_log_scale(report: Report) -> bool:
+    values = [_finite(value) for cell in report.cells for value in (cell.paper, cell.mean)]
+    return canvas.has_log_scale(report, values, _DECADES)
 
 
 def _measure(report: Report) -> str:

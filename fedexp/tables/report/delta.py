@@ -1,4 +1,7 @@
-"""Ours less the paper's, a row a cell: does the interval lie within the tolerance, beyond it, or across its edge?"""
+"""A picture of our numbers minus the paper's, one row per cell.
+
+It shows whether the interval is within the tolerance, beyond it, or across its edge.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import canvas, layout, texts
 from fedexp.tables.report.report import Cell, Colour, Method, Report
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BARS = "95 % intervals"
-Group = tuple[Method, Sequence[Cell]]
-_ROW, _HEAD = 1.0, 1.35  # heights of a cell's row and of a method's heading, in rows
-_INCHES = 0.165  # of a row
-_TALLEST = 45.0  # rows of one column of the picture
+Group = tuple[Method, Sequence[ShownCell]]
+# Heights of a cell's row and of a method's heading, in rows.
+_ROW, _HEAD = 1.0, 1.35
+# Height of a row.
+_INCHES = 0.165
+# Rows of one column of the picture.
+_TALLEST = 45.0
 _COLUMNS = 3
 _DECADES = 1.5
-# By the verdict's words: colour, marker, filled. Shape and filling say the same as the colour.
-LOOKS: dict[str, tuple[Colour, str, bool]] = {
+# Colour, marker and filling by the name of the verdict. Shape and filling have the same meaning
+# as the colour.
+VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "higher": ("vermillion", "^", True),
     "lower": ("vermillion", "v", True),
@@ -37,44 +45,54 @@ def drawable(report: Report) -> bool:
     return any(map(_has_delta, report.cells))
 
 
-def figure(report: Report) -> Figure:
-    """Cells grouped by method, the proposed one first, in as many columns as keep it readable; axis limits hold every bar."""
-    groups = [
-        (method, cells) for method in layout.by_role(report) if (cells := _cells(report, method))
-    ]
+def difference_figure(report: Report) -> Figure:
+    """Draw cells grouped by method, the proposed one first.
+
+    There are as many columns as keep it readable. The axis limits hold every bar.
+    """
+    groups = _groups(report)
     columns = _packed(groups)
     tallest = max(sum(map(_height, column)) for column in columns)
     made = canvas.figure(max(5.6, 3.7 * len(columns)), 1.0 + _INCHES * tallest)
     ends = _ends(report, groups)
     margin = 0.04 * (ends[1] - ends[0]) or 1.0
     keys = differing(report)
+
     for at, column in enumerate(columns):
         axes = canvas.axes(made, 1, len(columns), at + 1)
         _column(axes, report, column, keys)
         axes.set_ylim(tallest, 0)
-        if _is_log(report):
+        if canvas.has_log_scale(report, _sizes(report), _DECADES):
             axes.set_xscale("symlog", linthresh=_smallest(report))
             axes.set_xlim(ends[0] * 1.3, ends[1] * 1.3)
         else:
             axes.set_xlim(ends[0] - margin, ends[1] + margin)
-        axes.set_xlabel(f"ours less the paper's ({layout.points(report.unit)})", parse_math=False)
-    _legend(made, report)
+        axes.set_xlabel(
+            f"ours minus the paper's ({layout.difference_unit(report.unit)})", parse_math=False
+        )
+
+    _draw_legend(made, report)
+
     return made
 
 
 def note(report: Report) -> str:
-    """What a reader would otherwise take for something else."""
+    """Explain rows and bars of the picture.
+
+    It counts the cells without an interval, and those without a finite difference.
+    """
     drawn = [cell for cell in report.cells if _has_delta(cell)]
     bare = sum(cell.interval is None for cell in drawn)
     endless = sum(cell.delta is not None and not _has_delta(cell) for cell in report.cells)
     rows = ", ".join(differing(report))
+
     return " ".join(
         filter(
             None,
             [
                 f"Rows: {rows}." if rows else "",
-                f"Bars: {BARS}" + (f"; {texts.count(bare, 'cell')} without." if bare else "."),
-                f"{texts.count(endless, 'cell')} with no finite difference not drawn."
+                f"Bars: {BARS}" + (f"; {texts.count(bare, 'cell')} without one." if bare else "."),
+                f"{texts.count(endless, 'cell')} without a finite difference not drawn."
                 if endless
                 else "",
             ],
@@ -83,7 +101,7 @@ def note(report: Report) -> str:
 
 
 def differing(report: Report) -> list[str]:
-    """The keys that tell rows apart."""
+    """Return the keys that distinguish rows."""
     return [
         key
         for key in report.keys
@@ -99,25 +117,33 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         y += _HEAD
         head = y - _ROW / 2
         axes.axhline(head - 0.75, color=canvas.FAINT, linewidth=0.6)
-        title = canvas.plain(layout.names(report).get(method.key, method.label))
+        title = canvas.plot_label(cells[0].label)
         weight = "bold" if method.role == "proposed" else "normal"
         axes.annotate(
-            title, (0, head), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=8.5, color=canvas.INK, weight=weight,
-        )  # fmt: skip
-        tolerance = report.tolerance if method.tolerance is None else method.tolerance
+            title,
+            (0, head),
+            (4, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=canvas.INK,
+            weight=weight,
+        )
+        tolerance = report.tolerance_of(method)
+
         if tolerance is not None:
             band = [y, y + len(cells) * _ROW]
             axes.fill_betweenx(
                 band, -tolerance, tolerance, color=canvas.INK, alpha=0.08, linewidth=0
             )
-        for cell in cells:
-            _point(axes, cell, y + _ROW / 2)
+
+        for shown in cells:
+            _point(axes, shown, y + _ROW / 2)
             ticks.append(y + _ROW / 2)
-            named.append(
-                ", ".join(layout.label(cell.conditions.get(key)) for key in keys) or method.label
-            )
+            named.append(", ".join(shown.conditions[key] for key in keys) or method.label)
             y += _ROW
+
     axes.set_yticks(
         ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False
     )
@@ -125,17 +151,20 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
     axes.grid(visible=False, axis="y")
 
 
-def _point(axes: Axes, cell: Cell, y: float) -> None:
-    delta = _delta(cell)
-    look = _look(texts.word(cell))
-    low, high = cell.interval if cell.interval is not None else (delta, delta)
-    # Of equal numbers rounding may take them below
-    bars = [[max(0.0, delta - low)], [max(0.0, high - delta)]]
-    axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **look)
+def _point(axes: Axes, shown: ShownCell, y: float) -> None:
+    delta = _delta(shown.cell)
+    properties = _marker_properties(shown.verdict_name)
+    low, high = shown.cell.interval or (delta, delta)
+    # Rounding may make the lengths of equal numbers negative.
+    bars = [
+        [max(0.0, delta - low)],
+        [max(0.0, high - delta)],
+    ]
+    axes.errorbar([delta], [y], xerr=bars, linestyle="none", elinewidth=1.1, **properties)
 
 
-def _look(word: str) -> dict[str, Any]:
-    colour, marker, filled = LOOKS[word]
+def _marker_properties(verdict_name: str) -> dict[str, Any]:
+    colour, marker, filled = VERDICT_STYLES[verdict_name]
     fill = {} if filled else {"markerfacecolor": "none"}
     return {
         "color": canvas.COLOURS[colour],
@@ -146,22 +175,37 @@ def _look(word: str) -> dict[str, Any]:
     }
 
 
-def _legend(figure: Figure, report: Report) -> None:
+def _draw_legend(figure: Figure, report: Report) -> None:
     from matplotlib.lines import Line2D
 
-    there = {texts.word(cell) for cell in report.cells if _has_delta(cell)}
-    words = [word for word in texts.marks(report) if word in there]
+    drawn = {texts.verdict_name(cell) for cell in report.cells if _has_delta(cell)}
+    names = [name for name in texts.verdict_marks(report) if name in drawn]
     canvas.legend(
-        figure, [Line2D([], [], linestyle="none", label=word, **_look(word)) for word in words]
+        figure,
+        [
+            Line2D([], [], linestyle="none", label=name, **_marker_properties(name))
+            for name in names
+        ],
     )
 
 
-def _cells(report: Report, method: Method) -> list[Cell]:
-    return [cell for row in layout.rows(report) for cell in row.of(method.key) if _has_delta(cell)]
+def _groups(report: Report) -> list[Group]:
+    """Cells that have a difference, by method, the proposed one first."""
+    rows = shown_rows(report)
+    groups: list[Group] = []
+    for method in layout.by_role(report):
+        cells = [c for row in rows for c in row.cells[method.key] if _has_delta(c.cell)]
+        if cells:
+            groups.append((method, cells))
+    return groups
 
 
 def _packed(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups in order, in the fewest columns of at most `_TALLEST` rows, or in `_COLUMNS` of about equal height."""
+    """Pack groups in order into columns.
+
+    These are the fewest columns of at most `_TALLEST` rows, or `_COLUMNS` of about
+    equal height.
+    """
     total = sum(map(_height, groups))
     number = min(_COLUMNS, len(groups), max(1, math.ceil(total / _TALLEST)))
     columns: list[list[Group]] = [[]]
@@ -178,22 +222,14 @@ def _height(group: Group) -> float:
 
 
 def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
-    """Of all that is drawn: points, intervals, tolerances."""
+    """Return the smallest and largest of all points, intervals and tolerances."""
     values = [0.0]
     for method, cells in groups:
-        tolerance = report.tolerance if method.tolerance is None else method.tolerance
+        tolerance = report.tolerance_of(method)
         values += [] if tolerance is None else [-tolerance, tolerance]
-        for cell in cells:
-            values += [_delta(cell), *(cell.interval or ())]
+        for shown in cells:
+            values += [_delta(shown.cell), *(shown.cell.interval or ())]
     return min(values), max(values)
-
-
-def _is_log(report: Report) -> bool:
-    """Where the differences span decades and are of no percentages, for which each point counts the same."""
-    sizes = _sizes(report)
-    return (
-        report.unit != "percent" and bool(sizes) and math.log10(max(sizes) / min(sizes)) > _DECADES
-    )
 
 
 def _smallest(report: Report) -> float:

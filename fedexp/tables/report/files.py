@@ -1,4 +1,4 @@
-"""A report's files: Markdown, CSV, LaTeX, one page of HTML, and its pictures."""
+"""The files of a report: Markdown, CSV, LaTeX, one page of HTML, and its pictures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from fedexp.tables.report.csv import to_csv
 from fedexp.tables.report.latex import latex
 from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import Links, page
-from fedexp.tables.report.report import Form, Report
+from fedexp.tables.report.report import Report, Variant
 
-_OF_A_RUN = {  # what the page calls them, and what may lie in a run's folder
+# Names on the page, and files that a run's folder may contain.
+_OF_A_RUN = {
     "config": "config.yaml",
     "result": "result.json",
     "curve": "metrics.jsonl",
@@ -26,18 +27,24 @@ _OF_A_RUN = {  # what the page calls them, and what may lie in a run's folder
 _BESIDE = ("report.csv", "runs.csv", "curves.csv", "configs.json")
 
 
-def report_folder(root: Path, name: str, form: Form, part: bool) -> Path:
-    """``<output root>/tables/<paper>/<table>[-reduced|-smoke][-partial]``: a smaller form never overwrites a larger one.
+def report_folder(root: Path, name: str, variant: Variant, part: bool) -> Path:
+    """Return the folder of a report.
+
+    It is ``<output root>/tables/<paper>/<table>[-reduced|-smoke][-partial]``, so a
+    smaller variant never overwrites a larger one.
 
     Args:
-        part: it does not have all runs of its form.
+        root: Output root.
+        name: Name of the table.
+        variant: Variant of the table.
+        part: Whether some runs of the variant are missing.
     """
     return (
         root
         / "tables"
         / (
             name
-            + (f"-{form}" if form in ("reduced", "smoke") else "")
+            + (f"-{variant}" if variant in ("reduced", "smoke") else "")
             + ("-partial" if part else "")
         )
     )
@@ -49,16 +56,20 @@ def write_report(
     root: Path | None = None,
     configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Path:
-    """Write ``report.{md,csv,tex,html}`` and ``report-<picture>.{png,svg}`` into `folder`, each replaced as a whole.
+    """Write ``report.{md,csv,tex,html}`` and ``report-<picture>.{png,svg}``.
 
-    Pictures of an earlier report that this one does not have are removed.
+    Each file is replaced as a whole. Pictures of an earlier report that this one does
+    not have are removed.
 
     Args:
-        root: the output root, under which the page looks for runs to link to; None: it links to none.
-        configs: of the runs, by their hashes, which the page shows.
+        report: The report.
+        folder: Folder of the files.
+        root: Output root with the runs that the page links to. None: it links to no
+            runs.
+        configs: Configs of the runs by their hashes, which the page shows.
 
     Returns:
-        the page's path.
+        Path of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for ending, text in (("md", markdown(report)), ("csv", to_csv(report)), ("tex", latex(report))):
@@ -77,7 +88,10 @@ def write_report(
 def links(
     report: Report, folder: Path, root: Path | None, configs: Mapping[str, Mapping[str, Any]]
 ) -> Links:
-    """Relative ones to what is there: files beside the page and, under `root`, those of its runs; and their configs."""
+    """Return relative links to files that exist.
+
+    These are files beside the page and, in `root`, files of its runs.
+    """
     runs: dict[str, dict[str, str]] = {}
     for run in (
         dict.fromkeys(run for cell in report.cells for run in cell.runs) if root is not None else ()

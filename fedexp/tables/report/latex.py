@@ -1,4 +1,7 @@
-"""A report as LaTeX tables (booktabs) that fit a text width: the paper's number above ours, decimal points in line."""
+"""A report as LaTeX tables (booktabs) that fit a text width.
+
+The paper's number is above ours, with aligned decimal points.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,64 @@ from dataclasses import dataclass
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
-from fedexp.tables.report.texts import Shown
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Digits of \footnotesize in article's text width of 345 pt, at 4.25 pt each, less some slack
+# Digits of \footnotesize in the text width of article, which is 345 pt. A digit has 4.25 pt,
+# and some slack is left.
 WIDTH = 78
-_LINES = 44  # of a page, the caption aside
-_GAP = 3  # digits that separate columns: 2 \tabcolsep of 6 pt
+# Lines of a page without the caption.
+_LINES = 44
+# Digits between columns: 2 \tabcolsep of 6 pt.
+_GAP = 3
 _SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "†": r"\dag{}", "‡": r"\ddag{}", "✓": r"$\surd$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
-    "≈": r"$\approx$", "○": r"$\circ$", "·": r"$\cdot$", "≠": r"$\neq$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "†": r"\dag{}",
+    "‡": r"\ddag{}",
+    "✓": r"$\surd$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "≈": r"$\approx$",
+    "○": r"$\circ$",
+    "·": r"$\cdot$",
+    "≠": r"$\neq$",
+}
 
 
 def latex(report: Report) -> str:
-    """``table`` environments that need the package booktabs; best of its row in bold.
+    """Return ``table`` environments that need the package booktabs.
 
-    Columns that do not fit beside each other stand in blocks below each other, and what is too long for a page goes on in
-    another table. The label ends in the form, so that several forms can stand in one document.
+    The best of a row is in bold. Columns that do not fit beside each other are in
+    blocks below each other. Rows that do not fit on a page continue in another table.
+    The label ends with the variant, so several variants can be in one document.
     """
-    return "\n".join(_lines(report)) + "\n"
+    return "\n".join(_document(report)) + "\n"
 
 
 def escape(text: str) -> str:
-    """Text with LaTeX's special characters and ours, which its fonts lack, made plain."""
+    """Escape LaTeX's special characters, and signs that its fonts do not have."""
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
 @dataclass(frozen=True)
 class _Number:
-    """A number in three parts: what stands before the decimal point, from there on, and what follows."""
+    """A number in three parts.
+
+    Args:
+        whole: Text before the decimal point.
+        rest: Text from the decimal point on.
+        beside: Text after the number.
+        best: Whether it is the best of its row.
+    """
 
     whole: str
     rest: str = ""
@@ -56,29 +86,37 @@ class _Number:
         )
 
 
-def _number(text: str, beside: str, best: bool) -> _Number:
+def _split_number(text: str, beside: str, best: bool) -> _Number:
     first, _, more = text.partition(" ")
     whole, point, rest = first.partition(".")
     return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
 
 
-_Line = tuple[list[str], str, list[_Number | None]]  # conditions, who, a number a method
+# Conditions, whose numbers, one number per method.
+_Line = tuple[list[str], str, list[_Number | None]]
 
 
-def _lines(report: Report) -> Iterator[str]:
-    yield from (f"% {what}: {said}" for what, said in texts.headline(report))
+def _document(report: Report) -> Iterator[str]:
+    yield from (f"% {subject}: {outcome}" for subject, outcome in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
     for warning in report.warnings:
         yield f"% {warning}"
     yield from (f"% left out: {part}" for part in report.left_out)
+
     for at, blocks in enumerate(_pages(report)):
         yield r"\begin{table}"
         yield r"\centering\footnotesize"
+
         if at == 0:
             yield rf"\caption{{{' '.join(_caption(report))}}}"
-            yield rf"\label{{tab:{report.name.replace('/', '-').replace('_', '-')}-{report.form}}}"
+            name = report.name.replace("/", "-").replace("_", "-")
+            yield rf"\label{{tab:{name}-{report.variant}}}"
         else:
-            yield rf"\caption{{{escape(report.title)} ({escape(report.source)}, {report.form} form), continued.}}"
+            yield (
+                rf"\caption{{{escape(report.title)} ({escape(report.source)}, "
+                rf"{report.variant} variant), continued.}}"
+            )
+
         for number, (methods, lines) in enumerate(blocks):
             yield from [r"\\[1ex]"] if number else []
             yield from _tabular(report, methods, lines)
@@ -90,25 +128,28 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
     yield r"\toprule"
     widths = _widths(report, lines)
     heads = [
-        rf"\multicolumn{{3}}{{l}}{{{_head(report.methods[at], widths[at])}}}" for at in methods
+        rf"\multicolumn{{3}}{{l}}{{{_column_head(report.methods[at], widths[at])}}}"
+        for at in methods
     ]
-    yield _row([*map(escape, report.keys), "", *heads])
+    yield _table_row([*map(escape, report.keys), "", *heads])
     yield r"\midrule"
+
     for place, who, numbers in lines:
         found = [numbers[at] for at in methods]
-        yield _row(
+        yield _table_row(
             [
                 *map(escape, place),
                 who,
                 *(" & & " if number is None else number.tex for number in found),
             ]
         )
+
     yield r"\bottomrule"
     yield r"\end{tabular}"
 
 
-def _head(method: Method, width: int) -> str:
-    """A label in as many lines as it needs to be no wider than its column."""
+def _column_head(method: Method, width: int) -> str:
+    """Return a label in as many lines as it needs to be as narrow as its column."""
     sign = layout.ORACLE if method.oracle else ""
     lines = textwrap.wrap(method.label, max(width, 8)) or [""]
     lines[-1] += sign
@@ -118,9 +159,13 @@ def _head(method: Method, width: int) -> str:
 
 
 def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
-    """Blocks of columns that fit the text's width, as many of them as fit a page; long blocks are cut between rows."""
-    lines = _table(report)
-    a_row = 2 if layout.referenced(report) else 1
+    """Yield pages of blocks of columns.
+
+    Each block fits the text width, and a page has as many blocks as fit. Long blocks
+    are cut between rows.
+    """
+    lines = _all_lines(report)
+    a_row = 2 if layout.has_reference(report) else 1
     length = _LINES // a_row * a_row
     blocks = [
         (methods, lines[start : start + length])
@@ -133,11 +178,15 @@ def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
             yield page
             page = []
         page.append(block)
+
     yield page
 
 
 def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
-    """Columns by number, block by block; one that is alone too wide for the text is a block by itself."""
+    """Return blocks of column numbers that fit the text width.
+
+    A column that is too wide on its own has a separate block.
+    """
     keys = [
         max([len(key), *(len(place[at]) for place, _, _ in lines)])
         for at, key in enumerate(report.keys)
@@ -153,7 +202,10 @@ def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
 
 
 def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
-    """In digits: parts of numbers side by side, and no word of a label broken."""
+    """Return the widths of columns in digits.
+
+    Parts of numbers are side by side, and no word of a label is broken.
+    """
     found = []
     for at, method in enumerate(report.methods):
         own = [numbers[at] for _, _, numbers in lines]
@@ -166,46 +218,59 @@ def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
     return found
 
 
-def _table(report: Report) -> list[_Line]:
-    reference, same = layout.referenced(report), _same_n(report)
+def _all_lines(report: Report) -> list[_Line]:
+    reference, same = layout.has_reference(report), _same_n(report)
     lines: list[_Line] = []
-    for row, entries in texts.shown(report):
-        place = texts.conditions(row, report)
+    for row in shown_rows(report):
+        place = row.conditions
+        cells = [row.first(method.key) for method in report.methods]
+
         if reference:
             lines.append(
                 (
                     place,
                     "paper",
-                    [None if e is None else _number(e.paper, "", e.best_paper) for e in entries],
+                    [
+                        None if c is None else _split_number(c.published, "", c.best_paper)
+                        for c in cells
+                    ],
                 )
             )
             place = [""] * len(report.keys)
-        lines.append((place, "ours", [None if e is None else _ours(e, same) for e in entries]))
+
+        lines.append((place, "ours", [None if c is None else _ours(c, same) for c in cells]))
+
     return lines
 
 
-def _ours(entry: Shown, same: int | None) -> _Number:
-    text = entry.ours if same is None else entry.ours.removesuffix(f" ({same})")
-    return _number(text, texts.mark(entry.cell), entry.best_ours)
+def _ours(shown: ShownCell, same: int | None) -> _Number:
+    text = shown.measured if same is None else shown.measured.removesuffix(f" ({same})")
+    return _split_number(text, shown.mark, shown.best_ours)
 
 
 def _same_n(report: Report) -> int | None:
-    """Of how many runs every mean is, where that is one number."""
+    """Return the number of runs behind every mean, None if it differs."""
     counts = {cell.n for cell in report.cells if cell.n}
     return counts.pop() if len(counts) == 1 else None
 
 
 def _caption(report: Report) -> Iterator[str]:
-    reference, same = layout.referenced(report), _same_n(report)
-    yield f"{escape(report.title)} ({escape(report.source)}, {report.form} form; {escape(layout.unit(report))})."
+    reference, same = layout.has_reference(report), _same_n(report)
+    yield (
+        f"{escape(report.title)} ({escape(report.source)}, {report.variant} variant; "
+        f"{escape(layout.unit(report))})."
+    )
     yield texts.sentence(
-        "; ".join(escape(f"{what}: {said}") for what, said in texts.headline(report))
+        "; ".join(escape(f"{subject}: {outcome}") for subject, outcome in texts.headline(report))
     )
     runs = "($n$)" if same is None else f"($n = {same}$)"
     yield rf"{'First line: paper; second: ours, mean' if reference else 'Mean'} $\pm$ sd {runs};"
-    yield ", ".join(escape(f"{mark} {word}") for word, mark in texts.marks(report).items()) + "."
+    yield (
+        ", ".join(escape(f"{mark} {word}") for word, mark in texts.verdict_marks(report).items())
+        + "."
+    )
     yield from (f"{escape(note)}." for note in texts.footnotes(report))
 
 
-def _row(cells: list[str]) -> str:
+def _table_row(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"

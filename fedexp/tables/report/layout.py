@@ -1,40 +1,52 @@
-"""A report as rows and columns: their order, the digits that are printed, the best of a row."""
+"""A report as rows and columns: order, printed digits, and the best of a row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import get_args
 
-from fedexp.tables.report.report import Agreement, Cell, Method, Report, Role, Value
+from fedexp.tables.report.report import (
+    Agreement,
+    Cell,
+    Conclusion,
+    Method,
+    Report,
+    Role,
+    Value,
+)
 
-ORACLE = " †"  # behind the label of what has seen test data
+# Mark behind the label of a method that has seen test data.
+ORACLE = " †"
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 _MOST_PLACES = 4
-_TOO_LONG = 1e7  # from here on a number is written with an exponent
+_NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
+# Numbers from here on are written with an exponent.
+_TOO_LONG = 1e7
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: all cells under the same conditions, in the report's order."""
+    """A row of the table: all cells under the same conditions, in report order."""
 
     conditions: dict[str, Value]
     cells: tuple[Cell, ...]
     agreement: Agreement | None
 
-    def of(self, method: str) -> tuple[Cell, ...]:
-        """The cells of one column; empty where the table has a hole."""
+    def cells_of(self, method: str) -> tuple[Cell, ...]:
+        """Return the cells of a column, none if the table has a gap there."""
         return tuple(cell for cell in self.cells if cell.method == method)
 
 
 def rows(report: Report) -> tuple[Row, ...]:
-    """The cells grouped by their conditions, in order of first appearance."""
+    """Group the cells by their conditions, in order of first appearance."""
     found: dict[tuple[Value, ...], list[Cell]] = {}
     for cell in report.cells:
-        found.setdefault(_place(report, cell.conditions), []).append(cell)
-    agreement = {_place(report, a.conditions): a for a in report.agreement}
+        found.setdefault(report.row_key(cell.conditions), []).append(cell)
+    agreement = {report.row_key(a.conditions): a for a in report.agreement}
     return tuple(
         Row(cells[0].conditions, tuple(cells), agreement.get(place))
         for place, cells in found.items()
@@ -42,9 +54,10 @@ def rows(report: Report) -> tuple[Row, ...]:
 
 
 def by_role(report: Report) -> list[Method]:
-    """The columns, those of the proposed method first, then baselines, reference points, local models and columns of ours.
+    """Return the columns by role.
 
-    A method that only cells know comes last.
+    The order is: the proposed method, baselines, reference baselines, local models,
+    columns of ours. A method that only cells know comes last in its role.
     """
     known = {method.key: method for method in report.methods}
     for cell in report.cells:
@@ -52,35 +65,49 @@ def by_role(report: Report) -> list[Method]:
     return sorted(known.values(), key=lambda method: get_args(Role).index(method.role))
 
 
-def covered(report: Report) -> dict[Role, list[Cell]]:
-    """The paper's cells that count: neither local models nor columns of ours, and what is equal by construction once."""
+def counted_cells(report: Report) -> dict[Role, list[Cell]]:
+    """Return the cells of the paper that the headline counts, by role.
+
+    Local models and columns of ours do not count. Cells that are equal by construction
+    count once.
+    """
     roles: dict[str, Role] = {method.key: method.role for method in report.methods}
     cells = [
         cell
         for cell in report.cells
         if cell.paper is not None and roles.get(cell.method) in _HEADLINE
     ]
-    there = {(_place(report, cell.conditions), cell.method) for cell in cells}
+    there = {(report.row_key(cell.conditions), cell.method) for cell in cells}
     found: dict[Role, list[Cell]] = {}
     for cell in cells:
-        if (_place(report, cell.conditions), cell.same_as) not in there:
+        if (report.row_key(cell.conditions), cell.same_as) not in there:
             found.setdefault(roles[cell.method], []).append(cell)
     return found
 
 
-def referenced(report: Report) -> bool:
-    """Whether there is a published number to stand beside ours; a demonstration has none."""
+def judged_cells(report: Report) -> list[Cell]:
+    """Return the `counted_cells` that were judged against the paper's number."""
+    cells = [cell for cells in counted_cells(report).values() for cell in cells]
+    return [cell for cell in cells if cell.verdict in get_args(Conclusion)]
+
+
+def has_reference(report: Report) -> bool:
+    """Return whether the paper prints a number. A demonstration has none."""
     return any(cell.paper is not None for cell in report.cells)
 
 
 def mean_agreement(report: Report) -> tuple[float | None, int]:
-    """Mean Spearman over the rows that have one, and how many these are."""
+    """Return the mean of Spearman over the rows that have one, and their number."""
     known = [a.rho for a in report.agreement if a.rho is not None]
     return (sum(known) / len(known) if known else None), len(known)
 
 
 def places(report: Report) -> int | None:
-    """Decimals of every number of the table: 2 for percent, else as many as the paper prints; None: 4 significant digits."""
+    """Return the decimals of every number of the table.
+
+    They are 2 for percent, else as many as the paper prints. None means 4 significant
+    digits.
+    """
     if report.unit == "percent":
         return 2
     published = [
@@ -90,7 +117,7 @@ def places(report: Report) -> int | None:
 
 
 def number(value: float, places: int | None) -> str:
-    """A number of ours; `nan`, `inf` and `-inf` by name."""
+    """Format a number of ours. `nan`, `inf` and `-inf` are printed by name."""
     if not math.isfinite(value):
         return str(float(value))
     if places is None:
@@ -99,7 +126,7 @@ def number(value: float, places: int | None) -> str:
 
 
 def signed(value: float, places: int | None) -> str:
-    """A difference; one that prints as nothing has no sign."""
+    """Format a difference with its sign. A difference that prints as zero has none."""
     text = number(value, places)
     if math.isnan(value) or float(text) == 0:
         return text.removeprefix("-")
@@ -107,7 +134,7 @@ def signed(value: float, places: int | None) -> str:
 
 
 def published(value: float, places: int | None) -> str:
-    """A number of the paper: never with fewer digits than it has there."""
+    """Format a number of the paper with at least as many digits as printed there."""
     text = number(value, places)
     return text if float(text) == value or not math.isfinite(value) else repr(value)
 
@@ -115,9 +142,15 @@ def published(value: float, places: int | None) -> str:
 def best(
     values: Iterable[tuple[str, float | None]], places: int | None, *, higher: bool
 ) -> set[str]:
-    """Who is best among (method, value): all that tie as printed; a value that is missing or not finite never is.
+    """Return the best methods: all that tie as printed.
 
-    A single value has nothing to be best of: the set is empty.
+    A value that is missing or not finite is never the best. The set is empty for a
+    single value.
+
+    Args:
+        values: (method, value).
+        places: Decimals.
+        higher: Whether higher is better.
     """
     shown = {
         name: float(number(v, places)) for name, v in values if v is not None and math.isfinite(v)
@@ -129,38 +162,42 @@ def best(
 
 
 def label(value: Value) -> str:
-    """A condition's value as YAML writes it."""
+    """Return the value of a condition as YAML writes it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def head(method: Method) -> str:
-    """A method's label, marked where it has seen test data."""
+def marked_label(method: Method) -> str:
+    """Return the label of a method, with a mark if it has seen test data."""
     return method.label + (ORACLE if method.oracle else "")
 
 
-def names(report: Report) -> dict[str, str]:
-    """Each method's label, marked as in `head`; papers call their own one "Ours", which beside our runs needs its key."""
+def marked_labels(report: Report) -> dict[str, str]:
+    """Return the marked labels of all methods.
+
+    Papers call their own method "Ours". Beside our runs it needs its key.
+    """
     return {
-        m.key: head(
+        m.key: marked_label(
             replace(m, label=f"{m.label} ({m.key})") if m.label.strip().lower() == "ours" else m
         )
         for m in report.methods
     }
 
 
+def minus(text: str) -> str:
+    """Replace hyphens before numbers by minus signs. Those of exponents stay."""
+    return _NEGATIVE.sub("−", text)
+
+
 def unit(report: Report) -> str:
     return {"percent": "%"}.get(report.unit, report.unit)
 
 
-def points(unit: str) -> str:
-    """What differences are counted in."""
+def difference_unit(unit: str) -> str:
+    """Return the unit of differences."""
     return {"percent": "percentage points"}.get(unit, unit)
-
-
-def _place(report: Report, conditions: dict[str, Value]) -> tuple[Value, ...]:
-    return tuple(conditions.get(key) for key in report.keys)
 
 
 def _decimals(value: float) -> int:
@@ -168,23 +205,26 @@ def _decimals(value: float) -> int:
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
-def numeric(values: Sequence[Value]) -> bool:
-    """Whether conditions can be an axis: numbers (not flags), at least two different ones."""
-    return len(set(values)) > 1 and all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in values
-    )
+def is_axis(values: Sequence[Value]) -> bool:
+    """Return whether conditions can be an axis: at least two different numbers.
+
+    Flags are not numbers.
+    """
+    return len(set(values)) > 1 and all(map(is_number, values))
 
 
-def operations(flop: float) -> str:
-    """``12 TFLOP``, ``3.4 PFLOP``, ``2.1 EFLOP``."""
-    for limit, length, unit in ((1e15, 1e12, "TFLOP"), (1e18, 1e15, "PFLOP")):
-        if flop < limit:
-            return f"{flop / length:.3g} {unit}"
-    return f"{flop / 1e18:.3g} EFLOP"
+def cell_name(method: str, conditions: Mapping[str, Value]) -> str:
+    """Return ``fedavg clients=5 beta=0.1``."""
+    return " ".join([method, *(f"{key}={label(value)}" for key, value in conditions.items())])
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number. A flag is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def duration(seconds: float) -> str:
-    """``12 s``, ``3.4 min``, ``2.1 h``."""
+    """Format seconds: ``12 s``, ``3.4 min``, ``2.1 h``."""
     for limit, length, unit in ((100, 1, "s"), (6000, 60, "min")):
         if seconds < limit:
             return f"{seconds / length:.3g} {unit}"

@@ -1,48 +1,62 @@
-"""The report as one HTML file: it opens from disk, loads nothing, and reads on paper, on a phone, in light and dark."""
+"""A report as one HTML file that opens from disk and loads nothing.
+
+It is readable on paper, on a phone, in light and in dark.
+"""
 
 from __future__ import annotations
 
 import base64
 import functools
 import hashlib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.configs import lines, parted
-from fedexp.tables.report.page_cells import (
-    Links,
-    ShownCell,
-    columns,
-    condition,
-    minus,
-    shown,
-    sortable,
-)
-from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.report import ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.shown_cells import ShownRow, shown_cells, shown_rows
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-__all__ = ["Links", "page"]
-
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
-_SEEN_FIRST = 5  # claims in the page's head; a phone's first screen has no room for more
+# Claims in the page's head. A phone's first screen has no room for more.
+_SEEN_FIRST = 5
 _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
 
 
-def page(report: Report, links: Links = Links()) -> str:
-    """The whole page as UTF-8 text. The same report and links give the same bytes.
+@dataclass(frozen=True)
+class Links:
+    """The relative links of a page.
 
     Args:
-        report: its pictures are put in as they are; those in ``currentColor`` follow the theme, others get a white ground.
+        runs: Files by name, by a run's folder. ``folder`` is the folder itself.
+        files: Files beside the page.
+        configs: Resolved configs by their hashes, which the page shows.
+    """
+
+    runs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def page(report: Report, links: Links = Links()) -> str:
+    """Return the page as text. The same report and links give the same bytes.
+
+    Args:
+        report: The report. Pictures in ``currentColor`` follow the theme. Others get a
+            white background.
+        links: Links of the page.
     """
     script, style = (_file(f"page.{ending}") for ending in ("js", "css"))
-    rows = list(shown(report, links))
-    heads = columns(report)
+    rows = shown_rows(report)
+    heads = layout.by_role(report)
+
     return _template().render(
         report=report,
         script=script,
@@ -51,20 +65,20 @@ def page(report: Report, links: Links = Links()) -> str:
         links=links,
         rows=rows,
         columns=heads,
-        cells=_in_order(report, rows),
+        cells=shown_cells(report),
         blocks=_block_starts(report, rows),
-        ranked=any(row.agreement for row, _ in rows),
+        ranked=any(shown.row.agreement for shown in rows),
         totals=_totals(report, heads),
         headline=texts.headline(report),
         claims=_claims_first(report),
         smaller=list(dict.fromkeys(cell.reduced for cell in report.cells if cell.reduced)),
-        form=texts.form(report).split(":", 1),
+        variant=texts.variant_note(report).split(":", 1),
         key=_key(report),
         unit=layout.unit(report),
-        points=layout.points(report.unit),
-        referenced=layout.referenced(report),
-        marks=texts.marks(report),
-        names=layout.names(report),
+        points=layout.difference_unit(report.unit),
+        referenced=layout.has_reference(report),
+        marks=texts.verdict_marks(report),
+        names=layout.marked_labels(report),
         values=_values(report),
         facts=texts.facts(report),
         hashes=texts.hashes(report),
@@ -77,22 +91,29 @@ def page(report: Report, links: Links = Links()) -> str:
 
 @functools.cache
 def _template() -> Template:
-    return _environment().get_template("page.html")
+    environment = template_environment(_file)
+    environment.globals |= {"sortable": sortable, "lines": lines}
+    return environment.get_template("page.html")
 
 
-def _environment() -> Environment:
+def template_environment(load: Callable[[str], str]) -> Environment:
+    """Return an environment for templates of reports.
+
+    Args:
+        load: Reads a template by its name.
+    """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         autoescape=True,
-        loader=FunctionLoader(_file),
+        loader=FunctionLoader(load),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"minus": minus, "condition": condition}
-    made.globals |= {"texts": texts, "layout": layout, "sortable": sortable, "lines": lines}
-    return made
+    environment.filters |= {"minus": layout.minus, "condition": layout.label}
+    environment.globals |= {"texts": texts, "layout": layout}
+    return environment
 
 
 @functools.cache
@@ -101,40 +122,52 @@ def _file(name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Nothing may be loaded, and no script but ours may run, whatever a label or a picture holds."""
+    """Return a content policy that forbids loading and all scripts except ours.
+
+    It holds whatever a label or a picture contains.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Drawings may contain images as data.
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"  # data: images that a drawing holds
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
-    """The paper's claims, those that did not hold first: what the head shows, and what it folds away."""
-    paper = [claim for claim in report.claims if claim.where != "ours"]
-    ordered = sorted(paper, key=lambda claim: _URGENT.index(claim.state))
+    """Return the paper's claims for the page's head, and those that are folded.
+
+    Claims that did not hold come first.
+    """
+    ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
 
 
 def _key(report: Report) -> list[str]:
-    """How a cell is read, in sentences."""
+    """Explain in sentences how to read a cell."""
     better = "higher" if report.higher_is_better else "lower"
-    first = f"{report.metric.replace('_', ' ').capitalize()} in {layout.unit(report)}, {better} is better."
+    first = (
+        f"{report.metric.replace('_', ' ').capitalize()} in {layout.unit(report)}, "
+        f"{better} is better."
+    )
     notes = [f"{note}." for note in texts.footnotes(report)]
     last = "Point at a cell or press it for its seeds, runs, reason and command."
-    if not layout.referenced(report):
+    if not layout.has_reference(report):
         spread = "Each cell: mean ± sample standard deviation (number of seeds)."
         return [first, spread, "Bold: best of its row.", *notes, last]
-    allowed = texts.tolerance(report)
+    allowed = texts.tolerance_note(report)
     judged = (
-        f"Reproduced: the 90 % interval of the difference lies within the tolerance, {allowed}; higher, lower: the 95 % "
-        "interval lies beyond it; inconclusive: neither, near if the means differ by no more, else far."
+        f"Reproduced: the 90 % interval of the difference is within the tolerance, {allowed}; "
+        f"higher, lower: the 95 % "
+        "interval is beyond it; inconclusive: neither, near if the means differ by no more, "
+        "else far."
     )
     ranks = "ρ: Spearman's rank correlation of the methods' order in the row with the paper's."
+
     return [
         first,
         "Each cell: the paper | mean ± sample standard deviation of our runs (number of seeds).",
-        "Below: the verdict, and our mean less the paper's number.",
+        "Below: the verdict, and our mean minus the paper's number.",
         *([judged] if allowed else []),
         "Bold: best of its row, once among the paper's numbers and once among ours.",
         *([ranks] if texts.has_agreement(report) else []),
@@ -146,19 +179,9 @@ def _key(report: Report) -> list[str]:
 # --- the tables
 
 
-def _in_order(
-    report: Report, rows: Sequence[tuple[layout.Row, dict[str, list[ShownCell]]]]
-) -> list[ShownCell]:
-    """All cells as the report has them."""
-    found = {
-        id(entry.cell): entry for _, own in rows for entries in own.values() for entry in entries
-    }
-    return [found[id(cell)] for cell in report.cells]
-
-
-def _block_starts(report: Report, rows: Sequence[tuple[layout.Row, Any]]) -> list[bool]:
-    """Of every row, whether its first condition is another than that of the row above."""
-    firsts = [next(iter(row.conditions.values()), None) for row, _ in rows]
+def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
+    """Return for every row whether its first condition differs from the row above."""
+    firsts = [next(iter(shown.row.conditions.values()), None) for shown in rows]
     return [
         len(report.keys) > 1 and (at == 0 or first != firsts[at - 1])
         for at, first in enumerate(firsts)
@@ -166,38 +189,53 @@ def _block_starts(report: Report, rows: Sequence[tuple[layout.Row, Any]]) -> lis
 
 
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
-    """Of every column, how many of the cells that the headline counts are reproduced; empty where it counts none."""
-    judged = ("reproduced", "higher", "lower", "inconclusive")
-    counted = [
-        cell
-        for cells in layout.covered(report).values()
-        for cell in cells
-        if cell.verdict in judged
-    ]
+    """Return for every column how many of its judged cells are reproduced.
+
+    The list is empty if the headline counts no cells.
+    """
+    counted = layout.judged_cells(report)
     if not report.keys or not counted:
         return []
     totals = []
     for method in heads:
-        mine: list[Cell] = [cell for cell in counted if cell.method == method.key]
+        mine = [cell for cell in counted if cell.method == method.key]
         good = sum(cell.verdict == "reproduced" for cell in mine)
         totals.append(f"{good} of {len(mine)}" if mine else "–")
     return totals
 
 
 def _values(report: Report) -> list[tuple[str, list[str]]]:
-    """Of every key that rows differ in, its values in the table's order."""
+    """Return the values of every key in the table's order."""
     found = []
     for key in report.keys:
-        values = list(dict.fromkeys(condition(cell.conditions.get(key)) for cell in report.cells))
+        values = list(
+            dict.fromkeys(layout.label(cell.conditions.get(key)) for cell in report.cells)
+        )
         found.append((key, values))
     return found
+
+
+def sortable(value: object) -> str | None:
+    """Return the sort key of a value in a column of numbers.
+
+    It is empty for a missing value, which stays last, and None for text.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return "" if math.isnan(value) else repr(value).replace("inf", "Infinity")
 
 
 # --- pictures
 
 
 def _inline(picture: Picture, prefix: str) -> Any:
-    """The drawing as an element of the page: no prolog, no metadata, ids of its own, named for those who cannot see it."""
+    """Return a picture as an element of the page.
+
+    It has no prolog and no metadata. Its ids are unique, and it has a label for screen
+    readers.
+    """
     from markupsafe import Markup
 
     start = picture.svg.index("<svg")

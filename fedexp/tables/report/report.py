@@ -1,29 +1,39 @@
-"""What a table's report says, as a value. Everything that is printed, written or drawn is a function of it alone."""
+"""The report of a table as a value.
+
+Everything that is printed, written or drawn depends only on it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Value = str | int | float | bool | None  # of a condition, e.g. clients=5
+# Value of a condition, such as clients=5.
+Value = str | int | float | bool | None
 Verdict = Literal[
     "reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"
 ]
-Form = Literal["full", "partial", "reduced", "smoke"]
+# Verdicts of `fedexp.tables.verdicts.judge`.
+Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]
+Variant = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
 ClaimState = Literal["held", "refuted", "open"]
 RowState = Literal["yes", "no", "open"]
 Colour = Literal["blue", "vermillion", "green", "pink", "ochre", "grey", "violet", "brick"]
-# As matplotlib names them
+# Names of matplotlib.
 Marker = Literal["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"]
 Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a method is drawn. Marker and dash alone tell it from the others: in grey, and for those who see few colours."""
+class PlotStyle:
+    """The style of a method in pictures.
+
+    Marker and dash are enough to distinguish it in grey, and for readers who see few
+    colours.
+    """
 
     colour: Colour
     marker: Marker
@@ -32,15 +42,19 @@ class Look:
 
 @dataclass(frozen=True)
 class Method:
-    """A column.
+    """A column of the report.
 
     Args:
-        key, label: the framework's, and the paper's own name for it.
-        tolerance: where that is not the table's.
-        role: ``proposed`` by the paper, a ``baseline``, a ``reference`` point (an ensemble, pooled training), a ``local`` model,
-            or ``ours``: no column of the paper's.
-        oracle: what was chosen or trained on test data, empty where nothing was.
-        look: in pictures; None: one that no other method of the report has.
+        key: Name in fedexp.
+        label: Name in the paper.
+        tolerance: Tolerance, if it is not the table's.
+        role: ``proposed`` by the paper, a ``baseline``, a ``reference`` baseline (an
+            ensemble, pooled training), a ``local`` model, or ``ours``: not a column of
+            the paper.
+        oracle: Text that tells what was chosen or trained on test data, empty if
+            nothing was.
+        plot_style: Style in pictures. None: a style that no other method of the report
+            has.
     """
 
     key: str
@@ -48,17 +62,20 @@ class Method:
     tolerance: float | None = None
     role: Role = "baseline"
     oracle: str = ""
-    look: Look | None = None
+    plot_style: PlotStyle | None = None
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value of a cell came from.
+    """The origin of one value of a cell.
 
     Args:
-        run: its folder, relative to the output root; config: the hash of what it ran; split: of who held which samples.
-        commit, date: of the result, empty where they are not known.
-        command: what runs exactly this cell with this seed.
+        run: Folder of the run, relative to the output root.
+        command: Command that runs exactly this cell with this seed.
+        config: Hash of the config.
+        split: Hash of the data split.
+        commit: Commit of the result, empty if it is not known.
+        date: Date of the result, empty if it is not known.
     """
 
     run: str
@@ -71,27 +88,36 @@ class Origin:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table: the paper's beside ours.
+    """A judged cell of the table: the paper's number beside ours.
 
     Args:
-        conditions: the row it stands in, by the table's keys and in their order.
-        paper: as published, in the table's unit; None where the paper prints none.
-        paper_sd: as published.
-        values: ours, one a run, in the table's unit; seeds: the seed of each.
-        draws: of each value, what runs that are compared with it share: the seed and the conditions that make no row.
-        last_10: of each value, those of the run's last ten rounds (fewer, if it has fewer), where the table pools them and all
-            runs have them; else empty.
-        chosen: of each value, the point of the column's grid that was best; empty without a grid.
-        verdict, reason: the judgement and, where it is not `reproduced`, why, in one sentence.
-        interval: of 95 % for ours less the paper's; None below two runs.
-        near: of an inconclusive cell, whether the means lie within the tolerance of each other.
-        settles: of an inconclusive cell, how many seeds would settle it.
-        deterministic: several runs gave one and the same number.
-        same_as: the column that this one equals by construction; such a cell is not counted again.
-        runs: folders of the runs behind it, relative to the output root; origins: of each value.
-        parts: metrics of classes and of clients that all runs have, means over the runs, times the table's scale.
-        failed: runs that failed, with their error's first line.
-        reduced: what was smaller than the paper's, empty for a full run.
+        conditions: Conditions of its row, by the table's keys and in their order.
+        method: Key of its column.
+        paper: Number as published, in the table's unit. None if the paper prints none.
+        paper_sd: Standard deviation as published.
+        values: Our numbers, one per run, in the table's unit.
+        seeds: Seed of each value.
+        verdict: The verdict.
+        split_seeds: For each value, the seed and the pooled conditions, which it shares
+            with the runs that it is compared with.
+        last_10: For each value, those of the run's last ten rounds (fewer if it has
+            fewer). Empty unless the table pools them and all runs have them.
+        chosen: For each value, the point of the column's grid that was best, empty
+            without a grid.
+        reason: Reason in one sentence, if the verdict is not `reproduced`.
+        interval: 95 % interval of our mean minus the paper's, None below two runs.
+        near: For an inconclusive cell, whether the means are within the tolerance of
+            each other.
+        settles: For an inconclusive cell, how many seeds would settle it.
+        deterministic: Whether several runs gave exactly one number.
+        same_as: Column that this one equals by construction. Such a cell is not counted
+            again.
+        runs: Folders of the runs behind it, relative to the output root.
+        origins: Origin of each value.
+        parts: Metrics of classes and of clients that all runs have. They are means over
+            the runs, times the table's scale.
+        failed: Runs that failed, with the first line of their error.
+        reduced: What was smaller than the paper's, empty for a full run.
     """
 
     conditions: dict[str, Value]
@@ -101,7 +127,7 @@ class Cell:
     values: tuple[float, ...]
     seeds: tuple[int, ...]
     verdict: Verdict
-    draws: tuple[str, ...] = ()
+    split_seeds: tuple[str, ...] = ()
     last_10: tuple[tuple[float, ...], ...] = ()
     chosen: tuple[str, ...] = ()
     reason: str = ""
@@ -126,22 +152,29 @@ class Cell:
 
     @property
     def sd(self) -> float | None:
-        """Sample standard deviation over seeds (n - 1); None below two and where a value is infinite."""
+        """The sample standard deviation over seeds (n - 1).
+
+        It is None below two runs, and if a value is infinite.
+        """
         return _sample_sd(self.values)
 
     @property
     def pooled_mean(self) -> float | None:
-        """Over the last ten rounds of all runs together; None where there are none to pool."""
+        """The mean over the last ten rounds of all runs together, None without any."""
         return _mean(sum(self.last_10, ()))
 
     @property
     def pooled_sd(self) -> float | None:
-        """Sample standard deviation (n - 1, n being all rounds of all runs) of the same values; None as `sd`."""
+        """The sample standard deviation of the values of `pooled_mean`.
+
+        It divides by n - 1, where n counts all rounds of all runs. It is None as `sd`
+        is.
+        """
         return _sample_sd(sum(self.last_10, ()))
 
     @property
     def delta(self) -> float | None:
-        """Ours less the paper's."""
+        """Our mean minus the paper's number."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper
 
 
@@ -153,16 +186,20 @@ def _sample_sd(values: Sequence[float]) -> float | None:
     mean, n = _mean(values), len(values)
     if mean is None or n < 2 or math.isinf(mean):
         return None
-    return math.dist(values, (mean,) * n) / math.sqrt(n - 1)  # no overflow for a diverged loss
+    # This does not overflow for a diverged loss.
+    return math.dist(values, (mean,) * n) / math.sqrt(n - 1)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Rank agreement of the methods' order in one row (Spearman), methods that the paper separates by little counted as ties.
+    """The rank agreement of the methods' order in one row (Spearman).
+
+    Methods whose numbers in the paper are close count as ties.
 
     Args:
-        rho: None where fewer than two methods can be ranked.
-        methods: how many were ranked.
+        conditions: Conditions of the row.
+        rho: Spearman's coefficient, None if fewer than two methods can be ranked.
+        methods: Number of ranked methods.
     """
 
     conditions: dict[str, Value]
@@ -172,11 +209,14 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Summary:
-    """A method over its rows: the mean difference to the paper, by seed.
+    """The mean difference of a method to the paper, by seed, over its rows.
 
     Args:
-        rows: with a number of the paper and runs; n: seeds that have all of them.
-        mean: of ours less the paper's, over rows and seeds; interval: of 95 %, None below two seeds.
+        method: Key of the method.
+        rows: Number of rows with a number of the paper and runs.
+        n: Number of seeds that have all of these rows.
+        mean: Mean of our numbers minus the paper's, over rows and seeds.
+        interval: 95 % interval, None below two seeds.
     """
 
     method: str
@@ -191,10 +231,13 @@ class ClaimRow:
     """A claim in one row, or in one group of rows for a trend.
 
     Args:
-        state: yes or no by a one-sided bound, else open.
-        estimate: mean of the paired differences, signed so that the claim wants it large; None where there are none.
-        n: pairs (seeds); in_favour: of these, those on the claim's side.
-        printed: whether the paper's own numbers fit; None where it prints none.
+        conditions: Conditions of the row.
+        state: ``yes`` or ``no`` by a one-sided bound, else ``open``.
+        estimate: Mean of the paired differences, signed so that the claim wants it
+            large. None if there are none.
+        n: Number of pairs (seeds).
+        in_favour: Number of pairs on the claim's side.
+        printed: Whether the paper's own numbers fit, None if it prints none.
     """
 
     conditions: dict[str, Value]
@@ -207,13 +250,18 @@ class ClaimRow:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What the paper (or only we, where ``where`` is ``ours``) says of a table or figure, and what came of it.
+    """A claim about a table or figure, and its result.
 
     Args:
-        state, reason: held, refuted or open, and why.
-        rows: the claim row by row; needed: of how many it is meant, ``all``, ``most`` or a number.
-        printed: what the paper's own numbers say of it, in words; empty where it prints none.
-        contradicted: the paper's own numbers do not bear it out.
+        id: Name of the claim.
+        where: Place in the paper, or ``ours`` for our own expectation.
+        says: The claim in our words.
+        state: ``held``, ``refuted`` or ``open``.
+        reason: Reason of the state.
+        needed: Number of rows that must fit: ``all``, ``most`` or a number.
+        rows: The claim row by row.
+        printed: Result on the paper's own numbers as text, empty if it prints none.
+        contradicted: Whether the paper's own numbers contradict the claim.
     """
 
     id: str
@@ -226,10 +274,22 @@ class ClaimResult:
     printed: str = ""
     contradicted: bool = False
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the claim is our own expectation, and not the paper's."""
+        return self.where == "ours"
+
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing that belongs to the report, as a standalone SVG document (and PNG bytes for where SVG cannot go)."""
+    """A picture of the report.
+
+    Args:
+        name: Part of the file's name.
+        title: Title, and text for screen readers.
+        svg: Standalone SVG document.
+        png: The same picture for media without SVG.
+    """
 
     name: str
     title: str
@@ -242,17 +302,31 @@ class Report:
     """A paper's table with our numbers in it.
 
     Args:
-        name: ``<paper>/<table>``; paper: how it is cited; source: what the table is called there; title: in our words.
-        form: ``partial``: a part of the full form's cells or runs.
-        keys: names of the conditions, in order; methods: the columns, in the paper's order.
-        tolerance: how far, in the table's unit, a mean may lie from the paper's and still be `reproduced`; None:
-            nothing is judged, but in columns with their own.
-        claims: in the order of the table's file; summaries: of the methods that the paper has numbers of.
-        left_out: cells and panels of the paper that this report does not have, in words.
-        assumptions: (what, why) of all that the paper leaves open, and of what judges: tolerances, the paper's number of runs.
-        warnings: what a reader must know before believing a number: unequal n, mixed splits, mixed code, missing cells.
+        name: ``<paper>/<table>``.
+        paper: Citation of the paper.
+        source: Name of the table in the paper.
+        title: Title in our words.
+        metric: Metric of the numbers.
+        unit: Unit of the numbers.
+        higher_is_better: Whether higher numbers are better.
+        variant: Variant. ``partial`` is a part of the full variant's cells or runs.
+        keys: Names of the conditions, in order.
+        methods: Columns, in the paper's order.
+        cells: Cells.
+        agreement: Rank agreement of each row.
+        tolerance: Distance from the paper's number, in the table's unit, within which a
+            mean is `reproduced`. None: only columns with their own tolerance are
+            judged.
+        assumptions: (what, why) of all that the paper leaves open, and of what judges:
+            tolerances and the paper's number of runs.
+        warnings: Facts to know before one believes a number: unequal n, mixed splits,
+            mixed code, missing cells.
         facts: (name, value) of cost, commit, hardware, split hashes, dates.
-        command: what was typed, or would have to be, to make it.
+        command: Command that made the report, or would make it.
+        claims: Claims, in the order of the table's file.
+        summaries: Summaries of the methods that the paper has numbers of.
+        left_out: Cells and panels of the paper that this report does not have, as text.
+        pictures: Pictures.
     """
 
     name: str
@@ -262,7 +336,7 @@ class Report:
     metric: str
     unit: str
     higher_is_better: bool
-    form: Form
+    variant: Variant
     keys: tuple[str, ...]
     methods: tuple[Method, ...]
     cells: tuple[Cell, ...]
@@ -276,3 +350,16 @@ class Report:
     summaries: tuple[Summary, ...] = ()
     left_out: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
+
+    def row_key(self, conditions: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Return the values of the report's keys, which identify a row."""
+        return tuple(conditions.get(key) for key in self.keys)
+
+    @property
+    def paper_claims(self) -> list[ClaimResult]:
+        """The claims of the paper, without our own expectations."""
+        return [claim for claim in self.claims if not claim.is_ours]
+
+    def tolerance_of(self, method: Method) -> float | None:
+        """Return the tolerance of a column, by default the table's."""
+        return self.tolerance if method.tolerance is None else method.tolerance

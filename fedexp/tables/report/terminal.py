@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import ClaimState, Report, Verdict
-from fedexp.tables.report.texts import Shown
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,11 +25,15 @@ STYLES: dict[Verdict, str] = {
     "not comparable": "magenta",
 }
 _CLAIM_STYLES: dict[ClaimState, str] = {"held": "green", "refuted": "red", "open": "yellow"}
-_ENDLESS = 100_000  # letters of a line that wraps nothing
+# Letters of a line that wraps nothing.
+_ENDLESS = 100_000
 
 
 def console() -> Console:
-    """Wide where there is no terminal: a table in a file is better wide than wrapped."""
+    """Return the console.
+
+    It is wide without a terminal, since a table in a file should not be wrapped.
+    """
     from rich.console import Console
 
     return (
@@ -40,43 +44,58 @@ def console() -> Console:
 
 
 def print_report(report: Report, out: Console | None = None) -> None:
-    """The headline, the table, what it says of the paper's claims, and its warnings.
+    """Print the headline, the table, the paper's claims and the warnings.
 
-    A cell has the paper's number, below it ours, the difference and the mark of the verdict. Where that does not fit, the
-    differences go first; then each cell has a line, with its difference where there is room.
+    A cell has the paper's number and, below it, ours, the difference and the mark of
+    the verdict. On a narrow terminal the differences are left out first. Then each cell
+    has a line, with its difference if there is room.
     """
     out = out or console()
     out.print(
-        f"{report.name}{texts.named_form(report)}: {report.title}", style="bold", markup=False
+        f"{report.name}{texts.variant_suffix(report)}: {report.title}", style="bold", markup=False
     )
-    for what, said in texts.headline(report):
-        out.print(f"{what}: {said}", style="bold", markup=False)
+    for subject, outcome in texts.headline(report):
+        out.print(f"{subject}: {outcome}", style="bold", markup=False)
     out.print(f"{report.source}; {report.metric}, {layout.unit(report)}", markup=False)
-    out.print(texts.form(report), style="" if report.form == "full" else "yellow", markup=False)
+    out.print(
+        texts.variant_note(report), style="" if report.variant == "full" else "yellow", markup=False
+    )
+
     fitting = (
         deltas
         for deltas in (True, False)
         if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
     )
+
     deltas = next(fitting, None)
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
+
     for claim in report.claims:
-        printed = f"; in print: {printed}" if (printed := texts.in_print(claim)) else ""
-        line = f"{texts.state(claim)} {claim.id} ({texts.where(claim)}): {claim.says}. {texts.why(claim)}{printed}"
+        in_print = texts.claim_in_print(claim)
+        line = (
+            f"{texts.claim_state(claim)} {claim.id} ({texts.claim_source(claim)}): {claim.says}. "
+            f"{texts.claim_reason(claim)}{f'; in print: {in_print}' if in_print else ''}"
+        )
         out.print(line, style=_CLAIM_STYLES[claim.state], markup=False)
+
     for found in report.summaries:
         name, mean, interval, of = texts.summary(found, report)
-        points = layout.points(report.unit)
+        points = layout.difference_unit(report.unit)
         out.print(
             f"{name}: mean difference to the paper {mean} {points}, 95 %: {interval} ({of})",
             markup=False,
         )
+
     if report.left_out:
         out.print(
-            f"left out of the paper's: {texts.count(len(report.left_out), 'part')}, see the report",
+            (
+                f"left out of the paper's table: {texts.count(len(report.left_out), 'part')}, see "
+                f"the report"
+            ),
             markup=False,
         )
+
     for warning in report.warnings:
         out.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
     for failure in dict.fromkeys(failure for cell in report.cells for failure in cell.failed):
@@ -84,71 +103,102 @@ def print_report(report: Report, out: Console | None = None) -> None:
 
 
 def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) -> None:
-    """The tables that there are, as `fedexp.tables.index` has them; where it is narrow, what is least asked for goes first.
+    """Print the list of tables, as `fedexp.tables.listing` has it.
 
-    The name and how its runs stand always stay.
+    On a narrow terminal the least important columns are left out. The name, and the
+    status of runs if it is known, always stay.
     """
     out = out or console()
-    dropped: list[str] = []
-    for name in ("", "paper", "data", "cost", "failed", "cells", "runs", "done"):
-        dropped.append(name)
-        columns = [column for column in _LISTED if column not in dropped]
-        # Longer ones are broken
-        short = _tables([{**row, "state": row["state"][:_STATE]} for row in rows], columns)
-        if _width(short, out, wrapped=False) <= out.width:
+    of_runs = any(row["runs"] is not None for row in rows)
+    columns: tuple[str, ...] = _COLUMNS_OF_RUNS if of_runs else _COLUMNS
+    short = [{**row, "state": (row["state"] or "")[:_STATE]} for row in rows]
+    for dropped in ("", *_DROPPED):
+        columns = tuple(column for column in columns if column != dropped)
+        table = _list_of_tables(short, columns)
+        if _width(table, out, wrapped=not of_runs) <= out.width:
             break
-    out.print(_tables(rows, columns))
+    out.print(_list_of_tables(rows, columns))
 
 
-_STATE = 20  # letters of a state that are not broken over lines
-_LISTED = ("table", "paper", "cells", "runs", "done", "failed", "data", "cost", "state")
+# Letters of a state that are not broken over lines.
+_STATE = 20
+_COLUMNS = ("table", "title", "data", "hours", "state")
+_COLUMNS_OF_RUNS = (
+    "table",
+    "paper",
+    "cells",
+    "runs",
+    "done",
+    "failed",
+    "missing",
+    "data",
+    "hours",
+    "state",
+)
+_DROPPED = ("paper", "hours", "data", "title", "missing", "failed", "cells", "runs", "done")
+_NUMBERS = ("cells", "runs", "done", "failed", "missing")
 
 
-def _tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+def _list_of_tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
 
+    if not any(row["state"] for row in rows):
+        columns = [column for column in columns if column != "state"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        right = column in ("cells", "runs", "done", "failed", "cost")
         table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=column == "table"
+            column,
+            justify="right" if column in _NUMBERS else "left",
+            overflow="fold",
+            no_wrap=column == "table",
         )
     for row in rows:
-        said = {
+        shown = {
             **row,
             "paper": f"{row['paper'].split(',')[0]}, {row['source']}",
-            "data": ", ".join(
-                f"{name}{'' if there else ' (absent)'}" for name, there in row["data"].items()
-            ),
-            "cost": _cost(row),
+            "data": ", ".join(_DATA[there].format(name) for name, there in row["data"].items()),
+            "hours": _hours(row),
         }
-        table.add_row(*(_plain(str(said[column])) for column in columns))
+        table.add_row(*(_unstyled("" if shown[c] is None else str(shown[c])) for c in columns))
     return table
 
 
-def _cost(row: Mapping[str, Any]) -> str:
-    """What its runs took; before there are any, the operations of local training."""
-    if row["done"]:
-        return layout.duration(row["seconds"])
-    return layout.operations(row["flop"]) if row["flop"] else "-"
+_DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} (unknown)"}
+
+
+def _hours(row: Mapping[str, Any]) -> str:
+    """Return the hours of stored runs, else the measured hours of the table's file.
+
+    Example of a file: ``0.88, reduced 0.69``.
+    """
+    if row["seconds"]:
+        return f"{row['seconds'] / 3600:.3g}"
+    return ", ".join(
+        f"{cost['hours']:g}" if variant == "full" else f"{variant} {cost['hours']:g}"
+        for variant, cost in row["cost"].items()
+    )
 
 
 def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
-    """Args: deltas: whether the wide table has them; None: it is not wide."""
-    compared = layout.referenced(report)
+    """Yield the legend of the table.
+
+    Args:
+        report: The report.
+        deltas: Whether the wide table has differences. None: it is not wide.
+    """
+    compared = layout.has_reference(report)
     if deltas is not None:
-        yield f"{'paper above ours' if compared else 'ours'} (mean ± sd (n){', difference' if compared and deltas else ''})"
-    yield ", ".join(f"{mark} {word}" for word, mark in texts.marks(report).items())
-    if tolerance := texts.tolerance(report):
-        yield f"tolerance {tolerance}"
-    if rank := texts.rank(report):
-        yield rank
+        yield (
+            f"{'paper above ours' if compared else 'ours'} (mean ± sd "
+            f"(n){', difference' if compared and deltas else ''})"
+        )
+    yield from texts.legend(report)
     yield from texts.footnotes(report)
 
 
 def _width(table: Table, out: Console, *, wrapped: bool) -> int:
-    """Of the table: as narrow as its words allow, or without any line broken."""
+    """Return the width of a table, with or without broken lines."""
     from rich.measure import Measurement
 
     needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
@@ -156,27 +206,31 @@ def _width(table: Table, out: Console, *, wrapped: bool) -> int:
 
 
 def _wide(report: Report, *, deltas: bool) -> Table:
-    """As in the paper: one column a method."""
+    """Build the table as in the paper: one column per method."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for key in report.keys:
-        table.add_column(_plain(key), justify="right", no_wrap=True)
+        table.add_column(_unstyled(key), justify="right", no_wrap=True)
     for method in report.methods:
-        table.add_column(_plain(layout.head(method)), justify="right", no_wrap=True)
-    agreement, reference = texts.has_agreement(report), layout.referenced(report)
+        table.add_column(_unstyled(layout.marked_label(method)), justify="right", no_wrap=True)
+    agreement, reference = texts.has_agreement(report), layout.has_reference(report)
     if agreement:
         table.add_column("Spearman", justify="right", no_wrap=True)
-    for row, entries in texts.shown(report):
-        cells = [_cell(entry, reference, deltas) for entry in entries]
-        place = map(_plain, texts.conditions(row, report))
-        table.add_row(*place, *cells, *([texts.rho(row)] if agreement else []))
+    for row in shown_rows(report):
+        cells = [_cell_text(row.first(method.key), reference, deltas) for method in report.methods]
+        place = map(_unstyled, row.conditions)
+        table.add_row(*place, *cells, *([row.rho] if agreement else []))
     return table
 
 
 def _long(report: Report, out: Console) -> Table:
-    """One line a cell. Differences go first, then headings and labels wrap; numbers and verdicts if it still does not fit."""
+    """Build a table with one line per cell.
+
+    On a narrow terminal the differences are left out first. Then headings and labels
+    wrap, and at last numbers and verdicts.
+    """
     with_deltas = _one_a_line(report, whole=True, deltas=True)
     if _width(with_deltas, out, wrapped=False) <= out.width:
         return with_deltas
@@ -193,51 +247,50 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    compared = layout.referenced(report)
-    names = layout.names(report)
+    compared = layout.has_reference(report)
     lines = [
-        ([*texts.conditions(row, report), names[entry.cell.method]], entry)
-        for row, entries in texts.shown(report)
-        for entry in entries
-        if entry is not None
+        ([*row.conditions, shown.label], shown)
+        for row in shown_rows(report)
+        for method in report.methods
+        if (shown := row.first(method.key)) is not None
     ]
     for at, key in enumerate(report.keys):
         longest = max((len(place[at]) for place, _ in lines), default=0)
         table.add_column(
-            _plain(key), justify="right", overflow="fold", min_width=longest if whole else None
+            _unstyled(key), justify="right", overflow="fold", min_width=longest if whole else None
         )
     table.add_column("method", overflow="fold")
     deltas = deltas and compared
     for name in (*(["paper"] if compared else []), "ours", *(["difference"] if deltas else [])):
         table.add_column(name, justify="right", overflow="fold", no_wrap=whole)
     table.add_column("verdict", overflow="fold", no_wrap=whole)
-    for place, entry in lines:
-        verdict = f"{texts.mark(entry.cell)} {texts.word(entry.cell)}"
+    for place, shown in lines:
         numbers = [
-            *([entry.paper] if compared else []),
-            entry.ours,
-            *([entry.delta] if deltas else []),
+            *([shown.published] if compared else []),
+            shown.measured,
+            *([shown.delta] if deltas else []),
         ]
-        table.add_row(*map(_plain, [*place, *numbers, verdict]), style=STYLES[entry.cell.verdict])
+        table.add_row(
+            *map(_unstyled, [*place, *numbers, f"{shown.mark} {shown.verdict_name}"]),
+            style=STYLES[shown.cell.verdict],
+        )
     return table
 
 
-def _cell(entry: Shown | None, reference: bool, deltas: bool) -> Text:
-    text = _plain("")
-    if entry is None:
+def _cell_text(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
+    text = _unstyled("")
+    if shown is None:
         return text
     if reference:
-        text.append(f"{entry.paper}\n", style="bold" if entry.best_paper else "")
-    ours = " ".join(
-        filter(None, [entry.ours, entry.delta if deltas else "", texts.mark(entry.cell)])
-    )
+        text.append(f"{shown.published}\n", style="bold" if shown.best_paper else "")
+    ours = " ".join(filter(None, [shown.measured, shown.delta if deltas else "", shown.mark]))
     return text.append(
-        ours, style=f"{'bold ' if entry.best_ours else ''}{STYLES[entry.cell.verdict]}".strip()
+        ours, style=f"{'bold ' if shown.best_ours else ''}{STYLES[shown.cell.verdict]}".strip()
     )
 
 
-def _plain(text: str) -> Text:
-    """No markup, whatever a label holds."""
+def _unstyled(text: str) -> Text:
+    """Return a text without markup, whatever a label holds."""
     from rich.text import Text
 
     return Text(text)

@@ -1,11 +1,10 @@
-"""The words of a report that its forms share."""
+"""Texts of a report that several formats share."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 from fedexp.tables.report import layout
@@ -14,10 +13,10 @@ from fedexp.tables.report.report import (
     ClaimResult,
     ClaimRow,
     ClaimState,
-    Form,
     Report,
     Role,
     Summary,
+    Variant,
     Verdict,
 )
 
@@ -32,18 +31,24 @@ MARKS: Mapping[Verdict, str] = {
 }
 _HASHES = ("data sha256", "split sha256", "code hash")
 _NEAR, _DETERMINISTIC = "≈", "‡"
-POOLED = "Pooled over the last ten rounds of all runs, where every run's are recorded: mean ± sd (runs x rounds)"
+POOLED = (
+    "Pooled over the last ten rounds of all runs, if those of every run are recorded: "
+    "mean ± sd (runs x rounds)"
+)
 CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
 _ROLES: Mapping[Role, str] = {
     "proposed": "proposed method",
     "baseline": "baselines",
-    "reference": "reference points",
+    "reference": "reference baselines",
 }
-_FORMS: Mapping[Form, str] = {
+_VARIANTS: Mapping[Variant, str] = {
     "full": "Full: all of the table's cells and runs.",
-    "partial": "Partial: a part of the full form's cells or runs.",
+    "partial": "Partial: a part of the full variant's cells or runs.",
     "reduced": "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
-    "smoke": "Smoke test: the runs show that the pipeline works; compare their numbers with nothing published.",
+    "smoke": (
+        "Smoke test: the runs show that the pipeline works; do not compare their numbers "
+        "with published ones."
+    ),
 }
 
 
@@ -51,23 +56,23 @@ _FORMS: Mapping[Form, str] = {
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """What a reader should know if he reads no further: (of what, what came of it)."""
-    paper = [claim for claim in report.claims if claim.where != "ours"]
-    ours = [claim for claim in report.claims if claim.where == "ours"]
-    said = []
+    """Return the most important results: (subject, result)."""
+    paper = report.paper_claims
+    ours = [claim for claim in report.claims if claim.is_ours]
+    outcomes = []
     if paper:
-        said.append(("claims of the paper", _states(paper)))
+        outcomes.append(("claims of the paper", _states(paper)))
     if ours:
-        said.append(
+        outcomes.append(
             ("and of our own expectations" if paper else "our own expectations", _states(ours))
         )
-    covered = layout.covered(report)
+    covered = layout.counted_cells(report)
     for role, name in _ROLES.items():
         if cells := covered.get(role):
-            said.append((name, f"{count(len(cells), 'cell')}: {_verdicts(cells)}"))
+            outcomes.append((name, f"{count(len(cells), 'cell')}: {_verdicts(cells)}"))
     if not covered:
-        said.append(("cells of the paper", f"none; {len(report.cells)} of ours"))
-    return said
+        outcomes.append(("cells of the paper", f"none; {len(report.cells)} of ours"))
+    return outcomes
 
 
 def _states(claims: Sequence[ClaimResult]) -> str:
@@ -76,7 +81,7 @@ def _states(claims: Sequence[ClaimResult]) -> str:
 
 
 def _verdicts(cells: Sequence[Cell]) -> str:
-    """``2 reproduced, 5 inconclusive (3 near)``."""
+    """Count verdicts: ``2 reproduced, 5 inconclusive (3 near)``."""
     counts = Counter(cell.verdict for cell in cells)
     near = sum(cell.verdict == "inconclusive" and bool(cell.near) for cell in cells)
     return ", ".join(
@@ -87,23 +92,26 @@ def _verdicts(cells: Sequence[Cell]) -> str:
     )
 
 
-def form(report: Report) -> str:
-    """The form's name, and what it means for the numbers."""
-    return _FORMS[report.form]
+def variant_note(report: Report) -> str:
+    """Return the name of the variant, and its meaning for the numbers."""
+    return _VARIANTS[report.variant]
 
 
-def named_form(report: Report) -> str:
-    """`` (reduced)``, to stand behind a name."""
-    return f" ({report.form})"
+def variant_suffix(report: Report) -> str:
+    """Return the variant for the end of a name: `` (reduced)``."""
+    return f" ({report.variant})"
 
 
 def stamp(report: Report) -> str:
-    """What must go with a picture wherever it is shown: table, form, runs a cell, commit, date; only what is known."""
+    """Return the facts that a picture needs wherever it is shown.
+
+    They are table, variant, runs per cell, commit and date, if they are known.
+    """
     counts = sorted({cell.n for cell in report.cells if cell.n})
     facts = dict(report.facts)
     known = [
-        f"{report.name}, {report.form} form",
-        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs a cell"
+        f"{report.name}, {report.variant} variant",
+        f"n = {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} runs per cell"
         if counts
         else "",
         f"commit {facts['commit']}" if "commit" in facts else "",
@@ -113,54 +121,75 @@ def stamp(report: Report) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Of the report's, what a reader reads; `hashes` has the others."""
+    """Return the facts of the report that a reader reads. `hashes` has the others."""
     return [fact for fact in report.facts if fact[0] not in _HASHES]
 
 
 def hashes(report: Report) -> list[tuple[str, str]]:
-    """Facts that are there to be compared, not read."""
+    """Return the facts that serve comparison, not reading."""
     return [fact for fact in report.facts if fact[0] in _HASHES]
 
 
 def footnotes(report: Report) -> list[str]:
-    """What the signs at labels and marks mean, and which cells the headline leaves out."""
-    notes = [oracles(report)]
+    """Explain the signs at labels and marks.
+
+    They also name the cells that the headline leaves out.
+    """
+    notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
-        notes.append(f"{_DETERMINISTIC} deterministic: several runs gave one and the same number")
+        notes.append(f"{_DETERMINISTIC} deterministic: several runs gave exactly the same number")
     if any(cell.mean == math.inf for cell in report.cells):
-        notes.append("inf: infinite in one run or more; of rounds to a target: never reached")
-    names = layout.names(report)
+        notes.append("inf: infinite in at least one run (rounds to a target: never reached)")
+    names = layout.marked_labels(report)
     same = Counter((cell.method, cell.same_as) for cell in report.cells if cell.same_as)
     notes += [
-        f"{names.get(a, a)} equals {names.get(b, b)} by construction in {count(rows, 'row')}: counted once"
+        (
+            f"{names.get(a, a)} equals {names.get(b, b)} by construction in {count(rows, 'row')}: "
+            f"counted once"
+        )
         for (a, b), rows in same.items()
     ]
+
     return [note for note in notes if note]
 
 
-def oracles(report: Report) -> str:
-    """The legend of the sign that `layout.names` sets; empty where no column has seen test data."""
+def legend(report: Report) -> list[str]:
+    """Return what marks mean, the tolerance, and the mean agreement of ranks."""
+    signs = ", ".join(f"{mark} {name}" for name, mark in verdict_marks(report).items())
+    allowed = tolerance_note(report)
+    return list(filter(None, [signs, f"tolerance {allowed}" if allowed else "", rank_note(report)]))
+
+
+def oracle_note(report: Report) -> str:
+    """Explain the sign of `layout.marked_labels`.
+
+    It is empty if no column has seen test data.
+    """
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
     return f"{layout.ORACLE.strip()} has seen test data: {'; '.join(chosen)}" if chosen else ""
 
 
-def tolerance(report: Report) -> str:
-    """``5 percentage points (Ensemble 10)``: columns that have their own in brackets; empty where nothing is judged."""
+def tolerance_note(report: Report) -> str:
+    """Return the tolerance, empty if nothing is judged.
+
+    ``5 percentage points (Ensemble 10)`` has columns with their own tolerance in
+    brackets.
+    """
     own = [
-        f"{layout.head(m)} {m.tolerance:g}"
+        f"{layout.marked_label(m)} {m.tolerance:g}"
         for m in report.methods
         if m.tolerance not in (None, report.tolerance)
     ]
-    if not layout.referenced(report) or (report.tolerance is None and not own):
+    if not layout.has_reference(report) or (report.tolerance is None and not own):
         return ""
-    unit = layout.points(report.unit)
+    unit = layout.difference_unit(report.unit)
     if report.tolerance is None:
         return f"{', '.join(own)} {unit}"
     return f"{report.tolerance:g} {unit}" + (f" ({', '.join(own)})" if own else "")
 
 
-def rank(report: Report) -> str:
-    """Mean agreement of the methods' order; empty where no row has one."""
+def rank_note(report: Report) -> str:
+    """Return the mean agreement of the methods' order, empty if no row has one."""
     mean, rows = layout.mean_agreement(report)
     return (
         ""
@@ -172,68 +201,18 @@ def rank(report: Report) -> str:
 # --- cells
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A cell as text.
-
-    Args:
-        paper, ours, delta: empty where there is no such number; ours is ``mean ± sd (n)``.
-        best_paper, best_ours: it is the best of its row.
-    """
-
-    cell: Cell
-    paper: str
-    ours: str
-    delta: str
-    best_paper: bool
-    best_ours: bool
-
-
-def shown(report: Report) -> list[tuple[layout.Row, list[Shown | None]]]:
-    """Every row with one entry a method; None where the table has no such cell."""
-    digits = layout.places(report)
-    found = []
-    for row in layout.rows(report):
-        top = {
-            side: layout.best(
-                [(c.method, getattr(c, side)) for c in row.cells],
-                digits,
-                higher=report.higher_is_better,
-            )
-            for side in ("paper", "mean")
-        }
-        entries: list[Shown | None] = []
-        for method in report.methods:
-            cell = next(iter(row.of(method.key)), None)
-            entries.append(
-                None
-                if cell is None
-                else Shown(
-                    cell,
-                    ""
-                    if cell.paper is None
-                    else layout.published(cell.paper, digits) + _sd(cell.paper_sd, digits),
-                    ""
-                    if cell.mean is None
-                    else f"{layout.number(cell.mean, digits)}{_sd(cell.sd, digits)} ({cell.n})",
-                    "" if cell.delta is None else layout.signed(cell.delta, digits),
-                    method.key in top["paper"],
-                    method.key in top["mean"],
-                )
-            )
-        found.append((row, entries))
-    return found
-
-
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table that `POOLED` is the title of: methods and rows that have such numbers; else no rows."""
-    names, digits = layout.names(report), layout.places(report)
+    """Return head and rows of the table whose title is `POOLED`.
+
+    It has the methods and rows with such numbers. Without any there are no rows.
+    """
+    names, digits = layout.marked_labels(report), layout.places(report)
     there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
     methods = [method.key for method in report.methods if method.key in there]
     rows = [
         [
             *conditions(row, report),
-            *("".join(_pooled(cell, digits) for cell in row.of(key)) for key in methods),
+            *("".join(_pooled(cell, digits) for cell in row.cells_of(key)) for key in methods),
         ]
         for row in layout.rows(report)
         if any(cell.pooled_sd is not None for cell in row.cells)
@@ -246,27 +225,33 @@ def _pooled(cell: Cell, digits: int | None) -> str:
         return ""
     lengths = sorted(map(len, cell.last_10))
     rounds = f"{lengths[0]} to {lengths[-1]}" if lengths[0] < lengths[-1] else f"{lengths[0]}"
-    return f"{layout.number(cell.pooled_mean, digits)}{_sd(cell.pooled_sd, digits)} ({cell.n} x {rounds})"
+    return (
+        f"{layout.number(cell.pooled_mean, digits)}{spread(cell.pooled_sd, digits)} "
+        f"({cell.n} x {rounds})"
+    )
 
 
-def mark(cell: Cell) -> str:
-    """The verdict as a sign, and a second one at runs that gave one and the same number."""
+def verdict_mark(cell: Cell) -> str:
+    """Return the sign of a verdict.
+
+    A second sign follows if several runs gave exactly one number.
+    """
     sign = _NEAR if cell.verdict == "inconclusive" and cell.near else MARKS[cell.verdict]
     return sign + (_DETERMINISTIC if cell.deterministic else "")
 
 
-def word(cell: Cell) -> str:
-    """The verdict; ``inconclusive (near)`` and ``inconclusive (far)``."""
+def verdict_name(cell: Cell) -> str:
+    """Return the verdict, with ``inconclusive (near)`` and ``inconclusive (far)``."""
     if cell.verdict != "inconclusive" or cell.near is None:
         return cell.verdict
     return f"{cell.verdict} ({'near' if cell.near else 'far'})"
 
 
-def marks(report: Report) -> dict[str, str]:
-    """The sign of every word that the report's cells have, in the order of verdicts."""
+def verdict_marks(report: Report) -> dict[str, str]:
+    """Return the sign of every verdict name in the report, in the order of verdicts."""
     order = {verdict: at for at, verdict in enumerate(get_args(Verdict))}
     cells = sorted(report.cells, key=lambda cell: (order[cell.verdict], not cell.near))
-    return {word(cell): mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
+    return {verdict_name(cell): verdict_mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
 
 
 def conditions(row: layout.Row, report: Report) -> list[str]:
@@ -274,13 +259,8 @@ def conditions(row: layout.Row, report: Report) -> list[str]:
 
 
 def interval(ends: tuple[float, float] | None, digits: int | None) -> str:
-    """``-3.00 to +1.20``, empty where there is none."""
+    """Return ``-3.00 to +1.20``, empty without an interval."""
     return "" if ends is None else " to ".join(layout.signed(end, digits) for end in ends)
-
-
-def rho(row: layout.Row) -> str:
-    """Spearman of a row, empty where there is none."""
-    return "" if row.agreement is None or row.agreement.rho is None else f"{row.agreement.rho:.2f}"
 
 
 def has_agreement(report: Report) -> bool:
@@ -290,30 +270,33 @@ def has_agreement(report: Report) -> bool:
 # --- claims and summaries
 
 
-def state(claim: ClaimResult) -> str:
-    """``✓ held``."""
+def claim_state(claim: ClaimResult) -> str:
+    """Return ``✓ held``."""
     return f"{CLAIM_MARKS[claim.state]} {claim.state}"
 
 
-def where(claim: ClaimResult) -> str:
-    return "our own expectation" if claim.where == "ours" else claim.where
+def claim_source(claim: ClaimResult) -> str:
+    return "our own expectation" if claim.is_ours else claim.where
 
 
-def why(claim: ClaimResult) -> str:
-    """The reason, and of how many rows the claim is meant."""
+def claim_reason(claim: ClaimResult) -> str:
+    """Return the reason, and the number of rows that the claim is about."""
     needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
-    return f"{claim.reason} (meant of {needed})"
+    return f"{claim.reason} (must hold in {needed})"
 
 
-def in_print(claim: ClaimResult) -> str:
-    """What the paper's own numbers say, empty where it prints none."""
+def claim_in_print(claim: ClaimResult) -> str:
+    """Return the result on the paper's own numbers, empty if it prints none."""
     if not claim.contradicted:
         return claim.printed
-    return f"{claim.printed}: the paper's own numbers do not bear it out"
+    return f"{claim.printed}: the paper's own numbers do not support it"
 
 
 def claim_row(row: ClaimRow) -> str:
-    """``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``."""
+    """Return a row of a claim as text.
+
+    ``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``.
+    """
     place = (
         ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items())
         or "all rows"
@@ -328,12 +311,15 @@ def claim_row(row: ClaimRow) -> str:
 
 
 def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
-    """Method, mean difference to the paper, its interval, and of how many numbers it is the mean."""
+    """Return method, mean difference to the paper, its interval, and its counts.
+
+    The counts are the seeds and rows that it is the mean of.
+    """
     digits = layout.places(report)
     return (
-        layout.names(report).get(found.method, found.method),
+        layout.marked_labels(report).get(found.method, found.method),
         layout.signed(found.mean, digits),
-        interval(found.interval, digits) or "one seed has none",
+        interval(found.interval, digits) or "none for one seed",
         f"{count(found.n, 'seed')}, {count(found.rows, 'row')}",
     )
 
@@ -346,5 +332,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _sd(value: float | None, digits: int | None) -> str:
+def shortened(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first items, and count the others: ``a, b and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + more
+
+
+def spread(value: float | None, digits: int | None) -> str:
+    """Return the standard deviation behind a mean: `` ± 1.20``, empty without one."""
     return "" if value is None else f" ± {layout.number(value, digits)}"

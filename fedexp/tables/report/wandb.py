@@ -1,7 +1,7 @@
 """A table's report as a run of W&B, in one group with the runs of its cells.
 
-Its summary holds counts of claims and verdicts, its history the comparison and the claims as W&B Tables and the pictures, and its
-artifact the report's files.
+Its summary holds counts of claims and verdicts. Its history holds the comparison and
+the claims as W&B Tables, and the pictures. Its artifact holds the report's files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ _CLAIM = ("id", "where", "says", "state", "reason", "needed", "printed", "contra
 
 
 def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: Path) -> bool:
-    """Write the summary run into ``<folder>/wandb`` (offline unless the logger's mode says online).
+    """Write the summary run into ``<folder>/wandb``.
+
+    It is offline unless the logger's mode is online.
 
     Args:
-        logger: the node of the config; group: that of the cells' runs; folder: of the report, whose files are the artifact.
+        report: The report.
+        logger: Logger's node of the config.
+        group: Group of the cells' runs.
+        folder: Folder of the report, whose files are the artifact.
 
     Returns:
-        False where the logger is not W&B, and nothing was sent.
+        False if the logger is not W&B. Then nothing was sent.
     """
     tracker = build(Logger, logger, "logger")  # type: ignore[type-abstract]
     if not isinstance(tracker, Wandb):
@@ -42,14 +47,20 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     config = {
         "method": "summary",
         "table": report.name,
-        "form": report.form,
+        "form": report.variant,
         "command": report.command,
         "headline": dict(texts.headline(report)),
     }
     folder.mkdir(parents=True, exist_ok=True)
     tracker.open(
         RunInfo(
-            id, f"{report.name} {report.form}", group, config, folder, ("table", report.form), False
+            id,
+            f"{report.name} {report.variant}",
+            group,
+            config,
+            folder,
+            ("table", report.variant),
+            False,
         ),
         [],
     )
@@ -58,16 +69,16 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
         values: dict[str, Any] = {
             "round": 1,
             "step": 1,
-            "comparison": wandb.Table(columns=list(csv.columns(report)), data=_rows(report)),
+            "comparison": wandb.Table(columns=list(csv.columns(report)), data=_cell_rows(report)),
         }
         if report.claims:
-            values["claims"] = wandb.Table(columns=[*_CLAIM, "rows"], data=_claims(report))
+            values["claims"] = wandb.Table(columns=[*_CLAIM, "rows"], data=_claim_rows(report))
         for picture in report.pictures:
             image = Image.open(io.BytesIO(picture.png))
             values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
         tracker.log(values)
         tracker.summarize(counts(report))
-        name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.form}")
+        name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.variant}")
         tracker.log_artifact(
             name, "report", sorted(path for path in folder.iterdir() if path.is_file())
         )
@@ -78,22 +89,25 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
 
 
 def counts(report: Report) -> dict[str, int]:
-    """``claims/held``, ``ours/open``, ``proposed/reproduced`` ...: what `texts.headline` says, as numbers."""
+    """Return `texts.headline` as numbers: ``claims/held``, ``proposed/reproduced`` ...
+
+    Our own expectations are counted as ``ours/open``.
+    """
     found: Counter[str] = Counter()
     for claim in report.claims:
-        found[f"{'ours' if claim.where == 'ours' else 'claims'}/{claim.state}"] += 1
-    for role, cells in layout.covered(report).items():
+        found[f"{'ours' if claim.is_ours else 'claims'}/{claim.state}"] += 1
+    for role, cells in layout.counted_cells(report).items():
         found.update(f"{role}/{cell.verdict}" for cell in cells)
     return dict(found)
 
 
-def _rows(report: Report) -> list[list[Any]]:
-    """One row a cell. Conditions as text: a W&B column has one type."""
+def _cell_rows(report: Report) -> list[list[Any]]:
+    """Return one row per cell. Conditions are text, since a W&B column has one type."""
     keys = 1 + len(report.keys)
     return [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
 
 
-def _claims(report: Report) -> list[list[Any]]:
+def _claim_rows(report: Report) -> list[list[Any]]:
     return [
         [*(getattr(claim, name) for name in _CLAIM), "; ".join(map(texts.claim_row, claim.rows))]
         for claim in report.claims

@@ -1,4 +1,4 @@
-"""How far a table's runs are, told on the terminal while they run, whoever executes them."""
+"""The progress of a table's runs on the terminal, whatever launcher executes them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from pathlib import Path
 from fedexp.storage.stored_run import read_mapping
 from fedexp.tables.report.layout import duration
 
-_LOOK = 0.5  # seconds between looks at the run folders
+# Seconds between two readings of the run folders.
+_INTERVAL = 0.5
 
 
 @dataclass
-class _Watched:
-    """A job that was launched: its column, its folder, how often it had been tried before."""
+class _LaunchedRun:
+    """A launched job: its column, its folder, and the number of earlier attempts."""
 
     method: str
     folder: Path
     attempts: int
-    seconds: float | None = None  # once it has ended
+    # Known once the run has ended.
+    seconds: float | None = None
 
 
-class Watch:
-    """Says on the terminal how many of a table's runs are done and how long the rest will take, whoever executes them.
+class ProgressMonitor:
+    """A monitor that prints how many runs of a table are done and the remaining time.
+
+    It works for every launcher.
 
     Args:
-        name: of the table; jobs: (column, run folder) of those to run; done: how many others are there already.
+        name: Name of the table.
+        jobs: (column, run folder) of the runs to execute.
+        done: Number of runs that have been done before.
     """
 
     def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:
         self._name, self._done, self._failed = name, done, 0
         self._total = done + len(jobs)
-        self._jobs = [_Watched(method, folder, _attempts(folder)) for method, folder in jobs]
+        self._jobs = [_LaunchedRun(method, folder, _attempts(folder)) for method, folder in jobs]
         self._began = time.monotonic()
         self._over = threading.Event()
 
@@ -51,13 +57,14 @@ class Watch:
             thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK):
-            if self.look():
-                print(self.line(), flush=True)
+        while not self._over.wait(_INTERVAL):
+            if self.update():
+                print(self.progress_line(), flush=True)
 
-    def look(self) -> bool:
-        """Whether a job has ended since the last look."""
+    def update(self) -> bool:
+        """Read the run folders. Return whether a job has ended since the last call."""
         ended = False
+
         for job in self._jobs:
             if job.seconds is not None:
                 continue
@@ -71,19 +78,25 @@ class Watch:
             elif state.get("status") == "failed" and _attempts(job.folder) > job.attempts:
                 job.seconds, ended = 0.0, True
                 self._failed += 1
+
         return ended
 
-    def line(self) -> str:
-        """``table demo/digits: 3 of 5 runs done, 1 failed, about 12 s left``."""
+    def progress_line(self) -> str:
+        """Return ``table demo/digits: 3 of 5 runs done, 1 failed, about 12 s left``."""
         left = self.seconds_left(time.monotonic() - self._began)
         failed = f", {self._failed} failed" if self._failed else ""
         rest = f", about {duration(left)} left" if left else ""
         return f"table {self._name}: {self._done} of {self._total} runs done{failed}{rest}"
 
     def seconds_left(self, elapsed: float) -> float:
-        """Of the jobs that have not ended, by what their column's cost so far, at the pace so far; `elapsed` in seconds.
+        """Estimate the remaining seconds at the present pace.
 
-        A row's first column trains the clients and the others recall them, so a mean over all would mislead.
+        The estimate of a job is the mean cost of its column so far. A row's first
+        column trains the clients and the others reuse them, so a mean over all columns
+        would mislead.
+
+        Args:
+            elapsed: Seconds since the start.
         """
         ended = [job for job in self._jobs if job.seconds]
         if not ended:

@@ -16,12 +16,12 @@ from scipy import stats
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json, write_text
-from fedexp.tables.cells import Job, Slot, slots
+from fedexp.tables.build_report import build_report, draw_figures, with_pictures
+from fedexp.tables.cells import Job, PlannedCell, planned_cells
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.gather import drawn, make_report, with_pictures
 from fedexp.tables.lookup import CellRun, read_path, read_value
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import RUNS, Record, completed, pictures, read, recorded, write
+from fedexp.tables.record import RUNS, TableRecord, completed, pictures, read, recorded, write
 from fedexp.tables.report import texts
 from fedexp.tables.report.files import report_folder, write_report
 from fedexp.tables.report.markdown import markdown
@@ -78,13 +78,13 @@ class Asked:
     """A made-up table with its cells and the runs behind them."""
 
     table: Table
-    cells: tuple[Slot, ...]
-    record: Record
+    cells: tuple[PlannedCell, ...]
+    record: TableRecord
     runs: dict[tuple[str, ...], CellRun]
 
     @property
     def report(self) -> Report:
-        return make_report(self.table, self.cells, self.record)
+        return build_report(self.table, self.cells, self.record)
 
 
 def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
@@ -100,9 +100,9 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
         {"beta": 2, "method": "ensemble", "value": 90.0},
     ]
     extra = changes.pop("extra", ())
-    form, only, seeds = (
+    variant, only, seeds = (
         changes.pop(name, default)
-        for name, default in (("form", "full"), ("only", {}), ("seeds_asked", None))
+        for name, default in (("variant", "full"), ("only", {}), ("seeds_asked", None))
     )
     given = {
         "keys": ["beta"],
@@ -111,17 +111,17 @@ def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
     }
     given["tolerance"] = {"within": 5, "why": "made up"}
     made = table(tmp_path, **(given | {"reference": printed} | changes))
-    cells = slots(made, form, only=only, seeds=seeds, extra=extra)
+    cells = planned_cells(made, variant, only=only, seeds=seeds, extra=extra)
     found = {}
-    for slot in cells:
-        for job in slot.jobs:
-            run = change(job, slot.method) if change else result(0.5)
+    for planned in cells:
+        for job in planned.jobs:
+            run = change(job, planned.method) if change else result(0.5)
             if not isinstance(run, CellRun):
                 config = CONFIG.with_values(where=list(job.overrides))
-                folder = tmp_path / "runs" / slot.method / "-".join(job.overrides)
+                folder = tmp_path / "runs" / planned.method / "-".join(job.overrides)
                 run = CellRun(job, folder, config, run or {}, status="done" if run else "missing")
             found[job.overrides] = run
-    what = Record(form, only, seeds, list(extra), "typed", {})
+    what = TableRecord(variant, only, seeds, list(extra), "typed", {})
     return Asked(made, cells, recorded(made, cells, found, tmp_path, what), found)
 
 
@@ -140,7 +140,7 @@ def test_a_whole_report(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [c.near for c in made.cells] == [True, True, None, True, False, None]
     assert made.cells[1].values == pytest.approx((62.0, 63.0)) and made.cells[1].seeds == (0, 1)
-    assert made.cells[1].draws == ("seed=0", "seed=1") and made.form == "full"
+    assert made.cells[1].split_seeds == ("seed=0", "seed=1") and made.variant == "full"
     assert dict(made.cells[1].parts) == pytest.approx(
         {"test/acc_of_class_0": 12.5, "val/clients/acc_worst_10": 31.25}
     )
@@ -176,15 +176,15 @@ def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
         asked(tmp_path, lambda job, method: None if job.seed else result(0.5)),
         asked(tmp_path, extra=["rounds=3"]),
     ):
-        assert part.report.form == "partial"
-        assert "These are not all runs of the full form" in part.report.warnings
+        assert part.report.variant == "partial"
+        assert "These are not all runs of the full variant" in part.report.warnings
     whole = asked(tmp_path, extra=["output_root=elsewhere", "logger=wandb"])
-    assert whole.report.form == "full"
-    smaller = asked(tmp_path, smoke={"what": "tiny"}, form="smoke", only={"beta": [1]})
-    assert smaller.report.form == "smoke"
+    assert whole.report.variant == "full"
+    smaller = asked(tmp_path, smoke={"what": "tiny"}, variant="smoke", only={"beta": [1]})
+    assert smaller.report.variant == "smoke"
     folders = {
-        report_folder(tmp_path, "a/b", form, part)
-        for form in ("full", "reduced", "smoke")
+        report_folder(tmp_path, "a/b", variant, part)
+        for variant in ("full", "reduced", "smoke")
         for part in (True, False)
     }
     assert len(folders) == 6
@@ -221,7 +221,7 @@ def test_columns_that_are_equal_by_construction_say_so(tmp_path: Path) -> None:
 def test_a_columns_own_seeds(tmp_path: Path) -> None:
     first, *others = TINY["methods"]
     made = report(tmp_path, methods=[{**first, "seeds": [0, 1, 2, 3]}, *others])
-    assert [c.n for c in made.cells] == [4, 2, 0] * 2 and made.form == "full"
+    assert [c.n for c in made.cells] == [4, 2, 0] * 2 and made.variant == "full"
 
 
 def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> None:
@@ -244,8 +244,8 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
     node = {"_target_": f"{__name__}.Square"}
     for change in (odd, None):
         one = asked(tmp_path, change, drawings=[node], claims=[CLAIM])
-        made, missed = drawn(one.table, one.cells, one.runs, one.report)
-        record = replace(one.record, drawn=[(p.name, p.title) for p in made], missed=missed)
+        made, missed = draw_figures(one.table, one.cells, one.runs, one.report)
+        record = replace(one.record, figures=[(p.name, p.title) for p in made], missed=missed)
         whole = with_pictures(one.report, made, missed)
         folder = tmp_path / "report"
         write(one.table, record, folder)
@@ -254,7 +254,7 @@ def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> Non
         again = read(one.table, folder)
         assert again.runs == record.runs and again.curves == record.curves
         same = with_pictures(
-            make_report(one.table, one.cells, again), pictures(again, folder), again.missed
+            build_report(one.table, one.cells, again), pictures(again, folder), again.missed
         )
         assert markdown(same) == markdown(whole) and same == whole
         write_report(same, folder)
@@ -274,14 +274,14 @@ def test_what_the_table_has_got_since_the_record_is_missing_from_it(tmp_path: Pa
         "reads": "ensemble",
     }
     now = asked(tmp_path, methods=[{**first, "seeds": [0, 1, 2]}, *others, new])
-    made = make_report(now.table, now.cells, read(now.table, tmp_path / "report"))
+    made = build_report(now.table, now.cells, read(now.table, tmp_path / "report"))
     assert [(c.method, c.n) for c in made.cells[:4]] == [
         ("local", 2),
         ("ensemble", 2),
         ("dense", 0),
         ("plain", 0),
     ]
-    assert made.form == "partial" and dict(made.facts)["runs"] == "8 of 14"
+    assert made.variant == "partial" and dict(made.facts)["runs"] == "8 of 14"
     assert [c.mean for c in made.cells[:2]] == [c.mean for c in old.report.cells[:2]]
 
 
@@ -301,7 +301,7 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
     )
     other = replace(whole.record, runs={**whole.record.runs, **wrong})
     together = completed(first, [other])
-    assert make_report(whole.table, whole.cells, together) == whole.report
+    assert build_report(whole.table, whole.cells, together) == whole.report
     assert together.configs.keys() == whole.record.configs.keys()
     failed = {
         key: replace(run, value=None, status="failed") for key, run in whole.record.runs.items()
@@ -365,7 +365,7 @@ def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path
         and second["pooled_mean"] == ""
     )
     again = read(one.table, tmp_path / "report")
-    assert again.runs == one.record.runs and make_report(one.table, one.cells, again) == one.report
+    assert again.runs == one.record.runs and build_report(one.table, one.cells, again) == one.report
 
 
 def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    old = make_report(whole.table, whole.cells, read(whole.table, tmp_path / "report"))
+    old = build_report(whole.table, whole.cells, read(whole.table, tmp_path / "report"))
     assert [c.values for c in old.cells] == [c.values for c in whole.report.cells]
     assert all(c.pooled_sd is None for c in old.cells) and texts.POOLED not in markdown(old)
 
@@ -426,7 +426,9 @@ def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path
         (held, (60.0, 61.0), ("0.5", "0.5")),
     ):
         assert made.cells[0].values == pytest.approx(values) and made.cells[0].chosen == points
-        assert made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.form == "full"
+        assert (
+            made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.variant == "full"
+        )
         (row, _) = made.claims[0].rows
         # Claims use the chosen point
         assert row.estimate == pytest.approx(values[0] - 50) and row.n == 2
@@ -454,7 +456,7 @@ def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
         return scored(job, method)
 
     made = report(tmp_path, lacking, methods=gridded(), only={"beta": [1]})
-    assert made.cells[0].values == pytest.approx((65.0,)) and made.form == "partial"
+    assert made.cells[0].values == pytest.approx((65.0,)) and made.variant == "partial"
     said = "the grid of step is incomplete: seed=1 has no number at 1 of 2 values: 0.5 (no memory)"
     assert (
         said in made.cells[0].reason
@@ -516,7 +518,7 @@ def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
     write(one.table, one.record, tmp_path / "record")
     again = read(one.table, tmp_path / "record")
     assert again.runs == one.record.runs and len(again.runs) == 2 * 2 * 3
-    assert make_report(one.table, one.cells, again) == one.report
+    assert build_report(one.table, one.cells, again) == one.report
 
 
 CLAIM = {
@@ -556,7 +558,7 @@ def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) ->
     (part,) = report(tmp_path, better, claims=[CLAIM], only={"beta": [1]}).claims
     assert part.state == "open" and "1 of 2 rows without runs" in part.reason
     (smaller,) = report(
-        tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, form="smoke"
+        tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, variant="smoke"
     ).claims
     assert smaller.state == "open" and "smoke" in smaller.reason
 
@@ -609,7 +611,7 @@ def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:
 def test_what_is_smaller_altered_or_lossy_is_never_reproduced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smaller = report(tmp_path, smoke={"what": "tiny data"}, form="smoke")
+    smaller = report(tmp_path, smoke={"what": "tiny data"}, variant="smoke")
     assert {c.verdict for c in smaller.cells if c.values} == {"not comparable"}
     assert smaller.cells[0].reduced == smaller.cells[0].reason == "tiny data"
 
@@ -627,7 +629,7 @@ def test_what_is_smaller_altered_or_lossy_is_never_reproduced(
     monkeypatch.setattr(Digits, "faithful", False, raising=False)
     lossy = report(tmp_path)
     assert (lossy.cells[0].verdict, lossy.cells[0].reason) == (
-        "not comparable", "the data are not the paper's bits: digits",
+        "not comparable", "the data differ from the paper's: digits",
     )  # fmt: skip
 
 
@@ -696,24 +698,24 @@ class Square(Drawing):
 def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path: Path) -> None:
     nodes = [{"_target_": f"{__name__}.Torn"}, {"_target_": f"{__name__}.Square"}]
     made = table(tmp_path, drawings=[*nodes, nodes[1]])
-    cells = slots(made)
+    cells = planned_cells(made)
     found = {
         job.overrides: CellRun(job, tmp_path, ResolvedConfig(), result(0.5), status="done")
         for s in cells
         for job in s.jobs
     }
     whole = report(tmp_path)
-    whole = with_pictures(whole, *drawn(made, cells, found, whole))
+    whole = with_pictures(whole, *draw_figures(made, cells, found, whole))
     assert "Torn is not drawn: the paper is torn" in whole.warnings
     assert "Square is not drawn: another picture is called square: give it a name" in whole.warnings
     assert [picture.name for picture in whole.pictures] == ["square", "delta", "curves"]
     alone = report(tmp_path, reference=[])
-    alone = with_pictures(alone, *drawn(made, cells, found, alone))
+    alone = with_pictures(alone, *draw_figures(made, cells, found, alone))
     assert [picture.name for picture in alone.pictures] == ["square"]
     count = f"{sum(len(s.jobs) for s in cells)} runs"
-    stamp = "my/tiny, full form; n = 2 runs a cell; commit 1234."
+    stamp = "my/tiny, full variant; n = 2 runs per cell; commit 1234."
     assert whole.pictures[0].title == f"{count} Full: all of the table's cells and runs. {stamp}"
-    ((smaller,), _) = drawn(
-        table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, form="smoke")
+    ((smaller,), _) = draw_figures(
+        table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, variant="smoke")
     )
     assert smaller.title.startswith(f"{count} Smoke test: ")

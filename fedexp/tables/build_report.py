@@ -1,4 +1,7 @@
-"""From a table and the record of its runs to its report: numbers, verdicts, claims, warnings."""
+"""The report of a table, built from the record of its runs.
+
+It has numbers, verdicts, claims and warnings.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,43 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
-from fedexp.tables.cells import Slot, command, declared_seeds, key_of
-from fedexp.tables.claims import judged
+from fedexp.tables.cells import PlannedCell, command, declared_seeds, key_of, planned_cells
+from fedexp.tables.claims import decide_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.index import FAILED
-from fedexp.tables.lookup import CellRun
+from fedexp.tables.lookup import FAILED, CellRun
 from fedexp.tables.ranks import spearman, tied
-from fedexp.tables.record import Record, RunRecord, draw_of
+from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.report import Agreement, Cell, Form, Origin, Picture, Report, Summary
+from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report, Summary, Variant
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
-_SHOWN = 6  # names in a warning
+# Most names that a warning lists.
+_SHOWN = 6
 
 
-def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
-    """The report of `cells`, from the runs that are recorded."""
-    shrunk = table.shrunk(record.form)
+def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> Report:
+    """Build the report of cells from their recorded runs."""
+    smaller = table.smaller(record.variant)
     blamed = [override for override in record.extra if _alters(override, table)]
-    made = [_cell(table, slot, record, shrunk.what if shrunk else "", blamed) for slot in cells]
-    done = [run for slot in cells for run in record.of(table, slot) if run.done]
+    made = [
+        _judged_cell(table, planned, record, smaller.what if smaller else "", blamed)
+        for planned in cells
+    ]
+    done = [run for planned in cells for run in record.runs_of(table, planned) if run.done]
     present = {cell.method for cell in made}
-    form: Form = (
-        "partial" if record.form == "full" and is_part(table, cells, record) else record.form
+
+    variant: Variant = (
+        "partial" if record.variant == "full" and is_part(table, cells, record) else record.variant
     )
-    objections = [_objection(record.of(table, slot), "", blamed) for slot in cells]
+
+    objections = [_objection(record.runs_of(table, planned), "", blamed) for planned in cells]
+
     return Report(
         name=table.name,
         paper=table.paper,
@@ -44,7 +54,7 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         metric=table.metric,
         unit=table.unit,
         higher_is_better=table.higher_is_better,
-        form=form,
+        variant=variant,
         keys=table.keys,
         methods=tuple(table.method(column) for column in table.methods if column.key in present),
         cells=tuple(made),
@@ -53,50 +63,79 @@ def make_report(table: Table, cells: Sequence[Slot], record: Record) -> Report:
         ),
         tolerance=None if table.tolerance is None else table.tolerance.within,
         assumptions=tuple(_assumptions(table, present)),
-        warnings=tuple(_warnings(table, form, cells, made, record, blamed)),
+        warnings=tuple(_warnings(table, variant, cells, made, record, blamed)),
         facts=tuple(_facts(cells, done)),
         command=record.command,
-        claims=judged(table, record.form, made, record.curves, next(filter(None, objections), "")),
+        claims=decide_claims(
+            table, record.variant, made, record.curves, next(filter(None, objections), "")
+        ),
         summaries=tuple(_summaries(table, made)),
         left_out=tuple(_left_out(table, made)),
     )
 
 
-def is_part(table: Table, cells: Sequence[Slot], record: Record) -> bool:
-    """Whether these are fewer, or other, runs than the form's: asked for or there."""
+def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[TableRecord, Report]:
+    """Build the report of a stored record, with the pictures stored beside it.
+
+    Args:
+        table: The table.
+        record: The record as it was read.
+        folder: Folder of the record.
+
+    Returns:
+        The record with the pooled conditions of its runs, and the report.
+    """
+    cells = planned_cells(
+        table, record.variant, only=record.only, seeds=record.seeds, extra=record.extra
+    )
+    record = placed(record, table, cells)
+    report = build_report(table, cells, record)
+    return record, with_pictures(report, pictures(record, folder), record.missed)
+
+
+def is_part(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
+    """Return whether the runs are fewer than, or different from, those of the variant.
+
+    Either the user asked for a part, or runs are missing.
+    """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
     asked = set(record.seeds or ())
-    if asked and any(asked != set(declared_seeds(table, record.form, c)) for c in table.methods):
+    if asked and any(asked != set(declared_seeds(table, record.variant, c)) for c in table.methods):
         return True
-    return any(run.value is None for slot in cells for run in record.of(table, slot))
+    return any(run.value is None for planned in cells for run in record.runs_of(table, planned))
 
 
-def drawn(
+def draw_figures(
     table: Table,
-    cells: Sequence[Slot],
+    cells: Sequence[PlannedCell],
     cell_runs: Mapping[tuple[str, ...], CellRun],
     report: Report,
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
-    """The table's own drawings, made from its runs' files and naming the report's form, and why some could not be made."""
+    """Draw the table's own figures from the files of its runs.
+
+    They name the report's variant.
+
+    Returns:
+        The pictures, and for every figure that could not be drawn the reason.
+    """
     from fedexp.tables.report.pictures import RESERVED
 
+    # One run may hold all points of a grid, so each is drawn once.
     runs = [
         DrawnRun(
-            {**slot.conditions, **job.pooled},
-            slot.method,
-            table.columns[slot.method].label,
+            {**planned.conditions, **job.pooled},
+            planned.method,
+            table.columns[planned.method].label,
             job.seed,
             run.folder,
             run.config,
             run.result,
-            table.looks.get(slot.method),
-            table.columns[slot.method].role,
+            table.plot_styles.get(planned.method),
+            table.columns[planned.method].role,
         )
-        for slot in cells
-        for job in {
-            (draw_of(job), job.overrides): job for job in slot.jobs
-        }.values()  # one may hold a whole grid
+        for planned in cells
+        for job in {(split_seed_of(job), job.overrides): job for job in planned.jobs}.values()
         if (run := cell_runs[job.overrides]).result
     ]
     drawings = [
@@ -105,7 +144,7 @@ def drawn(
     ]
     pictures: tuple[Picture, ...] = ()
     missed = []
-    notes = [texts.form(report), texts.stamp(report)]
+    notes = [texts.variant_note(report), texts.stamp(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)
@@ -123,16 +162,24 @@ def drawn(
 
 
 def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
-    """The report with `drawn` and the numbers as pictures, these where the paper prints some or else nothing was drawn."""
-    from fedexp.tables.report.pictures import pictures
+    """Add the drawn figures, and pictures of the report's numbers.
 
-    if layout.referenced(report) or not drawings:
-        drawings += pictures(report)
+    The numbers are drawn if the paper prints some, or if no figure was drawn.
+
+    Args:
+        report: The report.
+        drawings: Pictures of `draw_figures`.
+        missed: Reasons of figures that could not be drawn. They become warnings.
+    """
+    from fedexp.tables.report.pictures import pictures as number_pictures
+
+    if layout.has_reference(report) or not drawings:
+        drawings += number_pictures(report)
     return replace(report, pictures=drawings, warnings=(*report.warnings, *missed))
 
 
 def _alters(override: str, table: Table) -> bool:
-    """Whether an override of the user's may make another run than the table's."""
+    """Return whether an override of the user may make another run than the table's."""
     key = key_of(override)
     return key not in table.given and not any(
         f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC
@@ -142,94 +189,108 @@ def _alters(override: str, table: Table) -> bool:
 # --- cells
 
 
-def _cell(table: Table, slot: Slot, record: Record, reduced: str, extra: Sequence[str]) -> Cell:
-    column, runs = table.columns[slot.method], record.of(table, slot)
-    paper, sd = table.printed(slot.conditions, slot.method)
+def _judged_cell(
+    table: Table, planned: PlannedCell, record: TableRecord, reduced: str, extra: Sequence[str]
+) -> Cell:
+    column, runs = table.columns[planned.method], record.runs_of(table, planned)
+    paper, sd = table.printed(planned.conditions, planned.method)
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
+    # Values of only some of the runs would not belong to the mean.
     cell = Cell(
-        conditions=dict(slot.conditions),
-        method=slot.method,
+        conditions=dict(planned.conditions),
+        method=planned.method,
         paper=paper,
         paper_sd=sd,
         values=tuple(run.value for run in done if run.value is not None),
         seeds=tuple(run.seed for run in done),
-        draws=tuple(run.draw for run in done),
-        last_10=last_10
-        if all(last_10)
-        else (),  # of some of the runs, they would not go with the mean
+        split_seeds=tuple(run.split_seed for run in done),
+        last_10=last_10 if all(last_10) else (),
         chosen=tuple(run.point for run in done) if column.grid else (),
         verdict="not run",
         same_as=column.equals.column
-        if column.equals and fits(column.equals.where, slot.conditions, slot.method)
+        if column.equals and fits(column.equals.where, planned.conditions, planned.method)
         else "",
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
-        parts=tuple(_parts(done, table.headline.scale)),
+        parts=tuple(_mean_parts(done, table.headline.scale)),
         failed=tuple(
             dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)
         ),
         reduced=reduced if done else "",
     )
-    cell = _judged(cell, table, _objection(runs, reduced, extra))
+    cell = _with_verdict(cell, table, _objection(runs, reduced, extra))
     if cell.verdict == "not run":
         cell = replace(cell, reason=column.why or incomplete or _why_not_run(runs))
     elif incomplete:
         cell = replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete])))
     if any(run.other_code for run in done):
         cell = replace(
-            cell, reason="; ".join(filter(None, [cell.reason, "made by other code than today's"]))
+            cell,
+            reason="; ".join(
+                filter(None, [cell.reason, "made by other code than the current one"])
+            ),
         )
     return cell
 
 
-def _parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
+def _mean_parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
     for name in runs[0].parts if runs else ():
         if all(name in run.parts for run in runs):
             yield name, sum(run.parts[name] for run in runs) / len(runs) * scale
 
 
-def _origin(table: Table, record: Record, run: RunRecord) -> Origin:
+def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
     where = {**run.conditions, **run.pooled}
-    typed = command(table, record.form, record.extra, where, run.method, run.seed)
+    typed = command(table, record.variant, record.extra, where, run.method, run.seed)
     return Origin(run.run, typed, run.config, run.split, run.commit, run.date)
 
 
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
-    """Of every draw the run at the best point of the grid, and in words which draws lack points and have none, therefore.
+    """Select, for each split seed, the run at the best point of the grid.
 
-    A number that is NaN (a run that diverged) is the worst; of equal ones the first point's counts.
+    NaN (a run that diverged) is the worst number. Of equal numbers the first point's
+    counts.
+
+    Returns:
+        The selected runs, and a message that names the split seeds without a run
+            because some
+        of their points have no number (empty if there are none).
     """
     if grid is None:
         return list(runs), ""
-    draws: dict[str, list[RunRecord]] = {}
+    by_seed: dict[str, list[RunRecord]] = {}
     for run in runs:
-        draws.setdefault(run.draw, []).append(run)
+        by_seed.setdefault(run.split_seed, []).append(run)
 
     def score(run: RunRecord) -> float:
-        value = run.value if grid.by is None else run.by
-        assert value is not None  # it is not lacking
+        value = run.value if grid.by is None else run.criterion
+        # Runs without a value have been skipped.
+        assert value is not None
         return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
 
     best, lacking = [], []
-    for draw, own in draws.items():
+    for split_seed, own in by_seed.items():
         absent = [run for run in own if run.value is None]
         if not absent:
             best.append(max(own, key=score))
             continue
-        shown = ", ".join(
-            f"{run.point} ({run.error or run.status})" for run in absent[:_SHOWN]
-        ) + _more(len(absent))
-        lacking.append(f"{draw} has no number at {len(absent)} of {len(own)} values: {shown}")
+        shown = texts.shortened(
+            [f"{run.point} ({run.error or run.status})" for run in absent], _SHOWN
+        )
+        lacking.append(f"{split_seed} has no number at {len(absent)} of {len(own)} values: {shown}")
     return best, f"the grid of {grid.over} is incomplete: {'; '.join(lacking)}" if lacking else ""
 
 
-def _judged(cell: Cell, table: Table, objection: str) -> Cell:
-    """The cell with its verdict.
+def _with_verdict(cell: Cell, table: Table, objection: str) -> Cell:
+    """Judge a cell.
 
     Args:
-        objection: why the runs cannot stand beside the paper's number, empty where they can.
+        cell: The cell.
+        table: Its table.
+        objection: Reason why the runs cannot be compared with the paper's number, empty
+            if they can.
     """
     if cell.mean is None:
         return cell
@@ -241,6 +302,7 @@ def _judged(cell: Cell, table: Table, objection: str) -> Cell:
     if tolerance is None:
         return replace(cell, verdict="no reference", reason="the table declares no tolerance")
     found = judge(cell.values, cell.paper, cell.paper_sd, tolerance.within, table.paper_runs or 1)
+
     return replace(
         cell,
         verdict=found.verdict,
@@ -259,7 +321,7 @@ def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) ->
     if any(run.altered for run in done):
         return f"run with {' '.join(extra)}"
     lossy = sorted({run.lossy for run in done if run.lossy})
-    return f"the data are not the paper's bits: {', '.join(lossy)}" if lossy else ""
+    return f"the data differ from the paper's: {', '.join(lossy)}" if lossy else ""
 
 
 def _why_not_run(runs: Sequence[RunRecord]) -> str:
@@ -284,7 +346,10 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
 
 
 def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
-    """Of every column that the paper has numbers of: differences to it, averaged over rows, seed by seed."""
+    """Yield the mean difference of every column that the paper has numbers of.
+
+    Differences are averaged over rows, seed by seed.
+    """
     for column in table.methods:
         rows = [
             c
@@ -303,7 +368,10 @@ _UNFIT = ("not comparable", "not run")
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
-    """The difference to the paper's number; runs of one seed that are pooled in the cell count with their mean."""
+    """Return the difference to the paper's number by seed.
+
+    Runs of one seed that are pooled in the cell count with their mean.
+    """
     assert cell.paper is not None
     values: dict[int, list[float]] = {}
     for seed, value in zip(cell.seeds, cell.values, strict=True):
@@ -316,13 +384,17 @@ def _endless(cell: Cell) -> bool:
 
 
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
-    """The paper's cells without runs of ours, summed up where all of a kind are; then panels and the like."""
+    """Yield the paper's cells without runs of ours, then omitted panels.
+
+    Cells are summed up if all that share a condition are missing.
+    """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
     known = [row for row in table.reference if row.get("value") is not None]
     missing = [
         row for row in known if (tuple(row[key] for key in table.keys), row["method"]) not in there
     ]
+
     while missing:
         groups = dict.fromkeys((key, row[key]) for row in missing for key in keys)
         whole = [
@@ -333,41 +405,52 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
         count, key, value = max(whole, key=lambda group: group[0], default=(0, "", None))
         if count < 2:
             break
-        yield f"{key}={layout.label(value)} ({_count(count, 'cell')})"
+        yield f"{key}={layout.label(value)} ({texts.count(count, 'cell')})"
         missing = [row for row in missing if row[key] != value]
+
     for row in missing:
         yield " ".join(f"{key}={layout.label(row[key])}" for key in keys)
     yield from table.omits
 
 
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
-    """The table's, and what judges: tolerances and the paper's number of runs."""
+    """Yield the table's assumptions, then tolerances and the paper's number of runs."""
     yield from ((a.what, a.why) for a in table.assumptions)
+
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
             grid, data = (
                 column.grid,
-                "held-out data choose" if column.grid.held_out else "test data choose: an oracle",
+                "held-out data choose"
+                if column.grid.held_out
+                else "test data choose, so it is an oracle",
             )
             yield (
                 f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",
                 data,
             )
+
     if not table.reference:
         return
+
     if table.tolerance is not None:
         yield (
-            f"a tolerance of {table.tolerance.within:g} {layout.points(table.unit)}",
+            f"a tolerance of {table.tolerance.within:g} {layout.difference_unit(table.unit)}",
             table.tolerance.why,
         )
+
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
-            what = f"a tolerance of {column.tolerance.within:g} {layout.points(table.unit)} for {column.label}"
+            what = (
+                f"a tolerance of {column.tolerance.within:g} "
+                f"{layout.difference_unit(table.unit)} for {column.label}"
+            )
             yield what, column.tolerance.why
+
     if table.paper_runs is None and table.tolerance is not None:
         yield (
             "each of the paper's numbers is one run",
-            "it does not say of how many runs they are means",
+            "it does not state how many runs they are means of",
         )
 
 
@@ -376,46 +459,63 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
 
 def _warnings(
     table: Table,
-    form: Form,
-    cells: Sequence[Slot],
+    variant: Variant,
+    cells: Sequence[PlannedCell],
     made: Sequence[Cell],
-    record: Record,
+    record: TableRecord,
     extra: Sequence[str],
 ) -> Iterable[str]:
-    shrunk = table.shrunk(record.form)
-    runs = [run for slot in cells for run in record.of(table, slot)]
-    if shrunk is not None:
-        yield f"This is the {record.form} form, and no reproduction: {shrunk.what}"
-    if form == "partial":
-        yield "These are not all runs of the full form"
-    asked = {job.seed for slot in cells for job in slot.jobs}
+    smaller = table.smaller(record.variant)
+    runs = [run for planned in cells for run in record.runs_of(table, planned)]
+    if smaller is not None:
+        yield f"This is the {record.variant} variant and not a reproduction: {smaller.what}"
+    if variant == "partial":
+        yield "These are not all runs of the full variant"
+    asked = {job.seed for planned in cells for job in planned.jobs}
     declared = {
-        seed for column in table.methods for seed in declared_seeds(table, record.form, column)
+        seed for column in table.methods for seed in declared_seeds(table, record.variant, column)
     }
     if record.seeds and asked != declared:
-        yield f"Seeds {_listed(asked)} were asked for; the table's are {_listed(declared)}"
+        yield (
+            f"Seeds {_sorted_text(asked)} were asked for; the table's are {_sorted_text(declared)}"
+        )
     if extra and any(run.altered for run in runs):
-        yield f"These runs are not the table's own: {' '.join(extra)}"
+        yield f"These runs differ from the table's: {' '.join(extra)}"
+
     yield from _few_runs(cells, made)
     failed = [cell for cell in made if cell.failed]
     if failed:
-        yield f"{_count(sum(len(cell.failed) for cell in failed), 'run')} failed, in {_names(failed)}"
+        count = sum(len(cell.failed) for cell in failed)
+        names = texts.shortened(list(map(_name, failed)), _SHOWN)
+        yield f"{texts.count(count, 'run')} failed, in {names}"
     yield from _mixed_splits([run for run in runs if run.done])
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     other = [run for run in done if run.other_code]
+
     if other:
+        number, were = texts.count(len(other), "run"), "was" if len(other) == 1 else "were"
+        codes = ", ".join(sorted({run.code[:8] for run in other}))
         yield (
-            f"{_count(len(other), 'run')} of {len(done)} {'was' if len(other) == 1 else 'were'} made by other code than today's "
-            f"({', '.join(sorted({run.code[:8] for run in other}))}); rows may mix code"
+            f"{number} of {len(done)} {were} made by other code than the current one ({codes}), "
+            "so rows may mix code"
         )
+
     waiting = {run.run for run in runs if not run.done and run.others}
+
     if waiting:
-        yield f"{_count(len(waiting), 'run')} exist that other code than today's made: --any-code shows them"
+        yield (
+            f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
+            f"--any-code shows them"
+        )
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
-    """A table's runs must have one rule of which rounds count; those of one method one metric."""
+    """Yield warnings about different headlines.
+
+    Runs of a table must agree on the rounds that count, and runs of one method on the
+    metric.
+    """
     rules = {run.rule for run in done}
     if len(rules) > 1:
         yield f"Runs have different headline rules: {', '.join(sorted(rules))}"
@@ -427,46 +527,65 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
             yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
 
 
-def _few_runs(cells: Sequence[Slot], made: Sequence[Cell]) -> Iterable[str]:
+def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[str]:
     wanted = [
-        len({job.overrides for job in slot.jobs if job.point == slot.jobs[0].point})
-        for slot in cells
+        len({job.overrides for job in planned.jobs if job.point == planned.jobs[0].point})
+        for planned in cells
     ]
     partial = [(cell, of) for cell, of in zip(made, wanted, strict=True) if 0 < cell.n < of]
     counts = sorted({cell.n for cell in made if cell.n})
     if len(counts) > 1:
-        yield f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, see each cell"
+        yield (
+            f"Means are over unequal numbers of runs: n is {', '.join(map(str, counts))}, "
+            f"see each cell"
+        )
     if partial:
-        shown = ", ".join(f"{_place(cell)} {cell.n}/{of}" for cell, of in partial[:_SHOWN])
-        yield f"{_count(len(partial), 'cell')} with runs missing: {shown}{_more(len(partial))}"
+        shown = texts.shortened([f"{_name(cell)} {cell.n}/{of}" for cell, of in partial], _SHOWN)
+        yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
 
 
 def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
-    """Methods in one row and draw must see one split; one data set must have one fingerprint."""
+    """Yield warnings about different data.
+
+    Methods in one row with one split seed must see one split. One data set must have
+    one fingerprint.
+    """
     splits: dict[str, set[str]] = {}
     data: dict[str, set[str]] = {}
     for run in done:
-        row = " ".join([*(f"{key}={value}" for key, value in run.conditions.items()), run.draw])
+        row = " ".join(
+            [*(f"{key}={value}" for key, value in run.conditions.items()), run.split_seed]
+        )
         splits.setdefault(row, set()).add(run.split)
         data.setdefault(run.dataset, set()).add(run.data)
+
     mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
     if mixed:
-        yield f"Methods of one row and seed saw different data splits: {'; '.join(mixed[:_SHOWN])}{_more(len(mixed))}"
+        shown = texts.shortened(mixed, _SHOWN, "; ")
+        yield f"Methods of one row and seed saw different data splits: {shown}"
+
     for name, hashes in data.items():
         if len(hashes) > 1:
-            yield f"Data set {name} was not the same in all runs: {', '.join(sorted(h[:8] for h in hashes))}"
+            yield (
+                f"Data set {name} was not the same in all runs: "
+                f"{', '.join(sorted(h[:8] for h in hashes))}"
+            )
 
 
-def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
+def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
     done = list({run.run: run for run in done}.values())
     if not done:
         return
-    yield "runs", f"{len(done)} of {len({job.overrides for slot in cells for job in slot.jobs})}"
+    yield (
+        "runs",
+        f"{len(done)} of {len({job.overrides for planned in cells for job in planned.jobs})}",
+    )
     if dates := sorted({run.date for run in done} - {""}):
         yield "date", dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     yield "computing time", layout.duration(sum(run.seconds for run in done))
     if phases := _phases(done):
         yield "of it", ", ".join(f"{name} {layout.duration(own)}" for name, own in phases)
+
     for name, key in (
         ("commit", "commit"),
         ("hardware", "gpu"),
@@ -475,8 +594,9 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
     ):
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
+
     yield "torch", ", ".join(sorted({run.torch for run in done}))
-    yield "seeds", _listed({run.seed for run in done})
+    yield "seeds", _sorted_text({run.seed for run in done})
     data = {(run.dataset, run.data) for run in done}
     yield "data sha256", ", ".join(f"{name} {sha[:16]}" for name, sha in sorted(data))
     yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
@@ -485,29 +605,18 @@ def _facts(cells: Sequence[Slot], done: Sequence[RunRecord]) -> Iterable[tuple[s
 
 
 def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
-    """Seconds by phase, over runs that recorded them, the longest first."""
+    """Return the seconds of each phase, the longest first.
+
+    Only runs that recorded their phases count.
+    """
     names = dict.fromkeys(name for run in done for name in run.phases)
     sums = {name: sum(run.phases.get(name, 0.0) for run in done) for name in names}
     return sorted(((name, own) for name, own in sums.items() if own), key=lambda phase: -phase[1])
 
 
-def _place(cell: Cell) -> str:
-    return " ".join(
-        [cell.method, *(f"{key}={layout.label(value)}" for key, value in cell.conditions.items())]
-    )
+def _name(cell: Cell) -> str:
+    return layout.cell_name(cell.method, cell.conditions)
 
 
-def _listed(seeds: Iterable[int]) -> str:
+def _sorted_text(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(seeds)))
-
-
-def _names(cells: Sequence[Cell]) -> str:
-    return ", ".join(_place(cell) for cell in cells[:_SHOWN]) + _more(len(cells))
-
-
-def _more(count: int) -> str:
-    return f" and {count - _SHOWN} more" if count > _SHOWN else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,61 @@
+"""The files of fedexp's data sets, known without importing torch.
+
+`fedexp.data` has the classes that read them. A test compares both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+_IDX = tuple(
+    f"raw/{part}-ubyte"
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+)
+_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+_TINY = "tiny-imagenet-200"
+
+# By option of `dataset`, relative to the data root. Options whose files are not fixed are absent.
+FILES: Mapping[str, tuple[str, ...]] = {
+    "carvana": ("carvana/train", "carvana/train_masks"),
+    "cifar10": tuple(
+        f"cifar-10-batches-py/{name}"
+        for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+    ),
+    "cifar10_jpeg": ("cifar10-jpeg/train", "cifar10-jpeg/test"),
+    "cifar100": tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
+    "digits": (),
+    "domainnet": tuple(
+        f"domainnet/{domain}{part}"
+        for domain in _DOMAINS
+        for part in ("", "_train.txt", "_test.txt")
+    ),
+    "fashion_mnist": tuple(f"FashionMNIST/{name}" for name in _IDX),
+    "femnist": ("femnist/train", "femnist/test"),
+    "mnist": tuple(f"MNIST/{name}" for name in _IDX),
+    "shapes_masks": (),
+    "svhn": ("train_32x32.mat", "test_32x32.mat"),
+    "synthetic": (),
+    "tiny_imagenet": (
+        f"{_TINY}/train",
+        f"{_TINY}/val/images",
+        f"{_TINY}/val/val_annotations.txt",
+    ),
+}
+
+
+def data_root(overrides: Iterable[str] = ()) -> Path:
+    """Return the folder of data sets: an override's, ``FEDEXP_DATA``, or ``data``."""
+    root = os.environ.get("FEDEXP_DATA", "data")
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == "data_root":
+            root = value
+    return Path(root).expanduser()
+
+
+def has_files(dataset: str, root: Path) -> bool | None:
+    """Return whether the files of a data set exist, None if they are not known."""
+    files = FILES.get(dataset)
+    return None if files is None else all((root / file).exists() for file in files)

@@ -1,0 +1,133 @@
+"""The list of tables: what their files say, and the status of their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core.errors import FedexpError
+from fedexp.tables.data_files import has_files
+from fedexp.tables.schema import Table, load_table
+
+if TYPE_CHECKING:
+    from fedexp.tables.lookup import CellRun
+
+# Keys of a row that need the configs of all runs.
+_OF_RUNS = ("cells", "without_method", "runs", "done", "failed", "missing", "seconds")
+_EMPTY: Mapping[str, Any] = {
+    "paper": "",
+    "source": "",
+    "title": "",
+    "flop": None,
+    "cost": {},
+    "forms": [],
+    "data": {},
+    **dict.fromkeys(_OF_RUNS),
+    "state": None,
+}
+
+
+def list_table(name: str, root: Path) -> dict[str, Any]:
+    """Return the row of a table that only its file determines.
+
+    Args:
+        name: Name of the table.
+        root: Folder of the data sets.
+
+    Returns:
+        The row. Keys that need the table's runs are None. A table that cannot be read
+        has the error as its ``state``.
+    """
+    try:
+        return _row_of_file(load_table(name), root)
+    except FedexpError as error:
+        return _broken_row(name, error)
+
+
+def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the row of a table with the status of its runs.
+
+    This composes the config of every run.
+
+    Args:
+        name: Name of the table.
+        overrides: Overrides of the user for every run.
+    """
+    from fedexp.tables.cells import planned_cells
+    from fedexp.tables.lookup import FAILED, Finder
+
+    try:
+        table = load_table(name)
+        cells = planned_cells(table, extra=overrides)
+    except FedexpError as error:
+        return _broken_row(name, error) | {"cells": 0, "without_method": 0, "runs": 0}
+
+    jobs = {job.overrides: job for planned in cells for job in planned.jobs}
+    runs = list(map(Finder(), jobs.values()))
+    statuses = [run.status for run in runs]
+    done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
+    state = (
+        "done"
+        if done == len(runs)
+        else f"{failed} failed"
+        if failed
+        else "missing"
+        if not done
+        else "in part"
+    )
+    if unready := min((run.error for run in runs if not run.config), default=""):
+        state = f"{state}; {unready}"
+    return {
+        **_row_of_file(table, Path()),
+        "data": _data_of_runs(runs),
+        "cells": len(cells),
+        "without_method": sum(not planned.jobs for planned in cells),
+        "runs": len(runs),
+        "done": done,
+        "failed": failed,
+        "missing": len(runs) - done - failed,
+        "seconds": sum(float(run.result["seconds"]["total"]) for run in runs if run.result),
+        "state": state,
+    }
+
+
+def _row_of_file(table: Table, root: Path) -> dict[str, Any]:
+    return {
+        "table": table.name,
+        **_EMPTY,
+        "paper": table.paper,
+        "source": table.source,
+        "title": table.title,
+        "flop": table.flop,
+        "cost": {variant: asdict(cost) for variant, cost in table.cost.items()},
+        "forms": ["full", *(name for name in ("reduced", "smoke") if table.smaller(name))],
+        "data": {name: has_files(name, root) for name in table.data},
+    }
+
+
+def _broken_row(name: str, error: FedexpError) -> dict[str, Any]:
+    where = error.facts.get("where")
+    problem = error.what + (f" ({where})" if where else "")
+    return {"table": name, **_EMPTY, "state": f"broken: {problem}"}
+
+
+def _data_of_runs(runs: Iterable[CellRun]) -> dict[str, bool]:
+    """Return whether the files of every data set exist. Unknown files are absent."""
+    from fedexp.core.build import build
+    from fedexp.data.dataset import Dataset
+
+    found: dict[str, bool] = {}
+    for run in runs:
+        name = str(run.config.choices.get("dataset"))
+        if not run.config or name in found:
+            continue
+        try:
+            dataset = build(Dataset, run.config["dataset"], "dataset")  # type: ignore[type-abstract]
+        except FedexpError:
+            found[name] = False
+            continue
+        files = dataset.expected_files(Path(run.config["data_root"]).expanduser())
+        found[name] = all(Path(file).exists() for file in files)
+    return found
