@@ -46,17 +46,18 @@ def register() -> None:
 def _refuse_shadowed_files() -> None:
     """Refuse a user's file that has the name of a built-in file.
 
-    Hydra would ignore it.
+    Hydra would ignore it. Hydra does not read ``tuned``, whose files of the user take
+    precedence.
     """
     folder, built_in = user_conf_dir(), conf_dir()
     if folder is None:
         return
 
     for path in sorted(folder.rglob("*.yaml")):
-        twin = built_in / path.relative_to(folder)
-        if twin.exists():
+        name = path.relative_to(folder)
+        if name.parts[0] != "tuned" and (built_in / name).exists():
             raise ConfigError(
-                f"'{path.relative_to(folder)}' exists twice: Hydra would ignore yours",
+                f"'{name}' exists twice: Hydra would ignore yours",
                 where=str(path),
                 expected=f"a name that {built_in} does not use",
                 do="rename your file",

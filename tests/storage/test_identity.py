@@ -20,6 +20,7 @@ from fedexp.core.env import Env
 from fedexp.core.kernel import StepNoise, adjusted, epoch_order, take_step, train_client
 from fedexp.core.local_optimizers import LocalOptimizer, adam_step, rmsprop_step, sgd_step
 from fedexp.core.net import Net
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.runner import run
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.server_optimizer import ServerOptimizer
@@ -72,6 +73,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_sources()
     yield copied
     forget_sources()
+
+
+def config_hash(stored: dict[str, Any]) -> str:
+    """Hash a config in the form in which ``config.yaml`` stores it."""
+    return identity.config_hash(ResolvedConfig.from_stored(stored))
 
 
 def forget_sources() -> None:
@@ -132,7 +138,7 @@ def test_hash_without_the_sources_of_named_modules_raises(
 @pytest.fixture(scope="module")
 def config() -> dict[str, Any]:
     """Compose a config that has every key that the identity names."""
-    return compose(["method=fed_adi", "proxy.dataset=digits"])
+    return compose(["method=fed_adi", "proxy.dataset=digits"]).to_stored()
 
 
 def parent_of(config: dict[str, Any], key: str) -> dict[str, Any]:
@@ -169,20 +175,19 @@ def keys_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("key", identity.NON_SCIENTIFIC)
 def test_config_hash_stays_with_each_non_scientific_key(config: dict[str, Any], key: str) -> None:
-    before = identity.config_hash(config)
-    assert identity.config_hash(with_value(config, key, "changed")) == before
-    assert identity.config_hash(without(config, key)) == before
+    before = config_hash(config)
+    assert config_hash(with_value(config, key, "changed")) == before
+    assert config_hash(without(config, key)) == before
 
 
 def test_config_hash_changes_with_each_scientific_key(config: dict[str, Any]) -> None:
-    before = identity.config_hash(config)
-    left_out = tuple(f"{key}." for key in identity.NON_SCIENTIFIC)
+    before = config_hash(config)
+    facts = ("choices", "overrides")
+    left_out = tuple(f"{key}." for key in (*identity.NON_SCIENTIFIC, *facts))
     scientific = [key for key in keys_of(config) if not f"{key}.".startswith(left_out)]
 
     unseen = [
-        key
-        for key in scientific
-        if identity.config_hash(with_value(config, key, "changed")) == before
+        key for key in scientific if config_hash(with_value(config, key, "changed")) == before
     ]
 
     assert {"method", "rounds", "local.lr", "dataset._target_"} <= {*scientific}
@@ -191,16 +196,16 @@ def test_config_hash_changes_with_each_scientific_key(config: dict[str, Any]) ->
 
 @pytest.mark.parametrize("key", identity.SEEDS)
 def test_config_hash_changes_with_each_seed(config: dict[str, Any], key: str) -> None:
-    assert identity.config_hash(with_value(config, key, 1)) != identity.config_hash(config)
+    assert config_hash(with_value(config, key, 1)) != config_hash(config)
 
 
 @pytest.mark.parametrize(("key", "neutral"), identity._LATER.items())
 def test_config_hash_has_a_later_key_only_at_another_value(
     config: dict[str, Any], key: str, neutral: object
 ) -> None:
-    earlier = identity.config_hash(without(config, key))
-    assert identity.config_hash(with_value(config, key, neutral)) == earlier
-    assert identity.config_hash(with_value(config, key, "changed")) != earlier
+    earlier = config_hash(without(config, key))
+    assert config_hash(with_value(config, key, neutral)) == earlier
+    assert config_hash(with_value(config, key, "changed")) != earlier
 
 
 def test_config_hash_of_a_stored_config_keeps_its_value() -> None:
@@ -220,4 +225,4 @@ def test_config_hash_of_a_stored_config_keeps_its_value() -> None:
         "seed": 0,
     }
 
-    assert identity.config_hash(stored) == "f78bf488c548ec962b5314d50f1c3fe3"
+    assert config_hash(stored) == "f78bf488c548ec962b5314d50f1c3fe3"

@@ -296,5 +296,5 @@ def test_a_path_is_drawn_over_the_loss_and_absent_data_are_told(tmp_path: Path) 
     with pytest.raises(StorageError, match="iterations 0, 1 and 2"):
         drawing.draw([run(tmp_path / "few", config=config)])
     absent = compose([*DIGITS, "dataset=mnist", f"data_root={tmp_path}/nothing"])
-    with pytest.raises(DataError, match="are not there"):
+    with pytest.raises(DataError, match="do not exist"):
         drawing.draw([run(tmp_path, config=absent)])

@@ -28,8 +28,8 @@ RECORDS = Path(__file__).parents[2] / "scripts/results"
 @cache
 def dataset_of(overrides: tuple[str, ...]) -> str:
     config = compose(list(overrides))
-    assert config.get("proxy", {}).get("dataset") is None  # would be needed, too
-    return str(config["choices"]["dataset"])
+    assert config["proxy"]["dataset"] is None  # would be needed, too
+    return str(config.choices["dataset"])
 
 
 def test_data_lists_the_data_sets_of_the_composed_runs() -> None:

@@ -152,7 +152,7 @@ def test_tune_writes_the_best_point_below_the_hand_written_part(
     assert "local with local.lr=0.4" in told.err and "client 3 diverged" in told.err
     shared = {"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"}
     assert [lr_of(config) for config in runs] == [0.1, 0.2, 0.4]
-    assert all(shared < {*config["overrides"]} for config in runs)
+    assert all(shared < {*config.overrides} for config in runs)
 
     written = mine.read_text()
     assert written.startswith(by_hand) and written.splitlines().count(MARK) == 1
