@@ -36,9 +36,10 @@ quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
 corpus: $(STAMP) ## give the commands every wrong input of tests/cli, in two minutes
 	@$(BIN)/python -m pytest -m corpus tests/cli
 
-check: $(STAMP) ## lint, format and types
+check: $(STAMP) ## lint, format, spelling and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/codespell
 	@$(BIN)/mypy
 
 format: $(STAMP) ## format the code

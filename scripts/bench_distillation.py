@@ -72,7 +72,8 @@ from fedexp.storage.checkpoint import Checkpoint
 
 T, T_G = 200, 30  # of the experiment whose minutes are printed
 SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models: CIFAR-10's
-# Bounds of the steps, the rule, the share of re-weighting, MB, and the share of a checkpoint
+# Bounds of the steps, the rule, the share of re-weighting, MB, and the share of a
+# checkpoint
 EXACT = (1.15, 1.05, 0.02, 8000, 0.02)
 
 

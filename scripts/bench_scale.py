@@ -46,8 +46,8 @@ MILLION = [
 ]  # fmt: skip
 
 
-# On Linux, a process begins with the peak of the one that started it. This code starts each from
-# a small process, however much memory the benchmark has
+# On Linux, a process begins with the peak of the one that started it. This code starts
+# each from a small process, however much memory the benchmark has
 MEASURED = """import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])
 print(f"\\n{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}")

@@ -1,7 +1,7 @@
 """Record the numbers of every preset and of some longer runs, and compare with the record.
 
-    python scripts/same_numbers.py                         # compare with the committed record
-    python scripts/same_numbers.py --only fedavg resumed   # compare some runs
+    python scripts/same_numbers.py                        # compare with the record
+    python scripts/same_numbers.py --only fedavg resumed  # compare some runs
     python scripts/same_numbers.py --write FILE            # store a new record
 
 Each run has one line in the output: ``equal``, ``different`` (with the first metric that
@@ -95,7 +95,7 @@ class SkippedError(Exception):
     """The machine lacks what a run needs."""
 
 
-# ------------------------------------------------------------------------------------ launching
+# ---- launching
 
 
 def renamed(override: str) -> str:
@@ -180,7 +180,7 @@ def lines_of(path: Path) -> list[Record]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-# ------------------------------------------------------------------------------------ the runs
+# ---- the runs
 
 FEDAVG = ["method=fedavg", "rounds=5", "clients=6", "local.momentum=0.5"]
 SCAFFOLD = [
@@ -311,7 +311,7 @@ LONGER: dict[str, Callable[[Path], Path]] = {
 }
 
 
-# ------------------------------------------------------------------------------------ recording
+# ---- recording
 
 
 def digest(value: Any) -> str:
@@ -384,7 +384,7 @@ def write(path: Path, runs: dict[str, Record]) -> None:
     path.write_text(text)
 
 
-# ------------------------------------------------------------------------------------ comparing
+# ---- comparing
 
 
 def row_differences(old: Sequence[Record], new: Sequence[Record]) -> Iterator[str]:

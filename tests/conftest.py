@@ -23,7 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def unflushed(file: int) -> None:
-    """Instead of `os.fsync`: a killed process loses nothing that it wrote, and no test survives the machine's end."""
+    """Instead of `os.fsync`: a killed process loses nothing that it wrote, and no test
+    survives the machine's end.
+    """
 
 
 os.fsync = unflushed  # on a busy disk half of the tests' time
@@ -34,7 +36,8 @@ TOGETHER = ("/test_ray.py", "/test_page_in_browser.py")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Ray's tests stay together, and the browser's: one cluster and one browser, not one in each of pytest's processes.
+    """Ray's tests stay together, and the browser's: one cluster and one browser, not
+    one in each of pytest's processes.
 
     pytest 9.2 has no marks for groups.
     """

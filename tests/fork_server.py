@@ -1,7 +1,9 @@
-"""Processes without their seconds of imports: forked from one that has torch, Hydra and fedexp, and signalled like any other.
+"""Processes without their seconds of imports: forked from one that has torch, Hydra and
+fedexp, and signalled like any other.
 
-The standard library's fork server imports `tests.preloaded` once for a session and forks for every request. A child is a process
-of its own, with its own signals, folder, environment, output and exit code; the imports before its first line alone are shared.
+The standard library's fork server imports `tests.preloaded` once for a session and
+forks for every request. A child is a process of its own, with its own signals, folder,
+environment, output and exit code; the imports before its first line alone are shared.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 class Forked:
-    """`work(*arguments)` in a process of its own that stands in `folder`; as `subprocess.Popen`, as far as tests need it.
+    """`work(*arguments)` in a process of its own that stands in `folder`; as
+    `subprocess.Popen`, as far as tests need it.
 
     Args:
         work: of a module, so that its name can be sent.

@@ -1,4 +1,6 @@
-"""What `tests.fork_server` has before it forks: importing this makes a run, so that all that a run imports and reads is there."""
+"""What `tests.fork_server` has before it forks: importing this makes a run, so that all
+that a run imports and reads is there.
+"""
 
 from __future__ import annotations
 

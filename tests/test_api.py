@@ -1,4 +1,6 @@
-"""fedexp in Python: the same runs as on the command line, read back, and models brought in from elsewhere."""
+"""fedexp in Python: the same runs as on the command line, read back, and models brought
+in from elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -54,8 +54,10 @@ def make_data(
     copies: bool = False,
     images: bool = False,
 ) -> FederatedData:
-    """Clients of the given sizes with their own class mix, float64 inputs (1, 2, 2), or 8-bit `images` (1, 4, 4) whose
-    brightness is their class. `copies`: all hold client 0's data."""
+    """Clients of the given sizes with their own class mix, float64 inputs (1, 2, 2), or
+    8-bit `images` (1, 4, 4) whose brightness is their class. `copies`: all hold client
+    0's data.
+    """
     rng = np.random.default_rng(seed)
     xs, ys = [], []
     for number, size in enumerate(sizes):
@@ -110,7 +112,9 @@ class World:
 
 
 def composed(*overrides: str) -> ResolvedConfig:
-    """As `compose`, once for what many tests of a method have in common: it takes longer than most of their runs."""
+    """As `compose`, once for what many tests of a method have in common: it takes
+    longer than most of their runs.
+    """
     return copy.deepcopy(_composed(overrides))
 
 
@@ -163,7 +167,9 @@ def _served(data: FederatedData, needs: Needs) -> FederatedData:
 
 
 def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot:
-    """`rounds` rounds, each by a world of its own, ``make(rounds)``, from what the one before has left on disk."""
+    """`rounds` rounds, each by a world of its own, ``make(rounds)``, from what the one
+    before has left on disk.
+    """
     snapshot = None
     for _ in range(rounds):
         world = make(rounds)
@@ -188,7 +194,9 @@ def answers(
 
 
 class Backwards(Engine):
-    """Executes jobs in reverse, each on a fresh engine (as another worker would), and still yields them in order."""
+    """Executes jobs in reverse, each on a fresh engine (as another worker would), and
+    still yields them in order.
+    """
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData

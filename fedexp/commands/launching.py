@@ -220,8 +220,8 @@ def sweep_job(config: Any) -> float:
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
     except Exception as error:
-        # A bug. It is reported at once. Its traceback is in error.txt and is printed at the end of
-        # the sweep.
+        # A bug. It is reported at once. Its traceback is in error.txt and is printed at
+        # the end of the sweep.
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
 
@@ -267,7 +267,8 @@ def _launcher_pid() -> int | None:
 
     None if this process is not its worker on this machine.
     """
-    # The parent is also known if it is gone. Workers of joblib are made by multiprocessing.
+    # The parent is also known if it is gone. Workers of joblib are made by
+    # multiprocessing.
     parent = multiprocessing.parent_process()
     pid = os.getppid() if parent is None else parent.pid
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None

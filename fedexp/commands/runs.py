@@ -503,7 +503,7 @@ def _clean(options: argparse.Namespace) -> int:
             delete_path(left)
 
     if options.memo:
-        count, size = _clean_memo(options.root / "memo", options.yes)
+        count, size = _clean_client_cache(options.root / "memo", options.yes)
         freed += size
         print(
             f"{_action_text(options)} {size_text(size):>8}  {options.root / 'memo'}  "
@@ -557,7 +557,7 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(renamed)
 
 
-def _clean_memo(folder: Path, delete: bool) -> tuple[int, int]:
+def _clean_client_cache(folder: Path, delete: bool) -> tuple[int, int]:
     """Count the entries of the memo and their bytes, and delete them if asked.
 
     Runs cope with entries that vanish. Folders and locks are not deleted.

@@ -367,13 +367,13 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
 def _without_local_paths(typed: str) -> str:
     """Return a command for readers of a report, without paths of this machine."""
-    words, kept = iter(shlex.split(typed)), list[str]()
+    words, remaining = iter(shlex.split(typed)), list[str]()
     for word in words:
         if word == "--out":
             next(words)
         elif not word.startswith(("--out=", "output_root=", "data_root=")):
-            kept.append(word)
-    return shlex.join(kept)
+            remaining.append(word)
+    return shlex.join(remaining)
 
 
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:

@@ -248,7 +248,8 @@ def _key_error(
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
 
-    # A file's defaults override a group that is not there from where the file is included.
+    # A file's defaults override a group that is not there from where the file is
+    # included.
     if (file := re.match(r"In '([^']+)'", text)) is not None:
         if key == "dataset" and file.group(1).startswith("method/"):
             return dataset_in_method_error(file.group(1))

@@ -108,7 +108,7 @@ def _no_dataclass(kind: type, where: str) -> ConfigError:
         f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass: its fields cannot be "
         "set by a config",
         where=f"{where}._target_",
-        expected="a plug-in written as @dataclass(frozen=True), without an __init__ of its own",
+        expected="a plug-in written as @dataclass(frozen=True), without its own __init__",
         do="write @dataclass(frozen=True) above the class",
     )
 

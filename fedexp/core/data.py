@@ -21,7 +21,8 @@ POOLED = -1
 Targets = Literal["labels", "masks"]
 """Targets of a data set.
 
-They are (n,) int64 labels, or (n, height, width) uint8 masks of images. A mask is 1 on the object.
+They are (n,) int64 labels, or (n, height, width) uint8 masks of images. A mask is 1 on
+the object.
 """
 
 

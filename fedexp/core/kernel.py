@@ -61,7 +61,7 @@ def train_client(
 ) -> ClientResult:
     """Run `job` on the client's data.
 
-    The same job gives the same bits, whatever ran on `net` before.
+    The result depends only on the job and the data, not on earlier uses of `net`.
 
     Args:
         job: The client's work.
@@ -145,7 +145,7 @@ def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
     if not isinstance(loss, Measured):
         return {"loss": loss}
     if taken := _OWN_NAMES & loss.scalars.keys():
-        raise ValueError(f"a trainer's scalar must have a name of its own, not '{min(taken)}'")
+        raise ValueError(f"a trainer's scalar must have another name than '{min(taken)}'")
     return {"loss": loss.loss, **loss.scalars}
 
 
@@ -180,7 +180,7 @@ def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
     for name, values in measured.items():
         if len(values) != steps:
             raise ValueError(
-                f"'{name}' was measured {len(values)} times in {steps} steps; it must be "
+                f"'{name}' was measured {len(values)} times in {steps} steps. It must be "
                 "once in each"
             )
 

@@ -73,7 +73,7 @@ def layers_in(net: Net) -> dict[str, Layer]:
 @by_spec
 def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
     """Return the linear and convolutional layers in forward order, the output last."""
-    net, weights = _trial(spec)
+    net, weights = _sample_model(spec)
     layers = layers_in(net)
     with torch.no_grad():
         seen = net.observe(
@@ -89,12 +89,12 @@ def check_head(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
     Raises:
         ConfigError: There is no such head. The message names the reason.
     """
-    net, weights = _trial(spec)
+    net, weights = _sample_model(spec)
     with torch.no_grad():
         net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True)
 
 
-def _trial(spec: ModelSpec) -> tuple[Net, Weights]:
+def _sample_model(spec: ModelSpec) -> tuple[Net, Weights]:
     cpu = torch.device("cpu")
     net = Net(spec, cpu, torch.float32)
     net.train(False)

@@ -56,7 +56,7 @@ class LocalTraining:
         require(self.batch_size >= 1, f"local.batch_size must be at least 1, got {self.batch_size}")
         require(self.lr > 0, f"local.lr must be positive, got {self.lr}")
         require(self.lr_decay > 0, f"local.lr_decay must be positive, got {self.lr_decay}")
-        require(0 <= self.momentum < 1, f"local.momentum must lie in [0, 1), got {self.momentum}")
+        require(0 <= self.momentum < 1, f"local.momentum must be in [0, 1), got {self.momentum}")
         require(
             self.weight_decay >= 0,
             f"local.weight_decay must not be negative, got {self.weight_decay}",
@@ -68,7 +68,7 @@ class LocalTraining:
         require(self.eps > 0, f"local.eps must be positive, got {self.eps}")
         require(
             all(0 <= b < 1 for b in self.betas),
-            f"local.betas must lie in [0, 1), got {list(self.betas)}",
+            f"local.betas must be in [0, 1), got {list(self.betas)}",
         )
 
     def at_round(self, round: int) -> LocalTraining:

@@ -68,7 +68,7 @@ def check_model(
             where="model",
             expected=f"(batch, {', '.join(map(str, output_shape))}) logits",
             got=f"{tuple(output.shape)} for a batch of 2 from {spec.arch}",
-            do="choose another model (unet for masks); constructors of your own are given "
+            do="choose another model (unet for masks). Your own constructors receive "
             "num_classes and input_shape",
         )
     return net.has_batch_norm

@@ -54,7 +54,7 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
     """
     if loss.numel() != 1:
         raise ValueError(
-            f"a loss must be a scalar, the mean over the batch; got shape {tuple(loss.shape)}"
+            f"a loss must be a scalar, the mean over the batch, got shape {tuple(loss.shape)}"
         )
     grads = run_backward(loss, tuple(params.values()))
     return {

@@ -91,9 +91,9 @@ def check_hooks(kind: type, where: str) -> None:
     """
     problems = _problems(kind)
     if problems:
-        whats, places, expected, got = zip(*problems, strict=True)
+        problem_texts, places, expected, got = zip(*problems, strict=True)
         raise ConfigError(
-            "; ".join(whats),
+            "; ".join(problem_texts),
             where=f"{', '.join(dict.fromkeys(places))} ({where})",
             expected="; ".join(expected),
             got="; ".join(filter(None, got)) or None,

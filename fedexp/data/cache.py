@@ -18,7 +18,8 @@ FOLDER = ".fedexp"
 
 # Fingerprints of the entries that this process decoded or looked up
 _fingerprints: dict[Path, str] = {}
-# Entries of the sources that were looked at, one dictionary per context of `sources_stay`
+# Entries of the sources that were looked at, one dictionary per context of
+# `sources_stay`
 _entries: list[dict[tuple[str, ...], Path]] = []
 
 

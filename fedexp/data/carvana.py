@@ -49,7 +49,7 @@ class Carvana(Dataset):
         require_image_shape(self.shape)
         require(
             0 < self.test_fraction < 1,
-            f"test_fraction must lie in (0, 1), got {self.test_fraction}",
+            f"test_fraction must be in (0, 1), got {self.test_fraction}",
         )
 
     @property

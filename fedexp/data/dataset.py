@@ -86,18 +86,20 @@ class Dataset(ABC):
     targets: ClassVar[Targets] = "labels"
     # Whether samples have 8 bits per value (False: floating point)
     pixels: ClassVar[bool] = True
-    # Whether the config determines the samples on its own. Sets that read files leave it False
+    # Whether the config determines the samples on its own. Sets that read files leave
+    # it False
     pinned: ClassVar[bool] = False
-    # Whether these are the bits that the papers used (False: a re-encoding, which reproduces
-    # no number)
+    # Whether these are the bits that the papers used (False: a re-encoding, which
+    # reproduces no number)
     faithful: ClassVar[bool] = True
     # Name of the data set that this one re-encodes
     copy_of: ClassVar[str | None] = None
-    # Whether `read` returns the owner of each training sample, which partition=natural needs
+    # Whether `read` returns the owner of each training sample, which partition=natural
+    # needs
     has_owners: ClassVar[bool] = False
     can_download: ClassVar[bool] = False
-    # If not 0, decoded arrays are cached in <root>/.fedexp. Raise it when `read` returns
-    # something else for the same files
+    # If not 0, decoded arrays are cached in <root>/.fedexp. Raise it when `read`
+    # returns something else for the same files
     cache_version: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -202,7 +204,8 @@ class Dataset(ABC):
 
         stored = _stored(cache, files)
         if stored is None:
-            # If several jobs start at once, one downloads and decodes, the others take its result
+            # If several jobs start at once, one downloads and decodes, the others take
+            # its result
             with cache.lock():
                 stored = _stored(cache, files)
                 if stored is None:

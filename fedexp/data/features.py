@@ -25,12 +25,13 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
 from fedexp.storage.tensors import load_sealed, save_sealed
 
-# Images per forward pass. It is fixed, so that the last bits of features do not depend on it
+# Images per forward pass. It is fixed, so that the last bits of features do not depend
+# on it
 _BATCH = 128
 
 
 def featured(
-    data: FederatedData, extractor: ModelSpec, memo: Path | None, note: Callable[[str], None]
+    data: FederatedData, extractor: ModelSpec, folder: Path | None, note: Callable[[str], None]
 ) -> FederatedData:
     """Replace the inputs of every split of `data` by their features.
 
@@ -39,7 +40,7 @@ def featured(
     Args:
         data: Data whose inputs are replaced.
         extractor: A network whose outputs are features. All of it is frozen.
-        memo: Folder in which features are stored for other runs, by content. None: they
+        folder: Folder in which features are stored for other runs, by content. None: they
             are not stored.
         note: Function that receives messages for the user.
     """
@@ -49,17 +50,17 @@ def featured(
     splits = {"train": data.train, "test": data.test, "val": data.val, "proxy": data.proxy}
     given = {name: samples for name, samples in splits.items() if samples is not None}
 
-    if memo is None:
+    if folder is None:
         tree = _extract(given, weights, note)
     else:
         key = _key(given, weights)
-        path = memo / key[:2] / f"{key}.safetensors"
+        path = folder / key[:2] / f"{key}.safetensors"
         with contextlib.ExitStack() as stack:
             # If the folder cannot be written, each run computes its features
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # Only one run of a sweep computes the features
-                lock = stack.enter_context(FileLock(memo / f"{key}.lock"))
+                lock = stack.enter_context(FileLock(folder / f"{key}.lock"))
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
             damaged = "stored features were damaged: they are computed again"
             stored = load_sealed(path, like.x.device, lambda: note(damaged))
@@ -68,7 +69,7 @@ def featured(
                 try:
                     save_sealed(path, tree)
                 except OSError as error:
-                    note(f"features cannot be stored in {memo} ({error.strerror or error})")
+                    note(f"features cannot be stored in {folder} ({error.strerror or error})")
 
     parts = {
         name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()

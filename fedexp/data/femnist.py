@@ -116,10 +116,10 @@ class Femnist(Dataset):
                         f"user {user}: pixels {x.min()} .. {x.max()}, labels {y.min()} .. {y.max()}"
                     )
 
-                kept = y < self.num_classes
-                if kept.any():
-                    images = np.rint(x[kept] * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
-                    found.append((str(user), images, y[kept]))
+                is_known = y < self.num_classes
+                if is_known.any():
+                    images = np.rint(x[is_known] * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
+                    found.append((str(user), images, y[is_known]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise fail(f"{type(error).__name__}: {error}") from error
         return found

@@ -56,7 +56,8 @@ class Partitioner(ABC):
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
-    # Whether it can be sampled for fewer clients and samples (limit.clients, limit.train)
+    # Whether it can be sampled for fewer clients and samples (limit.clients,
+    # limit.train)
     scales: ClassVar[bool] = True
 
     val_fraction: float = 0.0
@@ -65,7 +66,7 @@ class Partitioner(ABC):
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.val_fraction < 1, f"val_fraction must lie in [0, 1), got {self.val_fraction}"
+            0 <= self.val_fraction < 1, f"val_fraction must be in [0, 1), got {self.val_fraction}"
         )
         require(
             self.min_size >= 1,

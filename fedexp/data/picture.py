@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Colormap
 
-# Largest number of clients in the picture. If there are more, evenly spread ones are shown
+# Largest number of clients in the picture. If there are more, evenly spread ones are
+# shown
 MAX_ROWS = 200
 _INK, _MUTED, _BAR = "#1f2933", "#66727f", "#4a6fa5"
 

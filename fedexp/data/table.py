@@ -23,7 +23,6 @@ def partition_table(counts: np.ndarray) -> Table:
     Args:
         counts: Class counts of shape (clients, classes), int64.
     """
-
     from rich import box
     from rich.table import Table
 

@@ -67,8 +67,8 @@ class TorchvisionSet(Dataset):
         return [root / file for file in _FILES[self.source]]
 
     def read(self, root: Path, download: bool) -> Arrays:
-        # Even if nothing is missing, torchvision's download() computes checksums of gigabytes or
-        # asks the network
+        # Even if nothing is missing, torchvision's download() computes checksums of
+        # gigabytes or asks the network
         fetch = download and not all(file.exists() for file in self.expected_files(root))
         kind = getattr(torchvision_datasets(), self.source)
 

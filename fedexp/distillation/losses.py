@@ -14,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Mask = Literal["disagree", "agree", "none"]
-"""The samples that count: teacher and student predict different classes, the same, or all."""
+"""The samples that count.
+
+Teacher and student predict different classes (``disagree``), the same class, or
+anything.
+"""
 Variation = Literal["l2", "l1"]
 """The form of `total_variation`."""
 

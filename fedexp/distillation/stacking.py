@@ -3,7 +3,7 @@
 It depends on the device and, on CUDA, on a short timing. Stacking turns a layer into a
 grouped convolution, which is slower on a CPU. Ten teachers with input gradient took
 1.65 and 2.18 times as long on two cores (``scripts/bench_distillation.py`` measures
-it). There nothing is timed, so that equal runs have the same bits. On CUDA the number
+it). There nothing is timed, so that equal runs are bit-identical. On CUDA the number
 of kernel launches decides. The caller stores the choice, because the last bits depend
 on it.
 """

@@ -151,7 +151,7 @@ class ClientCache(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Yield models from the folder if it has them, and from the engine otherwise."""
+        """Yield models from the folder, or from the engine if the folder lacks them."""
         loaded: dict[int, ClientResult] = {}  # models that are to be probed, all in memory
         for i, job in enumerate(jobs):
             if (
@@ -362,7 +362,7 @@ class _InnerRequests:
         self._stream = self._from(0)
 
     def result(self, i: int) -> ClientResult:
-        """Return the result of job `i`. Results must be asked for in ascending order."""
+        """Return the result of job `i`. Ask for results in ascending order."""
         if i in self._requests and self._together:
             return next(self._stream)
 

@@ -313,7 +313,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return many small chunks while many wait, and single chunks towards the end."""
+        """Return many small chunks while many wait, and single chunks at the end."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 
@@ -361,7 +361,7 @@ class _Sending:
                 self._arrived[position] = reply.failure
 
     def _repeat(self, sent: _SentBatch, suspect: bool, error: Exception) -> None:
-        """Send the jobs of a lost actor again, unless too many actors died over them."""
+        """Send a lost actor's jobs again, unless too many actors died over them."""
         for chunk in sent.chunks:
             self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + suspect
             if self._lost[chunk[0]] < MAX_LOSSES:

@@ -261,7 +261,7 @@ class ActorPool:
         return {actor.starting: actor for actor in self.actors if actor.starting is not None}
 
     def fill(self) -> None:
-        """Start missing actors, each on the node with room that has the fewest of them."""
+        """Start missing actors, each on the node with room that has fewest actors."""
         if len(self.actors) >= self.size:
             return
         here = Counter(actor.node for actor in self.actors)
@@ -443,9 +443,9 @@ def _own_path() -> str:
     """
     libraries = {Path(path) for path in sysconfig.get_paths().values()}
     own = [Path(entry or ".").resolve() for entry in sys.path]
-    kept = [
+    own_entries = [
         path
         for path in own
         if path.is_dir() and not any(path.is_relative_to(home) for home in libraries)
     ]
-    return os.pathsep.join(dict.fromkeys(map(str, kept)))
+    return os.pathsep.join(dict.fromkeys(map(str, own_entries)))

@@ -64,10 +64,12 @@ PackedTrees = dict[str, PackedTree]
 
 
 def pack(tree: Tree) -> PackedTree:
+    """Pack every tensor of a tree."""
     return {name: Packed.of(value) for name, value in tree.items()}
 
 
 def unpack(packed: PackedTree, device: torch.device) -> Tree:
+    """Return the tree of packed tensors on `device`."""
     return {name: value.tensor(device) for name, value in packed.items()}
 
 

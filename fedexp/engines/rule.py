@@ -7,8 +7,8 @@ The rule uses the model, the work and the number of threads.
   thread each if that is worth their start, or else in this process. It is stacked
   (``engine.kernel=vmap``) only if asked for.
 
-Nothing is timed. Equal runs have the same engine and are bit-identical, whatever else the
-machine does. The constants were measured on two cores and are first values.
+Nothing is timed. Equal runs have the same engine and are bit-identical, whatever else
+the machine does. The constants were measured on two cores and are first values.
 ``scripts/bench_engines.py`` measures what they are worth on a machine.
 """
 

@@ -57,7 +57,7 @@ class Serial(Engine):
             net.release()
 
     def net(self, job: ClientJob) -> Net:
-        """Return the network that trains `job`. It is reused for all jobs of its spec."""
+        """Return the network that trains `job`, reused for all jobs of its spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
 
@@ -97,7 +97,10 @@ def _watched(
 
 
 def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
-    """Return the error for an unexpected `error` in the training of `jobs`, its cause."""
+    """Return the error for an unexpected `error` in the training of `jobs`.
+
+    The unexpected error is its cause.
+    """
     who, place = _clients_text(jobs), place_of_error(error)
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)
 

@@ -1,4 +1,4 @@
-"""Models trained elsewhere as the result of the first round (``client_models.path``)."""
+"""Models trained elsewhere as the first round's results (``client_models.path``)."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Vectorized(Engine):
             yield next(source.pop(i))
 
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
-        """Yield the results of one stack, which is trained when the first is asked for."""
+        """Yield the results of one stack, trained when the first is asked for."""
         kind = self._kind(jobs[0])
         if (
             kind is None

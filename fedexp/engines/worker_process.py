@@ -124,6 +124,7 @@ class Done:
 
 
 def send(to: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send a message, with file descriptors if there are any."""
     content = _MESSAGE.pack(*message)
     if fds:
         socket.send_fds(to, [content], fds)
@@ -144,6 +145,7 @@ def receive(source: socket.socket) -> tuple[Message, list[int]]:
 
 
 def write_header(board: Segment, round: int, extent: tuple[int, int] = (0, 0)) -> None:
+    """Write the current round and the extent of its constants."""
     board.write(0, _HEADER.pack(round, *extent))
 
 

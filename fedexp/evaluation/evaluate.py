@@ -18,8 +18,8 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-# Endings of a metric's names by the kind of outcome. Those of "local" are the spread over the
-# clients' models
+# Endings of a metric's names by the kind of outcome. Those of "local" are the spread
+# over the clients' models
 ENDINGS: dict[Delivers, tuple[str, ...]] = {
     "global": ("",),
     "ensemble": ("",),

@@ -191,7 +191,8 @@ class _Stage:
                 if last
                 else x.reshape(*x.shape[:2], -1).amax(2)
             )
-            # A maximum over positions is NaN if one of them is. Checking each is slower.
+            # A maximum over positions is NaN if one of them is. Checking each is
+            # slower.
             hit = top.isnan()
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")

@@ -1,4 +1,4 @@
-"""Federated methods, one entry per method that has code of its own.
+"""Federated methods, one entry per method that has its own code.
 
 A method with one part is a file, a method with several parts is a folder. The config
 groups ``trainer``, ``aggregator`` and ``server_optimizer`` select the classes. Code

@@ -140,9 +140,13 @@ class FedBE(Distilling):
             else:
                 random = torch_generator(*names)
                 params = {
-                    name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(value.device)
-                    * spread[name] + value for name, value in centre.items()
-                }  # fmt: skip
+                    name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(
+                        value.device
+                    )
+                    * spread[name]
+                    + value
+                    for name, value in centre.items()
+                }
 
             yield Weights(mean.spec, with_frozen(mean, params), mean.buffers)
 

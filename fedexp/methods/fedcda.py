@@ -410,7 +410,8 @@ class Selection:
         n, M = len(self.losses), self.fixed + len(self.sizes)
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
-        # Sum over the fixed clients of ||w_n - r||^2. Their sum minus M r is the fixed part.
+        # Sum over the fixed clients of ||w_n - r||^2. Their sum minus M r is the fixed
+        # part.
         at_rest = self.fixed_norm - 2 * to_centre - self.fixed * centre
         chosen = self.products[np.ix_(rows, rows)]
         squares = np.trace(chosen) + at_rest
@@ -437,7 +438,8 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # All blocks share one piece of memory: the first touch of new pages takes half the time
+    # All blocks share one piece of memory: the first touch of new pages takes half the
+    # time
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
 
     for name, at in centre.items():

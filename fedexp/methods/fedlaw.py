@@ -67,7 +67,7 @@ class FedLAW(ServerTrained):
         learn: ``jointly``, or ``swa``: x in the first half of the epochs, on a cosine
             to 0. In the second half of these epochs x is averaged over epochs (Izmailov
             et al. 2018). Then z.
-        optimizer: Optimizer of x and z. Each has a state of its own, empty in every
+        optimizer: Optimizer of x and z. Each has a separate state, empty in every
             round.
         lr: Step size of the optimizer.
     """
@@ -172,9 +172,8 @@ class FedLAW(ServerTrained):
 
         averaged = work["averaged"]
         if learned == ("x",) and env.step > half // 2:
-            averaged = {"sum": averaged["sum"] + scalars["x"], "count": averaged["count"] + 1} if averaged else {
-                "sum": scalars["x"], "count": 1
-            }  # fmt: skip
+            total = averaged["sum"] + scalars["x"] if averaged else scalars["x"]
+            averaged = {"sum": total, "count": averaged["count"] + 1 if averaged else 1}
             if env.step == half:
                 scalars = {**scalars, "x": averaged["sum"] / averaged["count"]}
 

@@ -146,7 +146,8 @@ class ConvNet(nn.Module):
                 x = self.dropouts[index](x)
             if self.pools[index] > 1:
                 x = functional.max_pool2d(x, self.pools[index])
-            # After the pooling there are fewer numbers. Values and gradients are the same
+            # After the pooling there are fewer numbers. Values and gradients are the
+            # same
             x = torch.relu(x)
 
         x = x.flatten(1)

@@ -30,8 +30,8 @@ Peak = dict[str, int]
 
 # The second step runs with what the first one left allocated.
 _STEPS = 2
-# Size of the activations that are kept for the backward pass, as a multiple of the input's size.
-# This is ResNet-18's on 32x32 pixels. Small CNNs have 90 times.
+# Size of the activations that are kept for the backward pass, as a multiple of the
+# input's size. This is ResNet-18's on 32x32 pixels. Small CNNs have 90 times.
 _ACTIVATIONS = 400
 # Share of the free memory. An estimate is rough.
 _NEAR = 0.5
@@ -63,6 +63,7 @@ def peak_memory(device: torch.device) -> Peak:
 
 
 def largest(a: Peak, b: Peak) -> Peak:
+    """Return the larger peak of each kind of memory."""
     return {kind: max(a.get(kind, 0), b.get(kind, 0)) for kind in {**a, **b}}
 
 

@@ -48,8 +48,8 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
     check_device(first.device)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
     if asked:
-        kept = {k: stored[k] for k in asked}
-        note(f"resuming with the numerics of the first launch: {kept} (asked for now: {asked})")
+        chosen = {k: stored[k] for k in asked}
+        note(f"resuming with the numerics of the first launch: {chosen} (asked for now: {asked})")
 
     return first
 

@@ -86,7 +86,8 @@ def steps(
 
     while True:
         with experiment.server_work("a step of the server"):
-            # Training is nested in this phase: the server consumes results as they arrive.
+            # Training is nested in this phase: the server consumes results as they
+            # arrive.
             with phase("aggregate"):
                 step = next(following, None)
             if step is None:

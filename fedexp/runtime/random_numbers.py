@@ -55,11 +55,11 @@ def generator_states(watch_python: bool = True) -> GeneratorStates:
 def _numpy_state() -> object:
     """Return the state of NumPy's global generator, to be compared for equality.
 
-    `numpy.random.get_state` takes longer than a training step of a small client. The state
-    of a Mersenne Twister is therefore copied from the memory at the address that NumPy's
-    public attribute ``ctypes.state_address`` gives. It holds 624 words of 32 bits and the
-    position among them. If a user has installed another bit generator, its ``state`` is
-    read.
+    `numpy.random.get_state` takes longer than a training step of a small client. The
+    state of a Mersenne Twister is therefore copied from the memory at the address that
+    NumPy's public attribute ``ctypes.state_address`` gives. It holds 624 words of 32
+    bits and the position among them. If a user has installed another bit generator, its
+    ``state`` is read.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if isinstance(generator, np.random.MT19937):
@@ -86,7 +86,10 @@ class WatchedPlugins(NamedTuple):
 
 
 class GlobalRandomGuard:
-    """A guard that detects whether `plugins` use a global generator after its creation."""
+    """A guard that detects whether `plugins` use a global generator.
+
+    It compares the generators' states with those at its creation.
+    """
 
     def __init__(self, plugins: WatchedPlugins) -> None:
         self._plugins = plugins

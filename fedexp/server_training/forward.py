@@ -16,8 +16,8 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# Samples per forward pass of a teacher. It is fixed, so that the last bits do not depend
-# on the student's batch size.
+# Samples per forward pass of a teacher. It is fixed, so that the last bits do not
+# depend on the student's batch size.
 _BATCH = 256
 
 

@@ -130,8 +130,10 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
     parts = [
         "# Configuration",
         escaped(header(path)),
-        "Keys are set on the command line as `key=value`, options of groups as `group=option`. What a group chooses stands below"
-        " its name: `trainer.mu` with `trainer=fedprox`. `fedexp --cfg job` prints an experiment's config, resolved, and"
+        "Keys are set on the command line as `key=value`, options of groups as "
+        "`group=option`. What a group chooses stands below"
+        " its name: `trainer.mu` with `trainer=fedprox`. `fedexp --cfg job` prints an "
+        "experiment's config, resolved, and"
         " `fedexp --help KEY` the part of this page that a key belongs to.",
         "## Groups",
         table(["group", "default", "options"], rows),

@@ -61,7 +61,8 @@ NEEDS = {
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
     "global_model": "clients that receive a model of several clients', not the one that they trained last",
-    "broadcasts": "in several rounds one network for the server and all clients, who start from the server's model",
+    "broadcasts": "in several rounds one network for the server and all clients, who start from the "
+    "server's model",
     "images": "samples that are 8-bit images",
     "augmented": "training batches with a random transform: `dataset.augment`",
     "local_steps": "the numbers of local steps, so no models from elsewhere: `client_models.path`",
@@ -202,7 +203,8 @@ def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
 def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
     parts = [
         "# Methods",
-        "`fedexp method=NAME`. Each pairs a trainer, an aggregator and a server optimizer, which can be swapped one by one.",
+        "`fedexp method=NAME`. Each pairs a trainer, an aggregator and a server optimizer, "
+        "which can be swapped one by one.",
     ]
     for kind in [*(name for name, _ in _KINDS), "Others"]:
         rows = [
@@ -336,7 +338,8 @@ def _description(
         if told:
             name = code(f"{base.__module__}.{base.__qualname__}")
             inside = "\n\n".join(told)
-            yield f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n{inside}\n\n</details>'
+            yield '<details markdown="1">\n<summary>Derived from '
+            f"{name}</summary>\n\n{inside}\n\n</details>"
 
 
 def _module_doc(kind: type) -> str:
@@ -369,7 +372,8 @@ def _needs(method: _Method) -> Iterator[str]:
             yield f"{escaped(NEEDS[need], keys)} (the {name})"
         for hook, what in (("check", "networks"), ("check_extent", "rounds or cohorts")):
             if getattr(type(part), hook, None) is not getattr(_PARTS[group], hook, None):
-                yield f"the {name} refuses {what} that it cannot work with before anything is loaded, and says why"
+                yield f"the {name} refuses {what} that it cannot work with before anything is "
+                "loaded, and says why"
 
 
 def _traffic(method: _Method) -> Iterator[str]:
@@ -390,7 +394,8 @@ def _traffic(method: _Method) -> Iterator[str]:
         code(f"{group}={method.config.choices[group]}") for group in ("dataset", "model")
     )
     yield (
-        f"Counted in the first step of one client and, at the server, before it, with {chosen}: a model of"
+        "Counted in the first step of one client and, at the server, before it, with "
+        f"{chosen}: a model of"
         f" {size_text(counted.model)}. What later steps change is in the descriptions above."
     )
 

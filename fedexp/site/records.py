@@ -81,7 +81,8 @@ def read(folder: Path) -> dict[str, list[Result]]:
         )
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
-    # Drawing takes most of the time. Processes that are not forked hold no locks of threads.
+    # Drawing takes most of the time. Processes that are not forked hold no locks of
+    # threads.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
             other = places.setdefault((result.report.name, result.report.variant), path)

@@ -118,7 +118,6 @@ class StoredClientStates(ClientStates):
         Raises:
             StorageError: A file is missing or damaged.
         """
-
         first, last = (range_["first"], range_["last"]) if range_ else (1, 0)
         for number, path in self._on_disk().items():
             if not first <= number <= last:

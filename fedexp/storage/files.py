@@ -105,6 +105,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text in UTF-8, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 

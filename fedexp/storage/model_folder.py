@@ -90,7 +90,7 @@ class Clients:
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
     ) -> Clients | None:
-        """Return the clients of an outcome, or None if its models are not the clients'."""
+        """Return the clients of an outcome, or None if its models are not clients'."""
         if outcome.clients is None:
             return None
         chosen = list(outcome.clients)

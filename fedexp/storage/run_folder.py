@@ -63,7 +63,8 @@ class RunFolder:
         It is ``<output_root>/runs/<method>-<dataset>-<confighash16>/<codehash8>``.
         """
         hashes = {"config": config_hash(config), "code": code_hash(config.values)}
-        name = f"{_plain(config['method'])}-{_plain(config.choices.get('dataset', 'data'))}-{hashes['config'][:16]}"
+        method, dataset = config["method"], config.choices.get("dataset", "data")
+        name = f"{_plain(method)}-{_plain(dataset)}-{hashes['config'][:16]}"
         root = Path(config["output_root"]).expanduser().resolve()
         return cls(root / "runs" / name / hashes["code"][:8], hashes)
 
@@ -362,6 +363,7 @@ class Journal:
 
 
 def round_6(value: float) -> float:
+    """Round to six decimals."""
     return round(value, 6)
 
 

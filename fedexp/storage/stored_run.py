@@ -276,6 +276,7 @@ def damage(folder: Path, *names: str) -> str:
 
 
 def weigh(path: Path) -> int:
+    """Return the size of a file or folder in bytes."""
     if not path.is_dir():
         return path.lstat().st_size
     total = 0

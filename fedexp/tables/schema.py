@@ -252,6 +252,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Assumption:
+    """A fact that the paper leaves open.
+
+    Args:
+        what: The assumption.
+        why: The reason for it.
+    """
+
     what: str
     why: str
 
@@ -287,10 +294,11 @@ class Claim:
         where: Place in the paper: ``text``, ``caption``, ... or ``ours`` for our own
             expectation.
         says: The claim in our words.
-        test: One of four tests. ``above``: a is better than b, or than the number `than`, by
-            more than `by`. ``within``: a and b differ by less than `x`. ``trend``: a gets
-            better (``up``) or worse (``down``) with every step along a condition, within
-            `slack`. ``sooner``: a's curve reaches the target before b's.
+        test: One of four tests. ``above``: a is better than b, or than the number
+            `than`, by more than `by`. ``within``: a and b differ by less than `x`.
+            ``trend``: a gets better (``up``) or worse (``down``) with every step along
+            a condition, within `slack`. ``sooner``: a's curve reaches the target before
+            b's.
         a: Columns. The claim is about all of them, or at least one of them if `any_of`
             is a.
         b: Columns to compare with, as `a`.

@@ -1,4 +1,4 @@
-"""Sweeps of a tuning: list their runs, check them, run them and choose the best points."""
+"""Sweeps of a tuning: list, check and run their runs, and choose the best points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from fedexp.tables.tuning import (
     write_results,
 )
 
-# Keys that do not change a run's numbers, so their overrides do not need a separate file.
+# Keys that do not change a run's numbers, so their overrides do not need a separate
+# file.
 _NEUTRAL = ("output_root", "data_root", "device", "threads")
 
 
@@ -85,8 +86,8 @@ def plan_tuning(
         The runs and the files.
 
     Raises:
-        FedexpError: If the name or a method is unknown, if a run cannot be composed, or if
-            the results must not be written to the file.
+        FedexpError: If the name or a method is unknown, if a run cannot be composed, or
+            if the results must not be written to the file.
     """
     tuning, source = load_tuning(name), tuned_files()[name]
 

@@ -1,7 +1,8 @@
-"""Tuned coefficients: which values are swept, which one was chosen, and where both are stored.
+"""Tuned coefficients: the swept values, the chosen one, and their files.
 
-``conf/tuned/<name>.yaml`` has a hand-written part, the sweeps. ``fedexp-table tune`` chooses each
-coefficient once, on held-out data of one cell, and writes the results below that part.
+``conf/tuned/<name>.yaml`` has a hand-written part, the sweeps. ``fedexp-table tune``
+chooses each coefficient once, on held-out data of one cell, and writes the results
+below that part.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Tuning:
         cell: One value for each condition of the table.
         overrides: Overrides that hold samples out.
         seed: Seed of the runs. No run of the table has it.
-        by: Number that chooses, a path in result.json. The highest one counts, and of equal
-            ones the first.
+        by: Number that chooses, a path in result.json. The highest one counts, and of
+            equal ones the first.
         where: Rows of a table that have the second columns.
         sweeps: Sweeps by column.
         results: Results by column, as ``fedexp-table tune`` writes them.
@@ -131,14 +132,15 @@ def output_file(name: str, out: Path | None) -> Path:
         out: Path that the user gave. ``./conf/tuned/<name>.yaml`` if None.
 
     Raises:
-        ConfigError: If the file is in the installed package or in a built-in ``conf`` other
-            than ``./conf``, or if no file can be created there.
+        ConfigError: If the file is in the installed package or in a built-in ``conf``
+            other than ``./conf``, or if no file can be created there.
     """
     given = out or Path("conf", "tuned", f"{name}.yaml")
     path = given.resolve()
 
     built_in = [Path(__file__).resolve().parents[1]]
-    # In the folder of a checkout, ./conf is the built-in folder, whose files are edited there.
+    # In the folder of a checkout, ./conf is the built-in folder, whose files are edited
+    # there.
     if conf_dir().resolve() != Path("conf").resolve():
         built_in.append(conf_dir().resolve())
     if any(path.is_relative_to(folder) for folder in built_in):

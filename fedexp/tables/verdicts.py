@@ -171,14 +171,14 @@ def _infinite(values: Sequence[float], paper: float) -> Judgement:
 
 def _settles(found: Difference, tolerance: float, near: bool) -> str:
     """Return how many seeds of the same mean and spread would have settled it."""
-    settled = Difference.equivalent if near else Difference.beyond
+    decides = Difference.equivalent if near else Difference.beyond
     for n in range(found.n + 1, _MOST_SEEDS + 1):
-        if settled(found.with_seeds(n), tolerance):
+        if decides(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"
-    # The limit is not enough to rule out either one, since Welch's interval may be narrower
-    # before it.
+    # The limit is not enough to rule out either one, since Welch's interval may be
+    # narrower before it.
     enough = any(
-        settled(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
+        decides(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
     )
     return (
         f"more than {_MOST_SEEDS} seeds would settle it"

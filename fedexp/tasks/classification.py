@@ -53,7 +53,8 @@ class Classification(Task):
         )
         share = share.to(stacked).reshape(-1, 1, 1)
 
-        # In log-space, a probability below float32's smallest does not give an infinite loss
+        # In log-space, a probability below float32's smallest does not give an infinite
+        # loss
         if rule == "probs":
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)

@@ -106,7 +106,7 @@ class Feed:
             self._failure = f"{name} took longer than {self._logger.timeout:g} s"
 
     def _hangs(self) -> str:
-        """Return the name of the running call if it takes too long, else an empty text."""
+        """Return the name of the running call if it takes too long, else ""."""
         name, since = self._busy or ("", math.inf)
         return name if time.monotonic() - since > self._logger.timeout else ""
 

@@ -117,7 +117,7 @@ class Wandb(Logger):
         self._run.log_artifact(artifact)
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """Fill the summary and finish. Failed and interrupted runs are shown as such."""
+        """Fill the summary and finish. It shows a failed or interrupted status."""
         if self._run is None:
             return
         self._run.summary["status"] = status
@@ -295,7 +295,7 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the values for a table of runs: headline, best and means, costs, hashes."""
+    """Return a run's summary: headline, best and means, costs and hashes."""
     summary: dict[str, Any] = {"folder": result.get("folder")}
     for group in (
         "headline",

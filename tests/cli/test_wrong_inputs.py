@@ -1,7 +1,9 @@
-"""The corpus of wrong inputs: each is refused on one screen, without a traceback, before anything is written or trained.
+"""The corpus of wrong inputs: each is refused on one screen, without a traceback,
+before anything is written or trained.
 
-`wrong_inputs.yaml` says what is in an entry. All run in this process, through the commands' entry functions, each in a folder of
-its own; some a second time as processes. Outside the suite's default paths: ``make corpus``.
+`wrong_inputs.yaml` says what is in an entry. All run in this process, through the
+commands' entry functions, each in a folder of its own; some a second time as processes.
+Outside the suite's default paths: ``make corpus``.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ TYPOS = [number for number, entry in enumerate(CORPUS) if entry.meant is not Non
 
 @dataclass(frozen=True)
 class Answer:
-    """How a command ended. changed: files that are there, or are others, since it began."""
+    """How a command ended. changed: files that are there, or are others, since it
+    began.
+    """
 
     code: int
     told: str
@@ -113,7 +117,9 @@ def answer(number: int) -> Answer:
 
 
 def called(entry: Entry) -> tuple[int, str]:
-    """Exit code, and what was said on both streams; of Python, 2 and the text of fedexp's own errors alone."""
+    """Exit code, and what was said on both streams; of Python, 2 and the text of
+    fedexp's own errors alone.
+    """
     path, modules, said = [*sys.path], {*sys.modules}, io.StringIO()
     sys.dont_write_bytecode = True
     importlib.invalidate_caches()
@@ -230,7 +236,9 @@ def test_it_is_refused_by_a_process(entry: Entry) -> None:
 
 
 def test_the_corpus_is_one() -> None:
-    """As large as it has to be, nothing twice, and every entry says what is expected of its answer."""
+    """As large as it has to be, nothing twice, and every entry says what is expected of
+    its answer.
+    """
     assert len(CORPUS) >= 200 and len(
         {(str(entry), *entry.files.items()) for entry in CORPUS}
     ) == len(CORPUS)

@@ -1,7 +1,9 @@
-"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's launchers.
+"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's
+launchers.
 
-Most are forked from a process that has made all imports (`tests.fork_server`); `start` takes the user's way, interpreter and all,
-once for every way to end and wherever joblib starts workers, which do not come up under a forked parent.
+Most are forked from a process that has made all imports (`tests.fork_server`); `start`
+takes the user's way, interpreter and all, once for every way to end and wherever joblib
+starts workers, which do not come up under a forked parent.
 """
 
 from __future__ import annotations
@@ -302,9 +304,12 @@ def test_ctrl_c_in_a_sweep_stops_it_and_it_resumes(tmp_path: Path) -> None:
 
 def test_logger_that_hangs_or_raises_cannot_stop_a_run(tmp_path: Path) -> None:
     (tmp_path / "badloggers.py").write_text(
-        "import time\nfrom dataclasses import dataclass\nfrom fedexp.tracking.local import LocalLogger\n\n\n"
-        "@dataclass\nclass Raises(LocalLogger):\n    def log(self, row):\n        raise OSError('disk full')\n\n\n"
-        "@dataclass\nclass Hangs(LocalLogger):\n    def open(self, run, history):\n        time.sleep(3600)\n"
+        "import time\nfrom dataclasses import dataclass\nfrom fedexp.tracking.local import "
+        "LocalLogger\n\n\n"
+        "@dataclass\nclass Raises(LocalLogger):\n    def log(self, row):\n        raise "
+        "OSError('disk full')\n\n\n"
+        "@dataclass\nclass Hangs(LocalLogger):\n    def open(self, run, history):\n        "
+        "time.sleep(3600)\n"
     )
     for begin, name, said in (
         (fork, "Raises", "OSError: disk full"),

@@ -1,4 +1,6 @@
-"""The command line in this process: mistakes are told plainly before anything starts, runs are found again."""
+"""The command line in this process: mistakes are told plainly before anything starts,
+runs are found again.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +191,8 @@ def test_a_sweep_with_nothing_to_do_composes_each_job_once(
     )
     assert run_command(sweep) == 0
     assert capsys.readouterr().out.count("already done") == len(folders)
-    # a process that was killed: the result is not there, the status still says running, and nobody holds the lock
+    # a process that was killed: the result is not there, the status still says running,
+    # and nobody holds the lock
     status = json.loads((folder / "status.json").read_text())
     (folder / "result.json").unlink()
     (folder / "status.json").write_text(json.dumps(status | {"status": "running"}))
@@ -342,7 +345,9 @@ def test_own_conf_with_a_builtins_name_is_refused(capsys) -> None:
 
 
 def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """The README's code, YAML and command, as they stand there; power 1 must be FedAvg to the bit."""
+    """The README's code, YAML and command, as they stand there; power 1 must be FedAvg
+    to the bit.
+    """
     blocks = re.findall(r"```(\w*)\n(.*?)```", README.read_text(), flags=re.S)
     code = next(
         text for kind, text in blocks if kind == "python" and text.startswith("# mymethods.py")
@@ -393,9 +398,12 @@ def test_users_torch_module_is_a_model() -> None:
 
 def test_help_and_a_mistyped_key_load_no_torch() -> None:
     script = (
-        "import sys; import fedexp; from fedexp.commands.run import run_command; code = run_command(['--help']);"
-        "bad = {'torch', 'torchvision', 'wandb', 'matplotlib', 'sklearn', 'hydra'} & set(sys.modules);"
-        "refused = run_command(['-m', 'local.lrr=1', 'seed=0,1']); slow = {'torch', 'wandb'} & set(sys.modules);"
+        "import sys; import fedexp; from fedexp.commands.run import run_command; code = "
+        "run_command(['--help']);"
+        "bad = {'torch', 'torchvision', 'wandb', 'matplotlib', 'sklearn', 'hydra'} & "
+        "set(sys.modules);"
+        "refused = run_command(['-m', 'local.lrr=1', 'seed=0,1']); slow = {'torch', "
+        "'wandb'} & set(sys.modules);"
         "sys.exit(f'imported {bad} {slow}' if bad or slow or code or refused != 2 else 0)"
     )
     done = subprocess.run(
@@ -539,7 +547,8 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("server", "said"), [
-    # No hidden units: they might all be dead, which differs with the last bits, and the loss finite.
+    # No hidden units: they might all be dead, which differs with the last bits, and the
+    # loss finite.
     (["server_optimizer.lr=1e38", "model.hidden=[]"], "round 1: test/global/loss is NaN"),
     (["server_optimizer.lr=3e38", "server_optimizer.beta_1=0"], "round 1: the server's update left NaN or infinity in hidden."),
 ])  # fmt: skip
@@ -582,8 +591,10 @@ def test_a_file_of_the_users_that_lacks_a_line_is_told_which(
     file: str, text: str, said: list[str], capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("my_plugins.py").write_text(
-        "from fedexp.core.trainer import Trainer\n\n\nclass Bare(Trainer):\n    mu: float = 1.0\n\n\n"
-        "class Built(Trainer):\n    def __init__(self, mu: float = 1.0) -> None:\n        self.mu = mu\n"
+        "from fedexp.core.trainer import Trainer\n\n\nclass Bare(Trainer):\n    mu: float "
+        "= 1.0\n\n\n"
+        "class Built(Trainer):\n    def __init__(self, mu: float = 1.0) -> None:\n        "
+        "self.mu = mu\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     path = Path("conf", f"{file}.yaml")
@@ -604,7 +615,8 @@ def test_the_config_is_printed_resolved(capsys) -> None:
 def test_a_sweep_that_a_config_defines_is_checked_and_counted(capsys) -> None:
     Path("conf/experiment").mkdir(parents=True)
     Path("conf/experiment/sw.yaml").write_text(
-        "# @package _global_\nrounds: 1\nclients: 4\nhydra:\n  sweeper:\n    params:\n      seed: 0,1\n"
+        "# @package _global_\nrounds: 1\nclients: 4\nhydra:\n  sweeper:\n    params:\n     "
+        " seed: 0,1\n"
     )
     assert run_command(["-m", "experiment=sw"]) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""fedexp-runs on folders written here: what it finds, what it says, and what it never deletes."""
+"""fedexp-runs on folders written here: what it finds, what it says, and what it never
+deletes.
+"""
 
 from __future__ import annotations
 
@@ -215,7 +217,8 @@ def test_clean_deletes_what_was_named_and_only_when_told(
 def test_clean_keeps_what_is_being_executed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # a failed run that was just launched again, a done one that is being read, a running one
+    # a failed run that was just launched again, a done one that is being read, a
+    # running one
     folders = [make(tmp_path, status, name=f"fedavg-digits-0000000{n}")
                for n, status in enumerate(["failed", "done", "running"])]  # fmt: skip
     before = sorted(tmp_path.rglob("*"))
@@ -291,8 +294,10 @@ def test_starts_without_torch(tmp_path: Path) -> None:
     make(tmp_path, "done")
     code = (
         "import sys; from fedexp.commands.runs import run_command\n"
-        f"for a in (['list'], ['show', 'fedavg'], ['clean', '--failed']): run_command([*a, '--root', {str(tmp_path)!r}])\n"
-        "slow = {'torch', 'numpy', 'wandb', 'hydra', 'matplotlib'} & set(sys.modules); assert not slow, slow"
+        "for a in (['list'], ['show', 'fedavg'], ['clean', '--failed']): run_command([*a, "
+        f"'--root', {str(tmp_path)!r}])\n"
+        "slow = {'torch', 'numpy', 'wandb', 'hydra', 'matplotlib'} & set(sys.modules); "
+        "assert not slow, slow"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 

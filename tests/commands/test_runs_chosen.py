@@ -28,7 +28,9 @@ VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three methods at alpha 0.1, one at 0.5; seeds 0 to 2, scaffold's 0 alone; one that failed, one set aside."""
+    """Three methods at alpha 0.1, one at 0.5; seeds 0 to 2, scaffold's 0 alone; one
+    that failed, one set aside.
+    """
     for method, values in VALUES.items():
         for seed, value in enumerate(values):
             store(tmp_path, method, seed, value)

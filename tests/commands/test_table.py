@@ -1,4 +1,6 @@
-"""The command, on the digits: runs once, retries what failed, reports in every variant, sends W&B a summary."""
+"""The command, on the digits: runs once, retries what failed, reports in every variant,
+sends W&B a summary.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def linked(page: bytes) -> set[str]:
 
 
 def first_result(folder: Path) -> dict[str, Any]:
-    """The result behind the first line of a report's two CSV files, which must say what it holds."""
+    """The result behind the first line of a report's two CSV files, which must say what
+    it holds.
+    """
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [

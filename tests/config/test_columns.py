@@ -26,7 +26,8 @@ ONCE = {
 LAST = {"validate_every": None, "patience": None}
 
 COLUMNS: dict[str, dict[str, Any]] = {
-    # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the cosine at 0 in the end
+    # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the
+    # cosine at 0 in the end
     "feddf_paper": {
         **ONCE, **LAST, "steps": 10_000, "epochs": None, "lr": 1e-3, "schedule": "cosine",
         "optimizer": {"_target_": ADAM, "clip": 5},
@@ -36,7 +37,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
         **ONCE, **LAST, "steps": None, "epochs": 200, "lr": 0.01, "schedule": "constant",
         "optimizer": {"_target_": SGD, "momentum": 0.9},
     },
-    # matched to FedSyn's budget; the weights of the losses by data set are in test_defaults
+    # matched to FedSyn's budget; the weights of the losses by data set are in
+    # test_defaults
     "fed_dafl": {
         **FEDSYNS_STUDENT, "T": 200, "iterations": 120, "b": 128, "nz": 256, "ngf": 64, "lr_generator": 1e-3, "tau": 1,
         "generator": {"_target_": ADAM, "clip": None},

@@ -84,7 +84,9 @@ def failed(error: Exception) -> JobReturn:
 def test_quiet_failures_prints_nothing_of_a_reported_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Hydra prints the overrides of every other failed job, and all of them outside the block."""
+    """Hydra prints the overrides of every other failed job, and all of them outside the
+    block.
+    """
     with hydra_private.quiet_failures(ReportedError, lambda function: function()):
         with pytest.raises(ReportedError):
             _ = failed(ReportedError()).return_value

@@ -34,7 +34,9 @@ def test_with_values_leaves_the_original_and_the_facts() -> None:
 
 
 def test_config_hash_is_that_of_earlier_versions(monkeypatch) -> None:
-    """Hashes of stored runs: the defaults, a method with its own data, a proxy data set."""
+    """Hashes of stored runs: the defaults, a method with its own data, a proxy data
+    set.
+    """
     monkeypatch.setenv("FEDEXP_DATA", "/anywhere")
     for overrides, expected in (
         ([], "ca0a12f7e76ef1a6aa0c50aaeb0ecc56"),

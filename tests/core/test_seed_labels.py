@@ -1,7 +1,8 @@
 """Guard the labels that seeds are computed from.
 
-A label is a string literal that reaches `seed_of` or a noise function, directly or through
-functions that pass it on. Names of modules and functions are not listed, so code can move.
+A label is a string literal that reaches `seed_of` or a noise function, directly or
+through functions that pass it on. Names of modules and functions are not listed, so
+code can move.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ LABELS = {
 }
 PROBES = ["class_counts", "projections"]
 
-# Parameters that take labels, by function, with their position in a call. "*" takes all arguments
-# from there. The collector finds functions that pass their own parameters on to these.
+# Parameters that take labels, by function, with their position in a call. "*" takes all
+# arguments from there. The collector finds functions that pass their own parameters on
+# to these.
 SINKS = {("seed_of", "*"): 0, ("noise", "name"): 0}
 KEYWORD_ONLY = 1_000_000
 

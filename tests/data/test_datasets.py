@@ -380,7 +380,8 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
     node = {"_target_": f"{Mine.__module__}.Mine", "points": 8, "augment": None}
     dataset = build(Dataset, node, "dataset")  # type: ignore[type-abstract]
     assert dataset.load(tmp_path, download=False).train_x.shape == (8, 3)
-    # A user's read() may return something else later, so it is cached only if it declares so
+    # A user's read() may return something else later, so it is cached only if it
+    # declares so
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="points"):
         build(Dataset, {"_target_": f"{Mine.__module__}.Mine"}, "dataset")  # type: ignore[type-abstract]

@@ -1,4 +1,6 @@
-"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts, stacks, bfloat16; generator, bank, views."""
+"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts, stacks,
+bfloat16; generator, bank, views.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
 def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> (
     None
 ):
-    """What is stored is the unbiased variance: of n values per channel ||sigma^2|| / (n - 1), small and not 0."""
+    """What is stored is the unbiased variance: of n values per channel ||sigma^2|| / (n
+    - 1), small and not 0.
+    """
     model, x = teacher({**CNN, "channels": [3]}, 1), inputs()
     module = model.module().train()
     (norm,) = (part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
@@ -241,7 +245,9 @@ def test_in_parts_the_same_with_one_more_pass(
 def all_shown(
     ensemble: TeacherEnsemble, x: torch.Tensor, weights: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Logits, statistics, activation, the gradient of a loss of all three, and every teacher's logits."""
+    """Logits, statistics, activation, the gradient of a loss of all three, and every
+    teacher's logits.
+    """
     leaf = x.clone().requires_grad_()
     shown = ensemble.show(leaf, weights, norms=True, features=True)
     loss = shown.logits.square().sum() + 0.7 * shown.statistics + 0.3 * shown.activation
@@ -273,7 +279,9 @@ def test_stacked_the_same_as_one_after_the_other(node: dict[str, Any], at_once: 
 
 
 def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single teacher and a CPU's, too, and there nothing is timed; where it may gain, stacking must by a twentieth."""
+    """A single teacher and a CPU's, too, and there nothing is timed; where it may gain,
+    stacking must by a twentieth.
+    """
     mixed, alike, x = (
         [teacher(CNN, 0), teacher(PLAIN, 1)],
         [teacher(PLAIN, seed) for seed in range(2)],
@@ -408,7 +416,9 @@ def test_images_that_no_generator_makes_are_refused(shape: tuple[int, ...]) -> N
 
 
 def test_the_bank_rounds_and_stays_in_the_clients_domain() -> None:
-    """Within half a step of 8 bits, or cut off below; real images come back to the bit, normalised as the clients'."""
+    """Within half a step of 8 bits, or cut off below; real images come back to the bit,
+    normalised as the clients'.
+    """
     x = torch.rand((5, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     y = torch.arange(5)
     rounded, cut = (stored(x, y, rounding)["x"] / 255.0 for rounding in ("round", "floor"))  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from tests.world import World, make_world
 def distinct_methods() -> tuple[str, ...]:
     """One method for each kind of jobs: an engine sees nothing else of a method.
 
-    Without those that need images, which the engines' tests have none of: their jobs are FedAvg's.
+    Without those that need images, which the engines' tests have none of: their jobs
+    are FedAvg's.
     """
     kinds: dict[str, str] = {}
     for method in sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml")):
@@ -63,7 +64,9 @@ def trees_of(result: ClientResult) -> dict[str, torch.Tensor]:
 def assert_same_results(
     found: Sequence[ClientResult], expected: Sequence[ClientResult], tolerance: float
 ) -> None:
-    """Same clients in the same order with the same steps and tensors; to the bit where `tolerance` is 0."""
+    """Same clients in the same order with the same steps and tensors; to the bit where
+    `tolerance` is 0.
+    """
     assert [r.client for r in found] == [r.client for r in expected]
     for a, b in zip(found, expected, strict=True):
         assert (a.num_steps, a.num_examples) == (b.num_steps, b.num_examples)

@@ -1,4 +1,6 @@
-"""Trainers for tests of engines: they do FedAvg's work and something else besides. Actors import them from here."""
+"""Trainers for tests of engines: they do FedAvg's work and something else besides.
+Actors import them from here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which engine is chosen: on a CPU by a rule, on CUDA by timings; and that the choice is kept."""
+"""Which engine is chosen: on a CPU by a rule, on CUDA by timings; and that the choice
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_workers_repay_their_start(change: dict[str, int], repays: bool) -> None
 
 
 def test_what_the_rule_looks_at() -> None:
-    """Steps: ceil(n / 8) of every client and epoch, for all rounds; an MLP of 4 inputs, 8 hidden units and 3 classes."""
+    """Steps: ceil(n / 8) of every client and epoch, for all rounds; an MLP of 4 inputs,
+    8 hidden units and 3 classes.
+    """
     workload = Workload.of(engine_context("method=scaffold", "local.epochs=2", rounds=5, threads=4))
     parameters = 4 * 8 + 8 + 8 * 3 + 3
     steps = 5 * 2 * sum(-(-n // 8) for n in SIZES)

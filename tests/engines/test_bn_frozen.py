@@ -1,4 +1,6 @@
-"""Training whose BatchNorms stand still from the second local epoch on, against a loop of torch's and plain training."""
+"""Training whose BatchNorms stand still from the second local epoch on, against a loop
+of torch's and plain training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Precision and determinism: switched on for a run, off afterwards, refused where they cannot be."""
+"""Precision and determinism: switched on for a run, off afterwards, refused where they
+cannot be.
+"""
 
 from __future__ import annotations
 

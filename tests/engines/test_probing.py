@@ -1,4 +1,6 @@
-"""Probes are answered in the process that trained the model or was sent it, with serial's bits, and once only."""
+"""Probes are answered in the process that trained the model or was sent it, with
+serial's bits, and once only.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def pids(results: Sequence[ClientResult]) -> list[int]:
 
 
 def of_serial(jobs: Sequence[ClientJob], like: str, data: FederatedData) -> list[ClientResult]:
-    """What the engine of this name must agree with: stacks train with other last bits than single clients."""
+    """What the engine of this name must agree with: stacks train with other last bits
+    than single clients.
+    """
     return list(
         (Vectorized(2) if "stack" in like or like == "vectorized" else Serial()).map(jobs, data)
     )
@@ -161,7 +165,9 @@ def test_a_model_that_is_not_finite_is_not_asked(name: str, engines: dict[str, E
 
 
 class OneStream(Engine):
-    """Runs another engine, counts what it is asked, and refuses a second stream beside the first."""
+    """Runs another engine, counts what it is asked, and refuses a second stream beside
+    the first.
+    """
 
     def __init__(self, inner: Engine) -> None:
         self.inner, self.trained, self.asked, self.streams = inner, 0, 0, 0
@@ -218,7 +224,9 @@ def test_a_stored_model_is_asked_a_new_probe_without_training(
 def test_what_is_lost_in_part_is_made_anew(
     gone: tuple[int, ...], name: str, engines: dict[str, Engine], tmp_path: Path
 ) -> None:
-    """Models, answers or both; the others are not asked again where nothing of theirs is missing."""
+    """Models, answers or both; the others are not asked again where nothing of theirs
+    is missing.
+    """
     world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
     jobs = jobs_of(world, Witness(), ClassCounts(3))
     inner = OneStream(engines[name])
@@ -279,7 +287,9 @@ def test_a_model_that_is_evicted_while_others_are_trained_is_trained_too(
 
 
 def test_records_answer_before_data_are_asked(engines: dict[str, Engine], tmp_path: Path) -> None:
-    """Stored models: what the folder says is not asked; the rest is, in the worker processes."""
+    """Stored models: what the folder says is not asked; the rest is, in the worker
+    processes.
+    """
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3), Witness(), Registered(records=True))
     state, _ = world.aggregator.update(

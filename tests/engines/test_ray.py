@@ -1,4 +1,6 @@
-"""The Ray engine on a cluster of two nodes on this machine's loopback: serial's bits, whatever is lost on the way."""
+"""The Ray engine on a cluster of two nodes on this machine's loopback: serial's bits,
+whatever is lost on the way.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ from tests.engines.plugins import Deadly, NoBatchingRule, Slow
 from tests.reference.witness import Witness, told
 from tests.world import World, assert_same, make_data, make_world
 
-# Before ray is imported: no statistics, a token that is not written to the home folder, lost nodes noticed soon.
+# Before ray is imported: no statistics, a token that is not written to the home folder,
+# lost nodes noticed soon.
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
@@ -99,13 +102,17 @@ def opened(cluster: Any, inner: Engine, actors: int) -> Iterator[Ray]:
 
 @pytest.fixture(scope="module")
 def engine(cluster: Any) -> Iterator[Ray]:
-    """One actor on each node: from its first test to its last it holds all CPUs of the cluster."""
+    """One actor on each node: from its first test to its last it holds all CPUs of the
+    cluster.
+    """
     with opened(cluster, Serial(), actors=2) as engine:
         yield engine
 
 
 def lose(cluster: Any, node: Any) -> None:
-    """End a node as a power cut would: its workers, too, which outlive a killed raylet long enough to answer."""
+    """End a node as a power cut would: its workers, too, which outlive a killed raylet
+    long enough to answer.
+    """
     (raylet,) = node.all_processes["raylet"]
     workers = subprocess.run(
         ["pgrep", "-P", str(raylet.process.pid)], capture_output=True, text=True, check=True
@@ -237,7 +244,9 @@ def test_other_torch_on_a_node_is_refused() -> None:
 def test_a_lost_node_changes_no_bit(
     cluster: Any, engine: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is killed between two results of a round, with work on it; later another takes its place."""
+    """A node is killed between two results of a round, with work on it; later another
+    takes its place.
+    """
     notes: list[str] = []
     world = make_world("method=fedavg", "rounds=1", data=make_data((7,) * 10))
     world.env = replace(world.env, trainer=Slow())
@@ -329,7 +338,9 @@ def test_absent_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chosen_and_restored() -> None:
-    """What computes is the inner engine at the actors' threads; a resumed run keeps both under another budget."""
+    """What computes is the inner engine at the actors' threads; a resumed run keeps
+    both under another budget.
+    """
     engine = Ray(threads=2, actors=1)
     assert isinstance(engine.computing, Serial)
     assert engine.threads_each(8) == 2
@@ -340,7 +351,9 @@ def test_chosen_and_restored() -> None:
 
 
 def test_shared_trees_travel_once() -> None:
-    """One start for all clients is put once; a tree that one job alone uses travels with it."""
+    """One start for all clients is put once; a tree that one job alone uses travels
+    with it.
+    """
     world = make_world("method=scaffold")
     jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
     stored: list[Any] = []
@@ -354,7 +367,9 @@ def test_shared_trees_travel_once() -> None:
 
 
 def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
-    """``fedexp engine=ray engine.address=local``, interrupted: a clean stdout, no traceback and no process left."""
+    """``fedexp engine=ray engine.address=local``, interrupted: a clean stdout, no
+    traceback and no process left.
+    """
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,6 @@
-"""Models trained elsewhere stand for the first round's local training, to the bit, or are refused before anything runs."""
+"""Models trained elsewhere stand for the first round's local training, to the bit, or
+are refused before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ MLP = ["model.hidden=[6]"]
 
 @dataclass(frozen=True)
 class CountsAsBias(FusionAggregator):
-    """The first model with the cohort's class counts in its last bias: shows what the probe answered."""
+    """The first model with the cohort's class counts in its last bias: shows what the
+    probe answered.
+    """
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         return (ClassCounts(env.num_classes),)
@@ -70,7 +74,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(folder: Path, name: str = "copied") -> Path:
-    """To be changed: a copy in the working directory, without the result, which says what the models are."""
+    """To be changed: a copy in the working directory, without the result, which says
+    what the models are.
+    """
     return Path(shutil.copytree(folder, name, ignore=shutil.ignore_patterns("result.json")))
 
 

@@ -134,7 +134,9 @@ def test_frozen_parameters(frozen: str, kernel: str) -> None:
 
 
 def test_batch_norm_and_dropout() -> None:
-    """Every client has its own buffers, counters and masks; unequal clients are not padded, which would change the statistics."""
+    """Every client has its own buffers, counters and masks; unequal clients are not
+    padded, which would change the statistics.
+    """
     for sizes in (EQUAL, (20, 12, 17, 9, 12, 20, 20)):
         w = world("scaffold", sizes=sizes, model=CONV)
         engine = Vectorized(stack=3)
@@ -228,7 +230,9 @@ def test_adjustments(
 
 
 def test_an_adjustment_is_its_formula() -> None:
-    """Two full-batch steps by hand: ``w -= lr (a g + b (w - c) + s)``, then ``w -= lr o``."""
+    """Two full-batch steps by hand: ``w -= lr (a g + b (w - c) + s)``, then ``w -= lr
+    o``.
+    """
     w = world("fedavg", "local.batch_size=100", "local.lr=0.1", sizes=(9,))
     w.env = replace(w.env, trainer=Adjusted())
     (job,) = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))

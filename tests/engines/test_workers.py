@@ -1,4 +1,6 @@
-"""The workers engine: serial's bits from any number of processes, through deaths, errors and interruptions."""
+"""The workers engine: serial's bits from any number of processes, through deaths,
+errors and interruptions.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_every_method_has_serials_bits(pools: dict[int, Workers]) -> None:
 
 @dataclass(frozen=True)
 class Chatty(Trainer):
-    """Sends and keeps trees: one tensor under two names, a transposed one, a 0-dimensional and an empty one."""
+    """Sends and keeps trees: one tensor under two names, a transposed one, a
+    0-dimensional and an empty one.
+    """
 
     def init_state(self, start: Tree, received: Received) -> Trees:
         return {"seen": {"rounds": torch.zeros((), dtype=torch.int64)}}
@@ -301,7 +305,9 @@ def test_three_deaths_over_one_client_are_an_error(
 
 @dataclass
 class Pairs(Engine):
-    """Takes jobs two by two, the first with the last; tells each result how many jobs it was mapped with."""
+    """Takes jobs two by two, the first with the last; tells each result how many jobs
+    it was mapped with.
+    """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         last = len(jobs) - 1
@@ -418,7 +424,9 @@ def test_no_process_outlives_its_run(signum: int) -> None:
 
 
 def test_a_stream_that_outlives_its_engine_writes_to_no_file(tmp_path: Path) -> None:
-    """As in the traceback of an error: the number of the engine's closed memory is another file's by then."""
+    """As in the traceback of an error: the number of the engine's closed memory is
+    another file's by then.
+    """
     world = make_world("method=fedavg", data=make_data((12, 12, 12)))
     engine = opened(1)
     stream = engine.map(jobs_of(world), world.data)
@@ -443,7 +451,9 @@ def test_a_closed_engine_leaves_nothing_and_says_nothing() -> None:
 
 
 def test_a_worker_says_why_it_does_not_stack() -> None:
-    """What shows in training alone comes with the results; what a job itself shows is said where jobs are split."""
+    """What shows in training alone comes with the results; what a job itself shows is
+    said where jobs are split.
+    """
     from tests.engines.test_vectorized import OwnGrad
 
     world = make_world("method=fedavg", data=make_data((12, 12, 12)))

@@ -23,8 +23,8 @@ from typing import Any
 
 from tests.fork_server import Forked
 
-# Files of attempts and costs, files that are derived from others, and files that only a resumed
-# run reads. result.json is compared by its values
+# Files of attempts and costs, files that are derived from others, and files that only a
+# resumed run reads. result.json is compared by its values
 VARYING = (
     "lock",
     "run.log",
@@ -273,7 +273,6 @@ class Place:
 
         The result is empty if there is nothing.
         """
-
         deadline = time.monotonic() + 10
         while (
             orphans := [pid for sid in self.sessions for pid in members(sid)]

@@ -25,7 +25,9 @@ class Concatenated(nn.Module):
 
 
 class PartlyFrozen(nn.Module):
-    """A network of which only the layers after the convolution and its norm are trained."""
+    """A network of which only the layers after the convolution and its norm are
+    trained.
+    """
 
     frozen_parameters = ("conv.*", "norm.*")
 

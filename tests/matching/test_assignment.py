@@ -50,7 +50,7 @@ def test_sinkhorn_maps_are_stochastic_and_tend_to_the_assignment():
 
 
 def test_sinkhorn_plan_has_the_entropic_form():
-    """log T + cost / reg is a sum of a row term and a column term."""
+    """Log T + cost / reg is a sum of a row term and a column term."""
     cost, reg = costs(1, 6), 0.2
     rest = sinkhorn(cost, reg)[0].log() + cost[0] / reg
     centred = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()

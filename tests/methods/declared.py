@@ -242,7 +242,8 @@ DECLARED = {
     "fedma_fixed": Declared(Reduction((), against=UNIFORM, tolerance=1e-6)),
     "nafi_layerwise": LAYERWISE,
     "feddf": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
-    # where the student is its teachers, the gradient is rounding, which Adam's own eps of 1e-8 makes whole steps of
+    # where the student is its teachers, the gradient is rounding, which Adam's own eps
+    # of 1e-8 makes whole steps of
     "feddf_paper": Declared(
         Reduction(("aggregator.steps=0",), against=UNIFORM),
         small=(*FEW_STEPS, "+aggregator.optimizer.eps=1e-3"),
@@ -254,7 +255,8 @@ DECLARED = {
     "fedbe": Declared(
         Reduction(("aggregator.epochs=0",)),
         copies=Exempt(
-            "the more clients there are, the less do drawn models and the mean count among the teachers",
+            "the more clients there are, the less do drawn models and the mean count among "
+            "the teachers",
             "test_distilling.test_fedbes_teachers_count_alike",
         ),
         small=(*FEW_STEPS, "aggregator.samples=2", "aggregator.lr=0.1"),

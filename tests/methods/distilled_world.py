@@ -36,7 +36,9 @@ def small_world(
 
 
 def states(world: World) -> tuple[list[State], list[dict[str, float]]]:
-    """Return the state after every step, from the clients' training on, and the metrics."""
+    """Return the state after every step, from the clients' training on, and the
+    metrics.
+    """
     steps = list(run(world.aggregator, world.env, Serial(), world.data))
     return [step.after.state for step in steps], [step.metrics for step in steps]
 

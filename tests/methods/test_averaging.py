@@ -100,7 +100,9 @@ def server_momentum(world: World) -> np.ndarray:
 
 
 def dynamic(world: World) -> np.ndarray:
-    """Acar et al. 2021 with h: ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i``, ``g_i -= a u_i``."""
+    """Acar et al. 2021 with h: ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i``,
+    ``g_i -= a u_i``.
+    """
     a, w, h, g_i = 0.2, np.zeros((3, 4)), np.zeros((3, 4)), np.zeros((N, 3, 4))
     for round in range(3):
         clients, u = updates(world, round, w, lambda c, g, moved: g - g_i[c] + a * moved)
@@ -158,7 +160,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_averaging_three_rounds_equal_a_plain_loop(case: str, tmp_path: Path) -> None:
-    """With partial participation, on the serial engine, stacked, and resumed every round."""
+    """With partial participation, on the serial engine, stacked, and resumed every
+    round.
+    """
     overrides, plain, m = CASES[case]
     world = softmax_world(*overrides, m=m)
     expected, after = plain(world), world.run()

@@ -565,7 +565,9 @@ def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
 def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two client networks teach a third. Processes die within the third and the fifth step."""
+    """Two client networks teach a third. Processes die within the third and the fifth
+    step.
+    """
     monkeypatch.setattr(running, "draw_curve", lambda rows, path, title: None)
     wide = "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [9]}"
     config = compose(

@@ -67,7 +67,8 @@ def params_of(state: dict[str, Any]) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
-    """The step is w - lr grad KL(target || student), with the target by torch's modules.
+    """The step is w - lr grad KL(target || student), with the target by torch's
+    modules.
 
     The temperature divides the logits of both.
     """

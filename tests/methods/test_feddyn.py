@@ -129,7 +129,7 @@ def first_results(world: World) -> list[ClientResult]:
 
 @pytest.mark.parametrize("m", [4, 2])
 def test_the_server_keeps_the_mean_over_all_who_can_take_part(m: int) -> None:
-    """d = -(1 / (a N)) sum_i g_i, a client without data being no client."""
+    """D = -(1 / (a N)) sum_i g_i, a client without data being no client."""
     world = make_world(
         "method=feddyn", f"trainer.a={A}", "rounds=6", data=make_data((20, 0, 13, 8, 20)), m=m
     )

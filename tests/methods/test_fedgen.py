@@ -64,7 +64,9 @@ def test_the_generators_loss_is_the_sum_written_out(ensemble: Any) -> None:
 
 
 def trained(world: World, heads: list[int], held: list[list[int]]) -> dict[str, Tensor]:
-    """Return the generator after the first round of clients with these heads and counts."""
+    """Return the generator after the first round of clients with these heads and
+    counts.
+    """
     method: Any = world.aggregator
     state = method.init(world.env)
     models = models_near(state["weights"], max(heads) + 1, 2.0)
@@ -92,7 +94,8 @@ def test_fedgen_generator_of_copied_clients_equals_that_of_one() -> None:
 
 
 def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
-    """The third and fourth round have one Adam, and a step size decayed two and three times.
+    """The third and fourth round have one Adam, and a step size decayed two and three
+    times.
 
     Classes are those that a client has two samples of. Heads are as sent.
     """
@@ -173,7 +176,8 @@ def test_a_generator_that_diverges_ends_the_run_in_words() -> None:
 
 
 def test_a_clients_step_is_autograds() -> None:
-    """The loss has cross-entropy, and the terms of alpha and beta of generated features.
+    """The loss has cross-entropy, and the terms of alpha and beta of generated
+    features.
 
     The reference uses torch's modules.
     """

@@ -26,7 +26,7 @@ def scalars_of(m: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def mixing_of(form: str, x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """lambda and gamma, written out."""
+    """Lambda and gamma, written out."""
     if form == "exp":
         return x.exp() / x.exp().sum(), z.exp()
     return x**2 / (x**2).sum(), z**2

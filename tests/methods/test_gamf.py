@@ -260,7 +260,8 @@ def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
     _, sweeps = match_jointly(
         models, structure, structure.groups, Joint(sweeps=300), None, start_of(structure, 3)
     )
-    # 52 sweeps a temperature: counts 0 to 51, of which the last is above 50; the count goes on where the method is forced
+    # 52 sweeps a temperature: counts 0 to 51, of which the last is above 50; the count
+    # goes on where the method is forced
     assert [calls.count(call) for call in dict.fromkeys(calls)] == [
         52,
         52,

@@ -26,7 +26,9 @@ MOVED = {Tensor.to, Tensor.cpu, Tensor.cuda, torch.tensor, torch.as_tensor, torc
 
 
 class Operations(TorchDispatchMode):
-    """A counter of operations whose result, or its shape, requires the device to finish."""
+    """A counter of operations whose result, or its shape, requires the device to
+    finish.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +72,8 @@ class Calls(TorchFunctionMode):
 
 
 def reads(work: Callable[[], object]) -> tuple[int, int]:
-    """Return how often `work` reads values on the host, and how often it moves a tensor.
+    """Return how often `work` reads values on the host, and how often it moves a
+    tensor.
 
     Moves are between host and device.
     """
@@ -123,7 +126,9 @@ CLIPPED = ("aggregator.generator.clip=0.1", "aggregator.student.clip=0.1")
 def test_an_epoch_with_a_bank_reads_as_often_however_many_steps_make_images_and_teach(
     method: str, key: str, keys: tuple[str, ...]
 ) -> None:
-    """Steps on images, of the student and of Co-Boosting's weights are three times as many."""
+    """Steps on images, of the student and of Co-Boosting's weights are three times as
+    many.
+    """
     few = epoch(method, 2, *keys, f"aggregator.{key}=2", "aggregator.B=12")
     many = epoch(method, 6, *keys, f"aggregator.{key}=6", "aggregator.B=4")
     assert few[0] == many[0] > 0

@@ -62,7 +62,7 @@ def test_deferred_weights() -> None:
 
 @pytest.mark.parametrize(("y", "expected"), [(4, 9.33534300), (3, 10.43098963)])
 def test_the_loss_of_one_sample(y: int, expected: float) -> None:
-    """z = 0.3 at class 4, 0.1 at class 3, else 0; the network's output is 30 z."""
+    """Z = 0.3 at class 4, 0.1 at class 3, else 0; the network's output is 30 z."""
     z = torch.zeros(1, 10, dtype=torch.float64)
     z[0, 4], z[0, 3] = 0.3, 0.1
     assert loss_of(Ldam(), 30 * z, torch.tensor([y]), COUNTS).item() == pytest.approx(

@@ -279,7 +279,8 @@ def test_rewards_are_distances_to_posterior_means() -> None:
 
 
 def test_the_papers_penalty_is_the_divergence() -> None:
-    """The reference is torch.distributions, with a prior mean and precisions by dimension.
+    """The reference is torch.distributions, with a prior mean and precisions by
+    dimension.
 
     One precision is 0. The penalty is never negative, and at its mean it falls with the
     number of members.

@@ -105,7 +105,7 @@ def test_first_yogi_step_from_zero_is_adams() -> None:
 
 @pytest.mark.parametrize("m", [2, 3, 8])
 def test_fedexp_extrapolates_orthogonal_updates_by_half_their_number(m: int) -> None:
-    """m orthogonal updates of equal norm, eps = 0: eta_g = m / 2 (1 for m = 2)."""
+    """M orthogonal updates of equal norm, eps = 0: eta_g = m / 2 (1 for m = 2)."""
     mean = tree(*[2.0 / m] * m)
     assert FedExP(eps=0.0).eta(mean, stats((4.0,) * m)) == pytest.approx(max(1.0, m / 2))
 
@@ -206,7 +206,9 @@ def test_fednova_normalises_by_the_lr_of_the_round() -> None:
 
 
 def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
-    """Under a constant gradient, a client with twice the steps does not turn the direction."""
+    """Under a constant gradient, a client with twice the steps does not turn the
+    direction.
+    """
     world = make_world("method=fednova", "rounds=1", data=make_data((10, 10)))
     state = world.aggregator.init(world.env)
     old = state["weights"]

@@ -42,7 +42,9 @@ WORLD = [
 
 
 def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """Return torchvision's network with random numbers in evaluation mode, and its state."""
+    """Return torchvision's network with random numbers in evaluation mode, and its
+    state.
+    """
     torchvision_datasets()  # makes the import below pass beside any torch
     import torchvision
 

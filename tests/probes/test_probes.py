@@ -1,4 +1,6 @@
-"""Probes: what they answer, that the memo keeps it, and that they do not depend on who asks."""
+"""Probes: what they answer, that the memo keeps it, and that they do not depend on who
+asks.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Small plug-ins, each of which needs one of the contracts. No part of the package, and of no config group."""
+"""Small plug-ins, each of which needs one of the contracts. No part of the package, and
+of no config group.
+"""

@@ -1,7 +1,9 @@
-"""A server-side distiller in the manner of DENSE (Zhang et al. 2022): teachers of any architectures, a generator, a student.
+"""A server-side distiller in the manner of DENSE (Zhang et al. 2022): teachers of any
+architectures, a generator, a student.
 
-Step 0 trains the clients once. Each of the steps that follow is an epoch on the server: a fresh generator and its noise learn
-images that the ensemble is sure of, the images join a bank, and the student takes one pass over the bank towards the ensemble.
+Step 0 trains the clients once. Each of the steps that follow is an epoch on the server:
+a fresh generator and its noise learn images that the ensemble is sure of, the images
+join a bank, and the student takes one pass over the bank towards the ensemble.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ class Distiller(Aggregator):
         return Outcome((state["student"],), "global")
 
     def _generate(self, ensemble: _Ensemble, env: Env) -> tuple[Tensor, float]:
-        """Images on which the ensemble's cross-entropy against drawn labels is low, and that loss."""
+        """Images on which the ensemble's cross-entropy against drawn labels is low, and
+        that loss.
+        """
         random = torch_generator(env.seed, "synthesis", env.step)
         noise = torch.randn(self.images, self.noise, generator=random).to(env.device, env.dtype)
         labels = torch.randint(env.num_classes, (self.images,), generator=random).to(env.device)
@@ -140,7 +144,9 @@ class Distiller(Aggregator):
     def _distil(
         self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env
     ) -> tuple[Weights, State, int, float]:
-        """One pass over the bank: the student, its optimizer's state, its steps so far and the mean loss."""
+        """One pass over the bank: the student, its optimizer's state, its steps so far
+        and the mean loss.
+        """
         student: Weights = state["student"]
         params, buffers, optimizer, taken = (
             student.params,
@@ -182,7 +188,9 @@ class Distiller(Aggregator):
 
 
 class _Ensemble:
-    """Mean of the teachers' logits; they are in evaluation mode, one network an architecture."""
+    """Mean of the teachers' logits; they are in evaluation mode, one network an
+    architecture.
+    """
 
     def __init__(self, teachers: list[Weights]) -> None:
         self._teachers = teachers
@@ -199,7 +207,9 @@ class _Ensemble:
 
 
 def _view(env: Env, name: str) -> Callable[[Tensor, int], Tensor]:
-    """How a batch of generated images enters networks at a step: as the clients' training batches do."""
+    """How a batch of generated images enters networks at a step: as the clients'
+    training batches do.
+    """
     noise = StepNoise(seed_of(env.seed, name, env.step), env.device)
 
     def view(images: Tensor, step: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""A generator in the server's trees makes inputs for labels like the client's own; the client fits them besides its data."""
+"""A generator in the server's trees makes inputs for labels like the client's own; the
+client fits them besides its data.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CLASSES, LATENT, SHAPE = 3, 2, (1, 2, 2)
 
 
 class Generator(nn.Module):
-    """(b,) labels and (b, LATENT) noise to (b, *SHAPE) inputs; its BatchNorm shows in which mode it runs."""
+    """(b,) labels and (b, LATENT) noise to (b, *SHAPE) inputs; its BatchNorm shows in
+    which mode it runs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +41,9 @@ SPEC = ModelSpec("tests.reference.generated.Generator", ())
 
 @dataclass(frozen=True)
 class Generated(Trainer):
-    """Args: weight: of the loss on generated inputs in the first step; it halves with every epoch."""
+    """Args: weight: of the loss on generated inputs in the first step; it halves with
+    every epoch.
+    """
 
     weight: float = 0.5
 

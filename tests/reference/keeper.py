@@ -1,6 +1,8 @@
-"""A keeper of old models: its state refers to the last K models of every client, and it delivers their mean.
+"""A keeper of old models: its state refers to the last K models of every client, and it
+delivers their mean.
 
-Up: y_i. Down: the mean. Server state: the mean, and references to K models a client, which need not fit into memory.
+Up: y_i. Down: the mean. Server state: the mean, and references to K models a client,
+which need not fit into memory.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class KeepLast(Aggregator):
-    """The mean is moved by what comes and what goes: a step reads only the models that it drops.
+    """The mean is moved by what comes and what goes: a step reads only the models that
+    it drops.
 
     Args:
         K: models a client.

@@ -1,4 +1,6 @@
-"""Runs of the reference plug-ins: straight in this process; in forked ones killed after every step, and resumed."""
+"""Runs of the reference plug-ins: straight in this process; in forked ones killed after
+every step, and resumed.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, 
 
 
 def _execute(config: ResolvedConfig, kill_at: int | None) -> None:
-    """In a process of its own, which kills itself once step `kill_at` is journalled and not yet in a checkpoint."""
+    """In a process of its own, which kills itself once step `kill_at` is journalled and
+    not yet in a checkpoint.
+    """
     append = Journal.append
 
     def die(self: Journal, row: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
-"""A method whose round has several steps: train, grow a hidden layer on the server, retrain what lies above it.
+"""A method whose round has several steps: train, grow a hidden layer on the server,
+retrain what lies above it.
 
-Step 0 of a round: clients train the model; the server averages. Step 1, on the server alone: hidden layer 0 gets `grow` more
-units, whose outgoing weights are zero, so that the function stays. Step 2: clients retrain everything above hidden layer 0,
-which is frozen, for one epoch; the server averages. It needs `Aggregator.position`, a job's own budget, frozen parameters by
-job and widths as data (`with_widths`).
+Step 0 of a round: clients train the model; the server averages. Step 1, on the server
+alone: hidden layer 0 gets `grow` more units, whose outgoing weights are zero, so that
+the function stays. Step 2: clients retrain everything above hidden layer 0, which is
+frozen, for one epoch; the server averages. It needs `Aggregator.position`, a job's own
+budget, frozen parameters by job and widths as data (`with_widths`).
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Layerwise(Aggregator):
 
 
 def widened(old: Weights, grow: int, env: Env) -> Weights:
-    """`old` with `grow` more units in hidden layer 0, the new ones' incoming weights those of a fresh network's."""
+    """`old` with `grow` more units in hidden layer 0, the new ones' incoming weights
+    those of a fresh network's.
+    """
     width = len(old.params["hidden.0.bias"]) + grow
     spec = with_widths(old.spec, env.input_shape, {"hidden.0.weight": width})
     fresh = Weights.init(spec, env.seed + env.round, env.device, env.dtype)

@@ -1,4 +1,6 @@
-"""Beta-Bernoulli matching written out: a loop over units and pairs, sums made anew from their members every time."""
+"""Beta-Bernoulli matching written out: a loop over units and pairs, sums made anew from
+their members every time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Constants:
 
 
 def matched(models, q, mu0, k: Constants, orders, start=None):
-    """(units of each model, posterior means); arguments as `fedexp.matching.beta_bernoulli.match` has them."""
+    """(units of each model, posterior means); arguments as
+    `fedexp.matching.beta_bernoulli.match` has them.
+    """
     N, p0 = len(models), np.full(len(mu0), 1 / k.sigma0)
     a0 = mu0 * p0
     groups: list[list[tuple[int, int]]] = []  # members (model, unit) of every global unit
@@ -94,7 +98,9 @@ PENALTIES = {"paper": _paper, "code2020": _code2020, "code2022": _code2022}
 
 
 def fused(models, shares, frequency: bool, k: Constants, orders):
-    """[(weight, bias)] of the fused network; models are [(weight, bias or None)], numpy, float64."""
+    """[(weight, bias)] of the fused network; models are [(weight, bias or None)],
+    numpy, float64.
+    """
     N, H = len(models), len(models[0]) - 1
     biased = models[0][0][1] is not None
     result: list[list] = [[None, None] for _ in range(H + 1)]

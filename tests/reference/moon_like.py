@@ -1,4 +1,5 @@
-"""A contrastive term, as MOON's: outputs near the received model's, far from those of the client's own last model.
+"""A contrastive term, as MOON's: outputs near the received model's, far from those of
+the client's own last model.
 
 Li, He and Song 2021, Eq. 3, of logits in place of projected features.
 """

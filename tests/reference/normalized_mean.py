@@ -1,4 +1,6 @@
-"""The mean update's direction with the mean of the updates' lengths (An et al., NeurIPS 2023, Algorithm 1, line 15)."""
+"""The mean update's direction with the mean of the updates' lengths (An et al., NeurIPS
+2023, Algorithm 1, line 15).
+"""
 
 from __future__ import annotations
 

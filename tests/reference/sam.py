@@ -1,4 +1,6 @@
-"""Sharpness-aware minimisation at the clients: the step from the gradient at ``w + rho g / ||g||``, on the same batch."""
+"""Sharpness-aware minimisation at the clients: the step from the gradient at ``w + rho
+g / ||g||``, on the same batch.
+"""
 
 from __future__ import annotations
 

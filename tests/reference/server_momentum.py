@@ -1,7 +1,8 @@
-"""A momentum in the server half: what the server last applied, in units of a gradient, is mixed into every local one.
+"""A momentum in the server half: what the server last applied, in units of a gradient,
+is mixed into every local one.
 
-``alpha g - (1 - alpha) m`` with ``m = (w^{t+1} - w^t) / (tau lr)``, tau the mean number of local steps. Up: y_i alone.
-Down: w and m.
+``alpha g - (1 - alpha) m`` with ``m = (w^{t+1} - w^t) / (tau lr)``, tau the mean number
+of local steps. Up: y_i alone. Down: w and m.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Every reference plug-in runs on serial, vectorized and workers, and resumes to the same bits after a kill -9 at any step."""
+"""Every reference plug-in runs on serial, vectorized and workers, and resumes to the
+same bits after a kill -9 at any step.
+"""
 
 from __future__ import annotations
 

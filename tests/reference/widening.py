@@ -1,4 +1,6 @@
-"""A method whose model grows: every round the mean of the clients' models gets more units in each hidden layer."""
+"""A method whose model grows: every round the mean of the clients' models gets more
+units in each hidden layer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from fedexp.matching.structure import UnitAxis, structure_of, with_widths
 
 @dataclass(frozen=True)
 class Widening(Aggregator):
-    """Uniform mean, then `more` units a group with fresh inputs and outputs of zero: the same function, trained further."""
+    """Uniform mean, then `more` units a group with fresh inputs and outputs of zero:
+    the same function, trained further.
+    """
 
     more: int = 1
 
@@ -56,7 +60,9 @@ class Widening(Aggregator):
 
 
 def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: int) -> Weights:
-    """`old` in a wider network: what is new is as initialised, but nothing that was there before reads it."""
+    """`old` in a wider network: what is new is as initialised, but nothing that was
+    there before reads it.
+    """
     before, after = structure_of(old.spec, input_shape), structure_of(grown, input_shape)
     first = next(iter(old.params.values()))
     start = Weights.init(grown, seed, first.device, first.dtype)

@@ -1,4 +1,6 @@
-"""A probe that says which process answered it, beside what model, data and seed alone decide."""
+"""A probe that says which process answered it, beside what model, data and seed alone
+decide.
+"""
 
 from __future__ import annotations
 

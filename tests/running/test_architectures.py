@@ -38,7 +38,8 @@ QUICK = [
 ]
 MODELS = {
     "tiny_mlp": "_target_: fedexp.models.mlp.MLP\nhidden: [6]\n",
-    "tiny_cnn": "_target_: fedexp.models.cnn.ConvNet\nchannels: [3]\nkernel: 3\npadding: same\npool: 2\nhidden: [5]\n",
+    "tiny_cnn": "_target_: fedexp.models.cnn.ConvNet\nchannels: [3]\nkernel: 3\npadding: same\npool: "
+    "2\nhidden: [5]\n",
     "tiny_bn": "_target_: tests.engines.plugins.Normalised\n",
 }
 TINY = ["fedexp.models.mlp.MLP", "fedexp.models.cnn.ConvNet", "tests.engines.plugins.Normalised"]

@@ -200,8 +200,8 @@ def test_what_has_no_effect_or_another_one_is_said() -> None:
     assert "from the second round on" in more
     (few,) = said("clients_per_round=0.04")
     assert (
-        few
-        == "clients_per_round=0.04 of 10 clients is less than one client: one client takes part in every round"
+        few == "clients_per_round=0.04 of 10 clients is less than one client: one client takes "
+        "part in every round"
     )
     assert Experiment.of(compose(["clients_per_round=0.04"])).extent.sampling.m == 1
     assert "drawn again until" in said("clients_per_round=0.04", "sampling=bernoulli")[0]

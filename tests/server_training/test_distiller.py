@@ -1,4 +1,6 @@
-"""The reference distiller, run: epochs on the server are steps, resumed in the middle to the same bits."""
+"""The reference distiller, run: epochs on the server are steps, resumed in the middle
+to the same bits.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +260,9 @@ def test_mistakes_about_another_data_set_are_told_before_anything_starts(
 def test_a_changed_data_set_of_the_proxy_is_not_passed_off(
     own_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stored result of a config stands for the proxy's samples, too, where the config does not pin them."""
+    """The stored result of a config stands for the proxy's samples, too, where the
+    config does not pin them.
+    """
     from fedexp.core.errors import StorageError
     from fedexp.data.synthetic import Synthetic
 

@@ -1,4 +1,6 @@
-"""Training on the server as a value: optimizers are torch.optim's, batches and gradients are what they say."""
+"""Training on the server as a value: optimizers are torch.optim's, batches and
+gradients are what they say.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,9 @@ def test_no_batch_is_an_error() -> None:
 
 
 def test_gradients_of_a_quadratic_are_its_own() -> None:
-    """f = a/2 |w|^2 + w.b with respect to both trees: a w + b, and w; zero for what f does not see."""
+    """F = a/2 |w|^2 + w.b with respect to both trees: a w + b, and w; zero for what f
+    does not see.
+    """
     w, b = tree(0, torch.float64), {**tree(1, torch.float64), "unseen": torch.ones(2)}
 
     def loss(w: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -219,7 +223,9 @@ def test_gradients_of_a_quadratic_are_its_own() -> None:
 
 
 def test_inputs_are_optimised_through_networks() -> None:
-    """DENSE's noise: the gradient of a teacher's loss on generated images with respect to generator and noise, by differences."""
+    """DENSE's noise: the gradient of a teacher's loss on generated images with respect
+    to generator and noise, by differences.
+    """
     shape, dtype = (1, 3, 3), torch.float64
     teacher = Weights.init(
         ModelSpec.of({"_target_": "fedexp.models.mlp.MLP", "hidden": [5]}, shape, 4), 0, CPU, dtype

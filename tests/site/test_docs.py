@@ -97,7 +97,9 @@ def test_a_preset_is_composed_as_by_hydra(name: str) -> None:
 
 
 def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
-    """SCAFFOLD's model and controls, both ways; an average of models sends the model alone."""
+    """SCAFFOLD's model and controls, both ways; an average of models sends the model
+    alone.
+    """
     experiment = Experiment.of(compose(["method=scaffold", "clients=1", "partition=iid"]))
     data = experiment.load(torch.device("cpu"))
     counted = next(
@@ -108,8 +110,8 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
     assert "| down, to a client | 38.5 kB | the model, <code>c</code> (as the model) |" in text
     assert "| up, from a client | 38.5 kB | the model, <code>dc_i</code> (as the model) |" in text
     assert (
-        "| kept at the server | 38.5 kB | <code>weights</code> (as the model), <code>shared.c</code> (as the model) |"
-        in text
+        "| kept at the server | 38.5 kB | <code>weights</code> (as the model), "
+        "<code>shared.c</code> (as the model) |" in text
     )
     assert "| kept at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
     assert "| down, to a client | 19.2 kB | the model |" in unescape(
@@ -267,10 +269,12 @@ def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
 
 
 def test_docstrings_become_markdown() -> None:
-    said = "What it is, ``a_b * c``\nand d_e.\n\nArgs:\n    x, y: sizes; z: of `y`.\n        More.\n    w: <t>."
+    said = "What it is, ``a_b * c``\nand d_e.\n\nArgs:\n    x, y: sizes; z: of `y`.\n        "
+    "More.\n    w: <t>."
     made = docstring(said, {"y": "p.md"})
     assert made == (
-        "What it is, <code>a&#95;b &#42; c</code> and d&#95;e.\n\nArgs:\n\n- <code>x, y</code>: sizes\n"
+        "What it is, <code>a&#95;b &#42; c</code> and d&#95;e.\n\nArgs:\n\n- <code>x, "
+        "y</code>: sizes\n"
         "- <code>z</code>: of [<code>y</code>](p.md). More.\n- <code>w</code>: &#60;t&#62;."
     )
     assert (

@@ -87,7 +87,9 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
 
 
 def _git(*arguments: str) -> list[str]:
-    """Return the paths that a git command prints, or skip the test outside a git checkout."""
+    """Return the paths that a git command prints, or skip the test outside a git
+    checkout.
+    """
     git = shutil.which("git")
     root = conf_dir().parent
     if git is None or not (root / ".git").exists():

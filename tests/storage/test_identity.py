@@ -44,13 +44,15 @@ from fedexp.running.summary import summarise
 from fedexp.runtime.numerics import use_numerics
 from fedexp.storage import identity
 
-# Code that decides the numbers of local training. Its modules enter the hash of local models.
+# Code that decides the numbers of local training. Its modules enter the hash of local
+# models.
 LOCAL_TRAINING = (
     Dropout, FusedKernel, Linear, LocalOptimizer, Net, Samples, Serial, StackKernel, StepNoise,
     Task, Trainer, Vectorized, Vmapped, Weights, adam_step, adjusted, use_numerics, epoch_order,
     rmsprop_step, seed_of, sgd_step, take_step, torch_generator, train_client, train_stack,
 )  # fmt: skip
-# Further code that decides the results of each run. Its modules enter the hash of the run.
+# Further code that decides the results of each run. Its modules enter the hash of the
+# run.
 WHOLE_RUN = (
     Aggregator, Augment, Env, Evaluator, Experiment, FromStoredModels, ClientCache, ServerOptimizer,
     federate, run, steps, summarise,
@@ -66,7 +68,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(original, copied, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(fedexp.__spec__, "submodule_search_locations", [str(copied)])
 
-    # Libraries may be installed outside this environment. Reading all of torch takes half a minute.
+    # Libraries may be installed outside this environment. Reading all of torch takes
+    # half a minute.
     site_packages = str(Path(torch.__file__).parents[1])
     monkeypatch.setattr(identity, "LIBRARIES", (*identity.LIBRARIES, site_packages))
 

@@ -1,6 +1,7 @@
 """Tests that the commands and the Python interface read runs of version 0.1.
 
-`tests/fixtures/runs_0_1` contains these runs. Its README lists the commands that made them.
+`tests/fixtures/runs_0_1` contains these runs. Its README lists the commands that made
+them.
 """
 
 from __future__ import annotations
@@ -157,10 +158,11 @@ def digest(model: Weights) -> str:
 
 
 def is_repeated(old: fedexp.Run, new: fedexp.Run) -> bool:
-    """Check that two runs agree up to rounding, and return whether they are bit-identical.
+    """Check that two runs agree up to rounding, and return whether they are
+    bit-identical.
 
-    Runs on the same kind of machine must be bit-identical. Other processors and libraries round
-    differently.
+    Runs on the same kind of machine must be bit-identical. Other processors and
+    libraries round differently.
     """
     assert new.result["numerics"] == old.result["numerics"]
     assert new.result["partition"] == old.result["partition"]
@@ -376,7 +378,8 @@ def test_rerun_of_old_run_repeats_it(
     assert code in (0, 1), capsys.readouterr().err
     assert read_files(outputs / "runs") == before
 
-    # The rerun keeps the config hash of the first run. The code hash follows the present code.
+    # The rerun keeps the config hash of the first run. The code hash follows the
+    # present code.
     (folder,) = (outputs / "reruns" / "runs" / name.partition("/")[0]).iterdir()
     assert code == (0 if is_repeated(fedexp.load(name), fedexp.load(folder)) else 1)
 

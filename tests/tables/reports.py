@@ -84,7 +84,9 @@ def cell(
 
 
 def report(**changes: Any) -> Report:
-    """Two blocks of two rows, three methods: a hole, a failure, a divergence, a tie, a cell without reference."""
+    """Two blocks of two rows, three methods: a hole, a failure, a divergence, a tie, a
+    cell without reference.
+    """
     rows: list[dict[str, Value]] = [{"clients": c, "beta": b} for c in (5, 10) for b in (0.01, 0.5)]
     cells = (
         cell(rows[0], "fedavg", 20.97, 22.5, 21.25, 20.5, runs=("runs/fedavg-mnist-0a/1b",)),

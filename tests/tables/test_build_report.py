@@ -92,7 +92,9 @@ def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
 
 
 def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
-    """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's result, or None, or a `CellRun`."""
+    """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's
+    result, or None, or a `CellRun`.
+    """
     printed = [
         {"beta": 1, "method": "local", "value": 50.0},
         {"beta": 1, "method": "ensemble", "value": 60.0},
@@ -225,7 +227,9 @@ def test_a_columns_own_seeds(tmp_path: Path) -> None:
 
 
 def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> None:
-    """Whatever is odd about the runs: failed, absent, without their number, by other code, infinite."""
+    """Whatever is odd about the runs: failed, absent, without their number, by other
+    code, infinite.
+    """
 
     def odd(job: Job, method: str) -> CellRun | dict[str, Any] | None:
         config = CONFIG
@@ -322,7 +326,9 @@ TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}
 
 
 def tailed(job: Job, method: str) -> dict[str, Any]:
-    """Runs with the values of their last rounds, as `fedexp.running.summary` stores them."""
+    """Runs with the values of their last rounds, as `fedexp.running.summary` stores
+    them.
+    """
     return {**result(0.5), "last_10": {"test/acc": TAILS[job.seed], "test/loss": [9.0, 8.0]}}
 
 

@@ -1,4 +1,6 @@
-"""Claims: each test by itself, rows, alternatives, levels, missing runs, the paper's own numbers."""
+"""Claims: each test by itself, rows, alternatives, levels, missing runs, the paper's
+own numbers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def result(
     objection: str = "",
     descending: bool = False,
 ) -> ClaimResult:
-    """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1 and 2 alone) and a reading of a."""
+    """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1
+    and 2 alone) and a reading of a.
+    """
     rows = sorted({row for row, _ in {**runs, **(curves or {}), **(printed or {})}})
     rows = rows[::-1] if descending else rows
     node = {
@@ -72,7 +76,9 @@ def result(
 
 
 def pairs(*rows: Sequence[float], base: float = 50.0) -> dict[tuple[int, str], list[float]]:
-    """Column a above b by these differences, row by row; the seeds differ much, as splits do."""
+    """Column a above b by these differences, row by row; the seeds differ much, as
+    splits do.
+    """
     made: dict[tuple[int, str], list[float]] = {}
     for x, differences in enumerate(rows, 1):
         made[x, "b"] = [base + 10 * seed for seed in range(len(differences))]
@@ -285,7 +291,9 @@ def test_of_two_alternatives_either_has_half_the_level(p: float, state: str) -> 
 def test_rows_decide_by_their_number_and_share_the_level(
     rows: Any, p: list[float], state: str
 ) -> None:
-    """All, most or a number; levels are shared by those rows that could decide alone (Bonferroni)."""
+    """All, most or a number; levels are shared by those rows that could decide alone
+    (Bonferroni).
+    """
     found = result({"rows": rows}, pairs(*map(_at, p)))
     assert found.state == state and found.needed == str(rows)
 

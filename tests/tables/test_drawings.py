@@ -1,4 +1,6 @@
-"""Figures of curves, from run folders that are made up; and a whole one, from its table's smoke variant."""
+"""Figures of curves, from run folders that are made up; and a whole one, from its
+table's smoke variant.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x, low, high), title and axis' name, scale."""
+    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x,
+    low, high), title and axis' name, scale.
+    """
     from matplotlib.axes import Axes
 
     seen: dict[str, list[Any]] = {

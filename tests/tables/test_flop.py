@@ -1,4 +1,6 @@
-"""What a table says it costs, against a count of its runs' local steps and of their networks' operations."""
+"""What a table says it costs, against a count of its runs' local steps and of their
+networks' operations.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def forward(config: dict[str, Any]) -> int:
     "name", ["fedmrur/table4", "fedmrur/flsimulator", "fedcda/table2", "fedcda/fig2b"]
 )
 def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
-    """Rounds x samples of a round's clients x epochs x 3 forward passes; twice that with a second gradient a step."""
+    """Rounds x samples of a round's clients x epochs x 3 forward passes; twice that
+    with a second gradient a step.
+    """
     table = load_table(name)
     runs = {job.overrides for planned in planned_cells(table) for job in planned.jobs}
     alike = Counter(tuple(each for each in run if not each.startswith("seed=")) for run in runs)

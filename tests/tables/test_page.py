@@ -1,4 +1,6 @@
-"""The page's text: everything is on it, nothing is loaded by it, nothing in it is taken for markup."""
+"""The page's text: everything is on it, nothing is loaded by it, nothing in it is taken
+for markup.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.tables.reports import HOSTILE, cell, report
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, the text of each table row, and what was never closed."""
+    """Elements with their attributes, the text of each table row, and what was never
+    closed.
+    """
 
     VOID = ("meta", "input", "br", "link", "path", "use", "rect")
 
@@ -81,7 +85,8 @@ def test_every_number_of_every_cell_is_on_it(whole: str) -> None:
     ]  # fmt: skip
     assert lines[1][3:11] == [
         "28.835", "37.44", "1.88", "2", "+8.61", "−13.19 to +30.41", "? inconclusive (far)",
-        "far: the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would settle itfailed: OSError: disk full",
+        "far: the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would settle "
+        "itfailed: OSError: disk full",
     ]  # fmt: skip
     assert lines[3][3:8] == ["64.94 ± 1.50", "66.12", "–", "1", "+1.19"]
     assert lines[3][8:11] == ["–", "≈ inconclusive (near)", "one seed"]
@@ -115,7 +120,8 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
 
 
 def test_bold_is_the_best_of_its_row_among_the_papers_and_among_ours(whole: str) -> None:
-    # row 2: ours 66.125 and 66.13 print as 66.12 and 66.13; nan is never best; row 3: inf neither, and one alone beats nobody
+    # row 2: ours 66.125 and 66.13 print as 66.12 and 66.13; nan is never best; row 3:
+    # inf neither, and one alone beats nobody
     assert Reader(whole).bold == ["80.31", "80.00", "78.34", "66.13", "81.80", "81.92"]
 
 
@@ -312,8 +318,8 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
     )
     shown = page(report(keys=("beta",), cells=(replace(cells[0], parts=parts),), agreement=()))
     assert (
-        "<dt>t/acc by class</dt><dd>0: 50.00, 1: 60.00</dd><dt>v/clients/acc</dt><dd>mean: 7.00, worst 10 %: 1.00</dd>"
-        in shown
+        "<dt>t/acc by class</dt><dd>0: 50.00, 1: 60.00</dd><dt>v/clients/acc</dt><dd>mean: "
+        "7.00, worst 10 %: 1.00</dd>" in shown
     )
     assert (
         'id="cell-beta-0.1-m"' in text

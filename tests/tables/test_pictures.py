@@ -1,4 +1,6 @@
-"""What the pictures hold: which are drawn, every number in its place, nothing from outside."""
+"""What the pictures hold: which are drawn, every number in its place, nothing from
+outside.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +186,9 @@ def test_the_proposed_method_stands_out_and_reference_points_step_back() -> None
 
 @contextmanager
 def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
-    """First arguments of a method of matplotlib's figures, or of another class, call by call."""
+    """First arguments of a method of matplotlib's figures, or of another class, call by
+    call.
+    """
     from matplotlib.figure import Figure
 
     seen: list[Any] = []

@@ -1,4 +1,6 @@
-"""Where FedSyn's printed tables contradict each other: what the paper's page says, from the cells that the tables hold."""
+"""Where FedSyn's printed tables contradict each other: what the paper's page says, from
+the cells that the tables hold.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def says(*facts: str) -> bool:
 
 
 def test_two_baselines_of_table_1_have_other_values_in_table_4() -> None:
-    """CIFAR-10, alpha 0.5, five clients; all else that both print agrees, SVHN's row, too."""
+    """CIFAR-10, alpha 0.5, five clients; all else that both print agrees, SVHN's row,
+    too.
+    """
     apart = {}
     for dataset in ("cifar10", "svhn"):
         for method in ("fedavg", "feddf", "fed_dafl", "fed_adi", "fedsyn"):
@@ -100,7 +104,9 @@ def test_unequal_networks_are_above_equal_ones_from_alpha_0_3_on() -> None:
 
 
 def test_the_row_that_fusefl_copies_otherwise() -> None:
-    """Table 4, CIFAR-10, 50 clients: all five values of the copy are below all that are printed."""
+    """Table 4, CIFAR-10, 50 clients: all five values of the copy are below all that are
+    printed.
+    """
     printed = [
         cell("table4", dataset="cifar10", clients=50, method=m)
         for m in ("fedavg", "feddf", "fed_dafl", "fed_adi")

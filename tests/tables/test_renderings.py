@@ -1,4 +1,6 @@
-"""What every rendering of a report says: the headline first, claims, the variant, what has seen test data, what is left out."""
+"""What every rendering of a report says: the headline first, claims, the variant, what
+has seen test data, what is left out.
+"""
 
 from __future__ import annotations
 

@@ -417,7 +417,9 @@ def _without_value(override: str) -> str:
 
 
 def _decisive(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    """Each name alone, and each key with the choices of groups that decide whether it exists."""
+    """Each name alone, and each key with the choices of groups that decide whether it
+    exists.
+    """
     choices = [name for name in names if "=" in name]
     pairs = itertools.product(set(names) - set(choices), choices)
     return frozenset((name,) for name in names) | {
@@ -428,7 +430,9 @@ def _decisive(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
 
 
 def _deciding(group: str) -> tuple[str, ...]:
-    """The groups that decide whether a key of `group` exists; a method chooses three others."""
+    """The groups that decide whether a key of `group` exists; a method chooses three
+    others.
+    """
     by_method = group in ("trainer", "aggregator", "server_optimizer")
     return (group, "experiment", *(["method"] if by_method else []))
 
@@ -448,7 +452,8 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
                 for job in launch_order(cells)
             }
     left = set[tuple[str, ...]]().union(*jobs)
-    # A few jobs that cover everything together, because composing one takes a fifth of a second
+    # A few jobs that cover everything together, because composing one takes a fifth of
+    # a second
     while left:
         most = max(jobs, key=lambda has: len(has & left))
         assert compose(list(jobs[most]))["seed"] == 0

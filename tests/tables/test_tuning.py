@@ -62,7 +62,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the tuning a built-in one, with a result of another method; returns its file."""
+    """Make the tuning a built-in one, with a result of another method; returns its
+    file.
+    """
     folder = tmp_path / "installed"
     (folder / "tuned").mkdir(parents=True)
     content = two_methods(results={"momentum": {"values": [0.5, 0.6], "chosen": 0.2}})
@@ -87,7 +89,9 @@ def lr_of(config: dict[str, Any]) -> float:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Replace runs by a formula with its best point at 0.2; returns the list of configs."""
+    """Replace runs by a formula with its best point at 0.2; returns the list of
+    configs.
+    """
     asked: list[dict[str, Any]] = []
 
     def execute(config: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:

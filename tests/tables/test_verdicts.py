@@ -1,4 +1,6 @@
-"""Verdicts on cells against scipy's own tests, and what they say of how many seeds would settle them."""
+"""Verdicts on cells against scipy's own tests, and what they say of how many seeds
+would settle them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def cases() -> Iterator[tuple[list[float], float, float]]:
 
 
 def like(values: Sequence[float], n: int) -> list[float]:
-    """n numbers with the mean and the sample standard deviation of `values`."""
+    """N numbers with the mean and the sample standard deviation of `values`."""
     made = np.arange(n) - (n - 1) / 2
     return list(statistics.mean(values) + made * statistics.stdev(values) / made.std(ddof=1))
 
@@ -54,7 +56,9 @@ def test_against_the_one_sample_tests_where_the_papers_number_is_no_draw() -> No
 
 
 def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
-    """One run adds nothing to the pooled variance: s sqrt(1/n + 1), n - 1 degrees of freedom."""
+    """One run adds nothing to the pooled variance: s sqrt(1/n + 1), n - 1 degrees of
+    freedom.
+    """
     found = set()
     for values, paper, tolerance in cases():
         said = judge(values, paper, None, tolerance)

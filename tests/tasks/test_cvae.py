@@ -108,7 +108,9 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
 
 
 def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
-    """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label], z being the posterior's mean."""
+    """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label],
+    z being the posterior's mean.
+    """
     task, net, weights, batch = parts(world)
     found = net.observe(weights.params, {}, *task.inputs(batch), layers="all").layers
     x = world[1].test.x[:12].double().flatten(1) / 255

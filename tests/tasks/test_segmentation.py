@@ -1,4 +1,6 @@
-"""Segmentation: metrics and loss in closed form, ensembles, training through both engines."""
+"""Segmentation: metrics and loss in closed form, ensembles, training through both
+engines.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ class Counting(Trainer):
 
 
 def test_all_images_are_of_one_class_to_whoever_counts() -> None:
-    """A probe, a loss that asks for counts, and a mean of last layers over those who know a class."""
+    """A probe, a loss that asks for counts, and a mean of last layers over those who
+    know a class.
+    """
     experiment = Experiment.of(
         compose([*TINY, "method=average", "aggregator.last_layer=masked", "rounds=1"])
     )

@@ -1,4 +1,6 @@
-"""A logger that raises, exits or hangs is switched off after one warning; the run goes on and the process can end."""
+"""A logger that raises, exits or hangs is switched off after one warning; the run goes
+on and the process can end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ROWS = [{"round": r, "test/global/acc": r / 10} for r in (1, 2, 3)]
 
 @dataclass
 class Scripted(Logger):
-    """Does `trouble` in the call named `where`; remembers its calls and the threads they came from."""
+    """Does `trouble` in the call named `where`; remembers its calls and the threads
+    they came from.
+    """
 
     where: str = ""
     trouble: Any = field(default=lambda: None)

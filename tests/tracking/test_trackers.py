@@ -1,4 +1,6 @@
-"""What trackers hold after a run, and after one that was interrupted and resumed: every round, once."""
+"""What trackers hold after a run, and after one that was interrupted and resumed: every
+round, once.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def info(
 
 
 def interrupted_and_resumed(kind: type[Logger], folder: Path) -> None:
-    """Three rounds were logged, the checkpoint covers two; the second attempt does the rest."""
+    """Three rounds were logged, the checkpoint covers two; the second attempt does the
+    rest.
+    """
     first = kind()
     first.open(info(folder), [])
     for row in ROWS[:3]:
@@ -106,7 +110,9 @@ def test_wandb_mode_is_offline_unless_asked() -> None:
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format (32 KiB blocks, 7-byte headers) after 7 bytes of magic."""
+    """The records of a .wandb file: LevelDB's log format (32 KiB blocks, 7-byte
+    headers) after 7 bytes of magic.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, position, whole = path.read_bytes(), 7, b""
@@ -269,7 +275,9 @@ def test_wandb_online_sends_what_the_server_lacks(
 def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: bool
 ) -> None:
-    """With the real W&B: its service holds the id of the run that did not start, and a terminal would be asked for a key."""
+    """With the real W&B: its service holds the id of the run that did not start, and a
+    terminal would be asked for a key.
+    """
     import wandb
 
     with socket.socket() as closed:
@@ -327,7 +335,9 @@ def test_wandb_tries_an_unreachable_server_once_a_sweep(
 
 
 def frozen_service() -> None:
-    """A run whose W&B service is stopped after its first round; then what Python does at its end, W&B's exit hook included."""
+    """A run whose W&B service is stopped after its first round; then what Python does
+    at its end, W&B's exit hook included.
+    """
     import wandb
 
     logger, warnings = Wandb(), []
@@ -359,7 +369,9 @@ def test_a_frozen_wandb_lets_the_process_end(
 def test_wandb_leaves_other_runs_of_the_process_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Going on offline ends W&B's service, which a run that is open would not survive: this logger gives up instead."""
+    """Going on offline ends W&B's service, which a run that is open would not survive:
+    this logger gives up instead.
+    """
     import wandb
 
     other = Wandb()

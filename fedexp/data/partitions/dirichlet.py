@@ -102,8 +102,8 @@ class Dirichlet(BoundedPartitioner):
                 "or raise partition.max_draws and partition.max_seconds",
             )
 
-        # The policy works on the first attempt, because the attempt at which the clock stops
-        # differs between machines
+        # The policy works on the first attempt, because the attempt at which the clock
+        # stops differs between machines
         rng.set_state(first)
         order, counts = self._deal(classes, len(labels), clients, rng)
         return _assemble(order, counts, rng, {"draws": max(attempt, 1), "gate": "not met"})

@@ -70,7 +70,7 @@ class FusionAggregator(Aggregator):
         return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
 
     def start_of(self, client: int, state: State, env: Env) -> Weights:
-        """Return the start model of a client without an initialisation of its own."""
+        """Return the start model of a client that has no separate initialisation."""
         weights: Weights = state["weights"]
         return weights
 

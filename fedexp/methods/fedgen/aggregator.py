@@ -80,6 +80,7 @@ class FeatureGenerator(nn.Module):
 
 
 def generator_spec(classes: int, noise: int, hidden: int, features: int) -> ModelSpec:
+    """Return the spec of a generator of features."""
     sizes = {"classes": classes, "features": features, "hidden": hidden, "noise": noise}
     return ModelSpec(f"{__name__}.{FeatureGenerator.__name__}", tuple(sizes.items()))
 
@@ -182,11 +183,13 @@ class FedGen(Mean):
             return state, metrics
         newly = torch.stack(held).sum(0).nonzero()[:, 0]
         known = torch.unique(torch.cat([state["shared"]["labels"]["known"], newly]))
-        generator, optimizer, said = self._trained(state, heads, torch.stack(held), env)
+        generator, optimizer, metrics_of_generator = self._trained(
+            state, heads, torch.stack(held), env
+        )
         shared = {**new["shared"], **_broadcast(generator, known)}
         return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {
             **metrics,
-            **said,
+            **metrics_of_generator,
         }
 
     def _trained(

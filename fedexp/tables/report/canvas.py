@@ -49,8 +49,8 @@ DASHES: Mapping[Dash, Any] = {
     "dotted": (0, (1.2, 1)),
     "dashdot": (0, (6, 1.5, 1.2, 1.5)),
 }
-# These are the colours in the PNG. In the SVG both become the colour of the text around the
-# picture, so it follows the theme.
+# These are the colours in the PNG. In the SVG both become the colour of the text around
+# the picture, so it follows the theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"

@@ -48,6 +48,7 @@ def _reads_as_number(text: str) -> bool:
 
 
 def columns(report: Report) -> list[str]:
+    """Return the names of the columns."""
     numbers = (*_NUMBERS, "interval_low", "interval_high")
     return [
         "table",

@@ -27,8 +27,8 @@ _INCHES = 0.165
 _TALLEST = 45.0
 _COLUMNS = 3
 _DECADES = 1.5
-# Colour, marker and filling by the name of the verdict. Shape and filling have the same meaning
-# as the colour.
+# Colour, marker and filling by the name of the verdict. Shape and filling have the same
+# meaning as the colour.
 VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "higher": ("vermillion", "^", True),
@@ -42,6 +42,7 @@ VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
 
 
 def drawable(report: Report) -> bool:
+    """Return whether any cell has a difference to draw."""
     return any(map(_has_delta, report.cells))
 
 

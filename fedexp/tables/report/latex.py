@@ -13,8 +13,8 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Digits of \footnotesize in the text width of article, which is 345 pt. A digit has 4.25 pt,
-# and some slack is left.
+# Digits of \footnotesize in the text width of article, which is 345 pt. A digit has
+# 4.25 pt, and some slack is left.
 WIDTH = 78
 # Lines of a page without the caption.
 _LINES = 44

@@ -192,6 +192,7 @@ def minus(text: str) -> str:
 
 
 def unit(report: Report) -> str:
+    """Return the unit of the table's numbers as text."""
     return {"percent": "%"}.get(report.unit, report.unit)
 
 

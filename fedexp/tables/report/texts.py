@@ -255,6 +255,7 @@ def verdict_marks(report: Report) -> dict[str, str]:
 
 
 def conditions(row: layout.Row, report: Report) -> list[str]:
+    """Return the conditions of a row as texts."""
     return [layout.label(row.conditions[key]) for key in report.keys]
 
 
@@ -264,6 +265,7 @@ def interval(ends: tuple[float, float] | None, digits: int | None) -> str:
 
 
 def has_agreement(report: Report) -> bool:
+    """Return whether a rank correlation with the paper is known."""
     return any(a.rho is not None for a in report.agreement)
 
 
@@ -276,6 +278,7 @@ def claim_state(claim: ClaimResult) -> str:
 
 
 def claim_source(claim: ClaimResult) -> str:
+    """Return the place in the paper that makes a claim."""
     return "our own expectation" if claim.is_ours else claim.where
 
 
@@ -325,10 +328,12 @@ def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
 
 
 def sentence(text: str) -> str:
+    """Return a text as a sentence with a capital and a full stop."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def count(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
