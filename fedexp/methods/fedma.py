@@ -214,8 +214,8 @@ class FedMA(Aggregator):
                 got=spec.arch,
                 do="set aggregator.fold_batch_norm=true"
                 if norms and not self.fold_batch_norm
-                else "choose another model, or set aggregator.widths=fixed aggregator.retrain=false "
-                "aggregator.fold_batch_norm=false",
+                else "choose another model, or set aggregator.widths=fixed "
+                "aggregator.retrain=false aggregator.fold_batch_norm=false",
             )
 
         if self.widths == "inferred" and structure.groups:
