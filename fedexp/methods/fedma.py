@@ -215,8 +215,7 @@ class FedMA(Aggregator):
                 do="set aggregator.fold_batch_norm=true"
                 if norms and not self.fold_batch_norm
                 else "choose another model, or set aggregator.widths=fixed "
-                "aggregator.retrain=false "
-                "aggregator.fold_batch_norm=false",
+                "aggregator.retrain=false aggregator.fold_batch_norm=false",
             )
 
         if self.widths == "inferred" and structure.groups:

@@ -332,7 +332,7 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "3^20 combinations" in refusal("aggregator.strategy=optimal", "clients=20")
     assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
     coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
-    assert "sampling=fixed bounds" in refusal("aggregator.B=1", "clients=20", *coins)
+    assert "sampling=fixed, which bounds" in refusal("aggregator.B=1", "clients=20", *coins)
     # A smoke variant has fewer groups too
     small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]
     assert Experiment.of(compose(small)).extent.clients == 10

@@ -734,7 +734,7 @@ def test_networks_that_do_not_fit_are_refused(name: str) -> None:
 
 
 def test_outputs_that_are_no_classes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a row for every class"):
+    with pytest.raises(ConfigError, match="one row per class"):
         FedMA().check(spec_of("tests.methods.test_fedma.Mask"), IMAGE)
 
 

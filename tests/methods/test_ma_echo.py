@@ -545,7 +545,7 @@ def test_mistakes_are_refused_before_training() -> None:
 ])  # fmt: skip
 def test_a_mask_of_classes_needs_a_row_a_class(method: str, key: str, instead: str) -> None:
     generative = ["task=cvae", "model=cvae", f"method={method}"]
-    with pytest.raises(ConfigError, match="a row for every class") as error:
+    with pytest.raises(ConfigError, match="one row per class") as error:
         Experiment.of(compose([*generative, f"aggregator.{key}=masked"]))
     assert "64 rows" in str(error.value) and f"aggregator.{key}={instead}" in str(error.value)
     Experiment.of(compose([*generative, f"aggregator.{key}={instead}"]))

@@ -793,7 +793,7 @@ CHAINLESS = {
     "LayerNorm": (MODELS["gated"], "is a norm layer"),
     "residual": (
         spec_of(f"{HERE}Residual"),
-        "only chains of linear layers.*others than the one before",
+        "only chains of linear layers.*layers other than the one before",
     ),
     "skip": (
         spec_of(f"{HERE}Skipping"),
