@@ -175,7 +175,9 @@ def test_plugin_without_the_data_it_needs_is_refused() -> None:
 def test_samples_held_out_before_the_split_are_validation_samples() -> None:
     held = Experiment.of(compose(["eval.held_out=10", "headline.rule=best_on_val"]))
     assert held.metric_names[-2:] == ["val/global/acc", "val/global/loss"] and held.has_validation
-    with pytest.raises(ConfigError, match="held out before the split, and from the clients' own"):
+    with pytest.raises(
+        ConfigError, match="held out before the split, and also from the clients' own"
+    ):
         Experiment.of(compose(["eval.held_out=10", "partition.val_fraction=0.1"]))
 
 
