@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedexp.engines.exactness import applied
-from fedexp.engines.memo import Memo
 
 import fedexp
 from fedexp.config.compose import compose
@@ -30,6 +28,7 @@ from fedexp.core.trainer import Trainer
 from fedexp.core.weights import Weights
 from fedexp.data.augment import Augment
 from fedexp.data.federated import federate
+from fedexp.engines.client_cache import Memo
 from fedexp.engines.kernels.kernel import FusedKernel, StackKernel
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
@@ -41,6 +40,7 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.experiment import Experiment
 from fedexp.running.steps import steps
 from fedexp.running.summary import summarise
+from fedexp.runtime.numerics import applied
 from fedexp.storage import identity
 
 # Code that decides the numbers of local training. Its modules enter the hash of local models.
