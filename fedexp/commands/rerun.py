@@ -8,6 +8,7 @@ from typing import Any
 
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import ConfigError
+from fedexp.core.renames import RenamedError
 from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
 from fedexp.storage.selection import flat
@@ -46,7 +47,12 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         **({"data_root": data_root} if data_root else {}),
     }
     with naming(f"the stored config of {run.name}"):
-        Checked.of(config)
+        try:
+            Checked.of(config)
+        except RenamedError as error:
+            version = run.result.get("fedexp_version", "0.1")
+            error.facts["to do"] = f"rerun it with fedexp {version}, which made it"
+            raise
         now, then = pin(config), run.config.get("contents", {})
         for key in then:
             if now.get(key) != then[key]:

@@ -38,6 +38,7 @@ from fedexp.config.groups import NOT_CHOSEN
 from fedexp.config.pinning import pin
 from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.renames import renamed_key, renames
 
 
 class JobFailedError(CompactHydraException):
@@ -542,6 +543,10 @@ def _key_error(error: Exception, overrides: list[str]) -> ConfigError:
             text.splitlines()[0].rstrip("."),
             f"its value is {known[key]}: leave the value out, ~{key}",
         )
+    elif key in renames().keys and renames().keys[key].new in known:
+        renamed = renamed_key(key, where)
+        assert renamed is not None
+        return renamed
     else:
         what = f"unknown key '{key}'"
         if not key.startswith("hydra."):
