@@ -80,6 +80,7 @@ class RunRecord:
     processor: str = ""
     platform: str = ""
     torch: str = ""
+    fedexp_version: str = ""
     date: str = ""
     pooled: dict[str, Value] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
@@ -248,6 +249,7 @@ def _row(table: Table, slot: Slot, job: Job, run: CellRun, root: Path) -> RunRec
         processor=str(about.get("processor") or ""),
         platform=str(about.get("platform") or ""),
         torch=str(about["packages"]["torch"]),
+        fedexp_version=str(result.get("fedexp_version", "0.1")),
         date=run.date,
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
         parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},
