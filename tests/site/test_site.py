@@ -146,7 +146,7 @@ def test_every_record_has_a_table_page_and_a_report(monkeypatch: pytest.MonkeyPa
 
 def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[str, str]) -> None:
     text = unescape(pages["results/ma_echo/index.md"])
-    missing, _, assumed = text.partition("## What had to be assumed")
+    missing, _, assumed = text.partition("## Assumptions")
     assert (
         "five MLPs converge faster" in missing
         and "Where the paper and its code disagree" in missing
