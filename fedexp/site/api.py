@@ -1,7 +1,6 @@
-"""The classes and functions that code of one's own uses, from their sources.
+"""Pages of the classes and functions that a user's code calls or derives from.
 
-Read without importing anything: docstrings here name several arguments in one line, which parsers of docstrings take for a
-mistake, and a page costs milliseconds.
+They are read from the sources without any import, so a page takes milliseconds.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ MODULES = (
 
 
 def page_of(module: str) -> str:
-    """Where a module's page lies, from the site's root."""
+    """Return the path of a module's page, relative to the site's root."""
     return f"api/{module.removeprefix('fedexp.')}.md"
 
 
 def pages() -> list[Page]:
-    """A page a module, and a list of them."""
+    """Return one page per module, after a page that lists them."""
     trees = {module: ast.parse(_source(module).read_text()) for module in MODULES}
     links = {module: Path(page_of(module)).name for module in MODULES}
     for module, tree in trees.items():
@@ -96,7 +95,7 @@ def _public(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
 
 
 def _first(tree: ast.Module) -> str:
-    """The first sentence of the module's docstring."""
+    """Return the first paragraph of the module's docstring."""
     return (ast.get_docstring(tree) or "").partition("\n\n")[0].partition("\nReference")[0]
 
 
@@ -120,7 +119,10 @@ def _page(module: str, tree: ast.Module, links: dict[str, str]) -> Page:
 
 
 def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
-    """Bases, fields with their defaults, and methods that are documented, abstract or hooks."""
+    """Yield bases, fields with their defaults, and methods.
+
+    The methods are those that are documented, abstract or hooks.
+    """
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
     fields = [
         ast.unparse(item)
@@ -139,7 +141,7 @@ def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
 
 
 def _hidden(item: ast.AnnAssign | ast.FunctionDef) -> bool:
-    """Private, or a special method that nobody calls by its name."""
+    """Return whether an item is private, or a special method without a docstring."""
     name = item.name if isinstance(item, ast.FunctionDef) else ast.unparse(item.target)
     special = name.startswith("__") and not (
         isinstance(item, ast.FunctionDef) and ast.get_docstring(item)

@@ -1,4 +1,7 @@
-"""The site: the generators' pages, written to a folder and built by mkdocs-material, for reading from disk or any server."""
+"""The site as HTML: pages of the generators, built by mkdocs-material.
+
+The site can be read from disk or from any server.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,21 @@ _BESIDE = ".png"  # what benchmarks show
 
 
 def build(out: Path, folder: Path | None = None) -> Path:
-    """Build the site of the results in `folder` as `out`, which is replaced as a whole at the end.
+    """Build the site of the results in `folder`.
+
+    The site is written to a temporary folder, which replaces `out` at the end.
 
     Args:
-        folder: None: ``scripts/results`` of the checkout.
+        out: Folder of the site.
+        folder: Folder of records. None stands for ``scripts/results`` of the checkout.
 
     Returns:
-        its first page.
+        The path of its first page.
 
     Raises:
-        ConfigError: mkdocs-material is not installed, this is no checkout, there are no results, or `out` holds something else.
-        FedexpError: a link of a page leads nowhere.
+        ConfigError: mkdocs-material is not installed, this is not a checkout, there are
+            no results, or `out` contains something else than a site.
+        FedexpError: A link of a page leads nowhere.
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
         raise ConfigError(
@@ -86,10 +93,15 @@ def build(out: Path, folder: Path | None = None) -> Path:
 
 
 def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
-    """HTML in `out` of the pages, which lie in `docs`.
+    """Write the pages in `docs` as HTML to `out`.
+
+    Args:
+        pages: The pages, for the navigation.
+        docs: Folder that contains the pages.
+        out: Folder of the HTML.
 
     Raises:
-        FedexpError: a link of a page leads nowhere.
+        FedexpError: A link of a page leads nowhere.
     """
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # Material's word on another major version
     from mkdocs.commands.build import build as mkdocs_build
@@ -116,7 +128,10 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
 
 
 def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
-    """What mkdocs is told. Nothing of the site is loaded from elsewhere: no font, no script."""
+    """Return the config of mkdocs.
+
+    The site loads nothing from elsewhere: no font and no script.
+    """
     return {
         "site_name": "fedexp",
         "docs_dir": str(docs),
@@ -184,7 +199,10 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 
 
 def navigation(pages: Iterable[Page]) -> list[Any]:
-    """The pages in their order, those of a folder together; an ``index.md`` heads its section, and names it below the top."""
+    """Return the navigation: the pages in their order, those of one folder together.
+
+    An ``index.md`` heads its section. Below the top level it also names the section.
+    """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}
     for page in pages:
@@ -201,7 +219,7 @@ def navigation(pages: Iterable[Page]) -> list[Any]:
 
 
 class _Faults(logging.Handler):
-    """Keeps what mkdocs warns of."""
+    """A log handler that collects the warnings of mkdocs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,7 @@
-"""Every key of the config with its default and its comment, and every option of every group, read off the config folders."""
+"""Pages of every config key and of every option of every group.
+
+Defaults and comments are read from the config folders.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ class Key:
     """One key of a YAML file.
 
     Args:
-        name: with those above it, ``local.lr``.
-        default: as it is written; None: keys follow below it.
-        comment: behind it on its line.
-        note: what whole lines of comments above it say; the file's own begin the file.
+        name: The dotted key, such as ``local.lr``.
+        default: The default as it is written, or None if the key contains other keys.
+        comment: The comment after the key on its line.
+        note: The comment lines above the key. Those of the file are not part of the
+            first key's note.
     """
 
     name: str
@@ -38,7 +42,10 @@ class Key:
 
 
 def keys_of(path: Path) -> list[Key]:
-    """The keys of a config file in their order; what it chooses for groups is the key ``defaults``."""
+    """Return the keys of a config file in their order.
+
+    The options that it chooses for groups are the key ``defaults``.
+    """
     text = path.read_text()
     root = yaml.compose(text)
     return [] if root is None else list(_keys(root, "", text.splitlines(), text))
@@ -77,7 +84,7 @@ def _comment_above(lines: list[str], line: int) -> str:
 
 
 def header(path: Path) -> str:
-    """The comment that a config file begins with, in one line."""
+    """Return the comment at the beginning of a config file as one line."""
     said = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
@@ -88,18 +95,23 @@ def header(path: Path) -> str:
 
 
 def about(group: str, option: str) -> str:
-    """The first sentence of an option's file."""
+    """Return the first sentence of an option's file."""
     return first_sentence(header(conf_dir() / group / f"{option}.yaml"))
 
 
 def link(key: str) -> str:
-    """Where a key of config.yaml, a group or a key of the chosen option (``trainer.mu``) is explained, from the site's root."""
+    """Return the place that explains a key, relative to the site's root.
+
+    Args:
+        key: A key of config.yaml, a group, or a key of the chosen option
+            (``trainer.mu``).
+    """
     top = key.partition(".")[0]
     return f"config/{top}.md" if (conf_dir() / top).is_dir() else f"config/index.md#{key}"
 
 
 def pages() -> list[Page]:
-    """A page of config.yaml, then one a group."""
+    """Return the page of config.yaml and one page per group."""
     folder = conf_dir()
     found = dict(groups((folder,)))
     return [
@@ -139,7 +151,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
-    """Top-level keys in one table, and what stands below one of them in a section of its own."""
+    """Yield a table of the top-level keys, then one section per key with subkeys."""
     by_top: dict[str, list[Key]] = {}
     for key in keys:
         by_top.setdefault(key.top, []).append(key)
@@ -188,7 +200,10 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
 
 
 def _group(folder: Path, name: str, options: list[str]) -> Page:
-    """One section an option; methods have pages of their own."""
+    """Return the page of a group with one section per option.
+
+    Methods have separate pages.
+    """
     parts = [
         f"# {name}",
         f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list.",

@@ -1,7 +1,8 @@
-"""A page a method: what it is and where it comes from, its settings, what it needs, keeps and sends, and our numbers of it.
+"""One page per method: description, settings, needs, traffic, state and our results.
 
-Nothing is written down twice: descriptions are the docstrings of its parts, settings the YAML files that it is chosen by, and
-what it keeps and sends is counted in the first step of one client, as a run counts it.
+Nothing is written twice. Descriptions are the docstrings of the method's parts.
+Settings are the YAML files of its preset. Traffic and state are counted in the first
+step of one client, as a run counts them.
 """
 
 from __future__ import annotations
@@ -78,9 +79,12 @@ class _Method:
     """A preset, composed and built.
 
     Args:
-        choices: the option of each part.
-        config: as a run has it; settings: what of it the preset and its parts say, by dotted key.
-        experiment: built of it on the default data and model.
+        name: Name of the preset.
+        choices: The option of each part.
+        config: The config of a run.
+        settings: The part of the config that the preset and its parts set, by dotted
+            key.
+        experiment: The experiment on the default data and model.
     """
 
     name: str
@@ -104,7 +108,11 @@ class _Method:
 
     @property
     def particular(self) -> type:
-        """The class of the first part that is not the plain one; the aggregator's where only that is the method's own."""
+        """The class of the first part that is not the plain one.
+
+        If only the aggregator is particular to the method, it is the aggregator's
+        class.
+        """
         trainer, aggregator, server_optimizer = self.classes
         own = [trainer] if self.choices["trainer"] != "sgd" else []
         own += [server_optimizer] if self.choices["server_optimizer"] != "sgd" else []
@@ -119,10 +127,10 @@ class _Method:
 
 
 def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
-    """A list of the methods, then a page each.
+    """Return a page that lists the methods, then one page per method.
 
     Args:
-        tables: by method, the tables in which it appears with our numbers.
+        tables: By method, the tables that contain our results of it.
     """
     base = compose([])
     methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
@@ -143,15 +151,18 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
 
 
 def _plain(family: Sequence[_Method]) -> _Method:
-    """The preset that the others of its classes vary: it has the shortest name."""
+    """Return the preset that the others of its classes vary: the shortest name."""
     return min(family, key=lambda method: len(method.name))
 
 
 def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set, then those by data set.
+    """Compose ``method=<name>`` as Hydra does, in a fraction of the time.
+
+    Parts are replaced, then keys are set, then those that depend on the data set.
 
     Args:
-        path: of the preset; base: the config without one.
+        path: Path of the preset.
+        base: The config without a preset.
     """
     preset = read_yaml(path)
     config = deepcopy(dict(base))
@@ -167,7 +178,11 @@ def composed(path: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_dataset(path: Path) -> list[str]:
-    """What depends on the data set in the preset at `path`: the files under ``conf``, without their suffix."""
+    """Return the files of the preset at `path` that depend on the data set.
+
+    Returns:
+        Paths under ``conf``, without their suffix.
+    """
     groups = [group for how, group, _ in defaults_of(read_yaml(path)) if how == "optional"]
     return [
         f"{group}/{file.stem}"
@@ -224,7 +239,11 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
 
 
 def _does(method: _Method, methods: Sequence[_Method]) -> str:
-    """Of a plain preset the first sentence on its most particular part; of another, which one it varies."""
+    """Describe a preset in one sentence.
+
+    A plain preset has the first sentence about its most particular part. Another preset
+    names the plain one that it varies.
+    """
     plain = _plain([one for one in methods if one.classes == method.classes])
     if method is not plain:
         return f"as [{code(plain.name)}]({plain.name}.md)"
@@ -275,7 +294,10 @@ def _page(
 
 
 def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
-    """The other presets of the same classes, and what this one sets otherwise than the plain one."""
+    """Yield the other presets of the same classes.
+
+    A preset that is not the plain one also gets a table of its differences.
+    """
     plain = _plain(family)
     yield "## Presets of the same parts"
     others = (one for one in family if one is not method)
@@ -299,7 +321,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
 
 
 def _value(method: _Method, key: str) -> str:
-    """A setting as YAML; one that the preset leaves alone is the config's."""
+    """Return a setting as YAML. If the preset does not set it, it is the config's."""
     value: Any = method.config
     for step in key.split("."):
         if not isinstance(value, Mapping) or step not in value:
@@ -315,10 +337,14 @@ def _value(method: _Method, key: str) -> str:
 def _description(
     group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]
 ) -> Iterator[str]:
-    """Docstrings of the class and its module, then, folded, of what it derives from.
+    """Yield the docstrings of a class, of its module and, folded, of its bases.
 
     Args:
-        own: modules of the method's parts; shown: those whose docstring is on the page, changed.
+        group: Group of the part.
+        kind: Class of the part.
+        own: Modules of the method's parts.
+        links: Link targets of words in backticks.
+        shown: Modules whose docstring is on the page. It is updated.
     """
     yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
     yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
@@ -343,7 +369,10 @@ def _module_doc(kind: type) -> str:
 
 
 def _class_doc(kind: type) -> str:
-    """The class's own docstring, not the signature that `dataclass` puts in place of one."""
+    """Return the class's own docstring.
+
+    `dataclass` puts a signature in its place if there is none. Then it is "".
+    """
     said = vars(kind).get("__doc__") or ""
     return "" if said.startswith(f"{kind.__name__}(") else inspect.cleandoc(said)
 
@@ -372,7 +401,7 @@ def _needs(method: _Method) -> Iterator[str]:
 
 
 def _traffic(method: _Method) -> Iterator[str]:
-    """What the first client's first step sends and keeps."""
+    """Yield the traffic and the state of the first client's first step."""
     counted = traffic.first_step(method.experiment)
     rows = [
         ["down, to a client", *_sizes("the model", counted.down, counted)],
@@ -395,7 +424,13 @@ def _traffic(method: _Method) -> Iterator[str]:
 
 
 def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tuple[str, str]:
-    """The size in all, and of each tree; `first` is as large as the model."""
+    """Return the total size, and the size of each tree.
+
+    Args:
+        first: Words for a tree that is as large as the model, or "" for no such tree.
+        trees: Sizes of the other trees in bytes, by name.
+        counted: The counts, for the size of the model.
+    """
     total = sum(trees.values()) + (counted.model if first else 0)
     of = [f"{code(name)} {_share(size, counted.model)}" for name, size in trees.items()]
     return size_text(total) if total else "nothing", ", ".join([*([first] if first else []), *of])

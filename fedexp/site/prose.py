@@ -18,10 +18,13 @@ _ENTRY = re.compile(r"([\w*.]+): ")
 
 
 def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
-    """A line of plain text as Markdown, also for a table's cell; what stands between backticks becomes code.
+    """Render a line of plain text as Markdown, which also fits a cell of a table.
+
+    Text between backticks becomes code.
 
     Args:
-        links: where code of these words leads.
+        text: The text.
+        links: Link targets of words in backticks.
     """
     return "".join(
         _code(part.strip("`").strip(), links or {})
@@ -32,7 +35,7 @@ def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code in a line or in a table's cell, whatever letters it has."""
+    """Render text with any characters as code in a line or in a cell of a table."""
     return f"<code>{text.translate(_SPECIAL).replace('`', '&#96;')}</code>"
 
 
@@ -114,15 +117,15 @@ def _entry(text: str, links: Mapping[str, str] | None) -> str:
 
 
 def fenced(text: str, language: str) -> str:
-    """A block of code."""
+    """Return a block of code."""
     return f"```{language}\n{text.rstrip()}\n```"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Of cells that are Markdown already."""
+    """Return a table of cells that are Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def first_sentence(text: str) -> str:
-    """Up to a full stop that a capital letter or a dotted key follows."""
+    """Return the text up to a full stop before a capital letter or a dotted key."""
     return re.split(r"(?<=\.) (?=[A-Z]|\w+\.\w)", text, maxsplit=1)[0]
