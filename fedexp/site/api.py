@@ -14,7 +14,7 @@ from fedexp.site.prose import code, docstring, fenced, table
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-# What plug-ins derive from, and what their hooks are given.
+# The interfaces of plug-ins, and the arguments of their hooks.
 MODULES = (
     "fedexp.api",
     "fedexp.core.trainer",
@@ -50,6 +50,8 @@ MODULES = (
     "fedexp.matching.structure",
     "fedexp.distillation.ensemble",
 )
+# Decorators that a page shows.
+_SHOWN = ("property", "cached_property", "classmethod", "staticmethod", "abstractmethod")
 
 
 def page_of(module: str) -> str:
@@ -73,13 +75,13 @@ def pages() -> list[Page]:
         ]
         for module, tree in trees.items()
     ]
-    said = docstring(
+    about = docstring(
         ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links
     )
     index = Page(
         "api/index.md",
         "API",
-        f"# API\n\n{said}\n\n{table(['module', 'what it has', 'names'], rows)}\n",
+        f"# API\n\n{about}\n\n{table(['module', 'contents', 'names'], rows)}\n",
     )
     return [index, *(_page(module, tree, links) for module, tree in trees.items())]
 
@@ -96,7 +98,7 @@ def _public(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
 
 def _first(tree: ast.Module) -> str:
     """Return the first paragraph of the module's docstring."""
-    return (ast.get_docstring(tree) or "").partition("\n\n")[0].partition("\nReference")[0]
+    return (ast.get_docstring(tree) or "").partition("\n\n")[0]
 
 
 def _names(tree: ast.Module, page: str) -> str:
@@ -150,13 +152,10 @@ def _hidden(item: ast.AnnAssign | ast.FunctionDef) -> bool:
 
 
 def _function(node: ast.FunctionDef, name: str, level: str, links: dict[str, str]) -> Iterator[str]:
-    marks = [f"@{mark}" for mark in map(ast.unparse, node.decorator_list) if mark in _TOLD]
+    marks = [f"@{mark}" for mark in map(ast.unparse, node.decorator_list) if mark in _SHOWN]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     yield f"{level} {name} {{#{name}}}"
     yield fenced(
         "\n".join([*marks, f"def {node.name}({ast.unparse(node.args)}){returns}"]), "python"
     )
     yield docstring(ast.get_docstring(node) or "", links)
-
-
-_TOLD = ("property", "cached_property", "classmethod", "staticmethod", "abstractmethod")

@@ -21,7 +21,8 @@ from fedexp.site import api, config_reference, guides, methods, records, results
 from fedexp.site.page import Page
 from fedexp.storage.files import write_bytes, write_json, write_text
 
-_SECTIONS = {  # folders of pages, as the navigation has them
+# Titles of the folders of pages in the navigation.
+_SECTIONS = {
     "results": "Papers",
     "guides": "Guides",
     "methods": "Methods",
@@ -30,7 +31,8 @@ _SECTIONS = {  # folders of pages, as the navigation has them
     "benchmarks": "Benchmarks",
 }
 _ASSETS = ("site.css", "iframe-worker.js", "reachable.js")
-_BESIDE = ".png"  # what benchmarks show
+# Ending of the pictures that benchmarks show.
+_PICTURE = ".png"
 
 
 def build(out: Path, folder: Path | None = None) -> Path:
@@ -52,7 +54,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
         raise ConfigError(
-            "the site is built by mkdocs-material, which is not installed",
+            "mkdocs-material, which builds the site, is not installed",
             do="pip install 'fedexp[site]'",
         )
     if (
@@ -61,9 +63,9 @@ def build(out: Path, folder: Path | None = None) -> Path:
         and (not out.is_dir() or any(out.iterdir()))
     ):
         raise ConfigError(
-            "the folder holds something else than a site",
+            "the folder contains something else than a site",
             where=str(out),
-            do="name another one: --out DIR",
+            do="give another folder: --out DIR",
         )
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
@@ -83,7 +85,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_text(docs / page.path, page.text)
         for path, data in results.files_of(read):
             write_bytes(docs / path, data)
-        for picture in folder.glob(f"*{_BESIDE}"):
+        for picture in folder.glob(f"*{_PICTURE}"):
             write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
         make(pages, docs, made)
         if out.exists():
@@ -103,7 +105,8 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     Raises:
         FedexpError: A link of a page leads nowhere.
     """
-    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # Material's word on another major version
+    # Material warns of another major version.
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort, MkDocsException
@@ -112,7 +115,8 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
         asset = files("fedexp.site").joinpath("assets", name)
         write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
     source = docs.parent / "mkdocs.yml"
-    write_json(source, config(pages, docs, out))  # JSON is YAML
+    # JSON is YAML.
+    write_json(source, config(pages, docs, out))
     faults, log = _Faults(), logging.getLogger("mkdocs")
     log.addHandler(faults)
     log.propagate = False
@@ -136,7 +140,8 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
         "site_name": "fedexp",
         "docs_dir": str(docs),
         "site_dir": str(out),
-        "use_directory_urls": False,  # links work from disk
+        # Links must work from disk.
+        "use_directory_urls": False,
         "nav": navigation(pages),
         "strict": True,
         "validation": {
@@ -177,7 +182,7 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
                     "primary": "indigo",
                     "toggle": {
                         "icon": "material/weather-night",
-                        "name": "Switch to what the system has",
+                        "name": "Switch to the system's colours",
                     },
                 },
             ],

@@ -62,8 +62,8 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
             items = [
                 text[item.start_mark.index : item.end_mark.index].strip() for item in value.value
             ]
-            said = [_comment(lines[item.start_mark.line]) for item in value.value]
-            yield Key(name, "; ".join(items), "; ".join(one for one in said if one), note)
+            comments = [_comment(lines[item.start_mark.line]) for item in value.value]
+            yield Key(name, "; ".join(items), "; ".join(filter(None, comments)), note)
         else:
             written = text[value.start_mark.index : value.end_mark.index]
             yield Key(
@@ -85,13 +85,13 @@ def _comment_above(lines: list[str], line: int) -> str:
 
 def header(path: Path) -> str:
     """Return the comment at the beginning of a config file as one line."""
-    said = []
+    found = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
-            said.append(line.removeprefix("#").strip())
-    return " ".join(said)
+            found.append(line.removeprefix("#").strip())
+    return " ".join(found)
 
 
 def about(group: str, option: str) -> str:
@@ -137,9 +137,10 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
     parts = [
         "# Configuration",
         escaped(header(path)),
-        "Keys are set on the command line as `key=value`, options of groups as `group=option`. What a group chooses stands below"
-        " its name: `trainer.mu` with `trainer=fedprox`. `fedexp --cfg job` prints an experiment's config, resolved, and"
-        " `fedexp --help KEY` the part of this page that a key belongs to.",
+        "Set keys on the command line as `key=value`, and options of groups as `group=option`."
+        " The keys of an option are below its group's name: `trainer.mu` with `trainer=fedprox`."
+        " `fedexp --cfg job` prints the resolved config of an experiment."
+        " `fedexp --help KEY` prints the part of this page that explains a key.",
         "## Groups",
         table(["group", "default", "options"], rows),
     ]
@@ -187,13 +188,14 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
     for key in keys:
         if key.default is None and not key.comment:
             continue
-        told = " ".join(part for part in (key.note, key.comment) if part) if prefix else key.comment
+        parts = (key.note, key.comment) if prefix else (key.comment,)
+        meaning = " ".join(filter(None, parts))
         anchor = f'<a id="{prefix}{key.name}"></a>'
         rows.append(
             [
                 anchor + code(key.name),
                 "" if key.default is None else code(key.default),
-                escaped(told),
+                escaped(meaning),
             ]
         )
     yield table(["key", "default", "meaning"], rows)
@@ -206,7 +208,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
     """
     parts = [
         f"# {name}",
-        f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list.",
+        f"Set it by {code(f'{name}=OPTION')}. {code(f'fedexp --help {name}')} prints the list.",
     ]
     if name == "method":
         rows = [
@@ -215,7 +217,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
         return Page(
             f"config/{name}.md",
             name,
-            "\n\n".join([*parts, table(["option", "what it is"], rows)]) + "\n",
+            "\n\n".join([*parts, table(["option", "description"], rows)]) + "\n",
         )
     for option in options:
         path = folder / name / f"{option}.yaml"

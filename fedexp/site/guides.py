@@ -63,7 +63,7 @@ GUIDES = (
     ),
 )
 
-# Files that links lead to, as pages.
+# Pages that replace files in links.
 _PAGES = {"conf/config.yaml": "config/index.md"}
 
 
@@ -88,7 +88,7 @@ def pages() -> list[Page]:
 def _read(path: Path) -> str:
     if not path.is_file():
         raise ConfigError(
-            f"the guides are sections of {path.name}, and it is not there",
+            f"the guides need sections of {path.name}, which does not exist",
             where=str(path),
             do="build the site from a checkout",
         )
@@ -115,7 +115,7 @@ def sections_of(text: str) -> dict[str, str]:
 def _section(sections: Mapping[str, Mapping[str, str]], file: str, heading: str) -> str:
     if heading not in sections[file]:
         raise ConfigError(
-            f"a guide is the section '{heading}' of {file}, and there is none",
+            f"a guide needs the section '{heading}' of {file}, which does not exist",
             where="fedexp.site.guides.GUIDES",
             expected=", ".join(sections[file]),
         )

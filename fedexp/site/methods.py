@@ -47,24 +47,26 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Distillation of the clients' models without data", (DataFree,)),
     ("Training on the server", (ServerTrained, FedGen)),
     ("Fusion of trained models", (FusionAggregator, FedMA)),
-    ("Robust to clients gone astray", (Collecting,)),
-    ("Reference points", (Local, Centralized)),
+    ("Byzantine-robust methods", (Collecting,)),
+    ("Baselines", (Local, Centralized)),
     ("Averaging: local training, weights and the server's step", (Averaging,)),
 )
 
-# What a declared need means, for who reads it.
+# The meaning of a declared need.
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
     "proxy_labels": "labels of the server's data: `proxy.labelled`",
-    "unseen_proxy": "in one round, server data that are no test data: `proxy.source`",
+    "unseen_proxy": "in one round, server data that are not test data: `proxy.source`",
     "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
-    "global_model": "clients that receive a model of several clients', not the one that they trained last",
-    "broadcasts": "in several rounds one network for the server and all clients, who start from the server's model",
+    "global_model": "clients that receive a model of several clients, and not the one that they "
+    "trained last",
+    "broadcasts": "in several rounds, one network for the server and all clients, and the server's "
+    "model as their start",
     "images": "samples that are 8-bit images",
     "augmented": "training batches with a random transform: `dataset.augment`",
-    "local_steps": "the numbers of local steps, so no models from elsewhere: `client_models.path`",
+    "local_steps": "the numbers of local steps, so `client_models.path` cannot be set",
 }
 
 _DELIVERS = {
@@ -216,7 +218,8 @@ def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
 def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
     parts = [
         "# Methods",
-        "`fedexp method=NAME`. Each pairs a trainer, an aggregator and a server optimizer, which can be swapped one by one.",
+        "`fedexp method=NAME` selects a method. It pairs a trainer, an aggregator and a server "
+        "optimizer. Each of them can be replaced.",
     ]
     for kind in [*(name for name, _ in _KINDS), "Others"]:
         rows = [
@@ -233,7 +236,7 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
         if rows:
             parts += [
                 f"## {kind}",
-                table(["method", "what it does", "preset", "applied", "our tables"], rows),
+                table(["method", "description", "preset", "applied", "our tables"], rows),
             ]
     return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
 
@@ -262,7 +265,7 @@ def _page(
     yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"), links)
     yield fenced(f"fedexp method={method.name}", "sh")
     if mentions:
-        yield "## Our numbers"
+        yield "## Our results"
         yield "\n".join(
             f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
         )
@@ -272,7 +275,7 @@ def _page(
         option = method.choices[group]
         place = f"[{code(f'{group}={option}')}](../config/{group}.md#{option})"
         rows.append([place, escaped(about(group, option), links)])
-    yield table(["part", "what it is"], rows)
+    yield table(["part", "description"], rows)
     if len(family) > 1:
         yield from _variants(method, family)
     shown: set[str] = set()
@@ -281,9 +284,9 @@ def _page(
             yield from _description(
                 group, kind, {one.__module__ for one in method.classes}, links, shown
             )
-    yield "## What it needs"
-    yield "\n".join(f"- {line}" for line in _needs(method)) or "Nothing besides the clients' data."
-    yield "## What it sends and keeps"
+    yield "## Needs"
+    yield "\n".join(f"- {line}" for line in _needs(method)) or "It needs only the clients' data."
+    yield "## Traffic and state"
     yield from _traffic(method)
     yield "## Settings"
     preset = f"method/{method.name}"
@@ -316,7 +319,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     yield (
         table(["key", code(method.name), code(plain.name)], rows)
         if rows
-        else "It sets nothing otherwise."
+        else "It sets nothing differently."
     )
 
 
@@ -357,11 +360,14 @@ def _description(
             continue
         module = "" if base.__module__ in shown | own else _module_doc(base)
         shown.add(base.__module__)
-        told = [docstring(text, links) for text in (module, _class_doc(base)) if text]
-        if told:
+        texts = [docstring(text, links) for text in (module, _class_doc(base)) if text]
+        if texts:
             name = code(f"{base.__module__}.{base.__qualname__}")
-            inside = "\n\n".join(told)
-            yield f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n{inside}\n\n</details>'
+            inside = "\n\n".join(texts)
+            yield (
+                f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n'
+                f"{inside}\n\n</details>"
+            )
 
 
 def _module_doc(kind: type) -> str:
@@ -373,14 +379,14 @@ def _class_doc(kind: type) -> str:
 
     `dataclass` puts a signature in its place if there is none. Then it is "".
     """
-    said = vars(kind).get("__doc__") or ""
-    return "" if said.startswith(f"{kind.__name__}(") else inspect.cleandoc(said)
+    text = vars(kind).get("__doc__") or ""
+    return "" if text.startswith(f"{kind.__name__}(") else inspect.cleandoc(text)
 
 
 def _needs(method: _Method) -> Iterator[str]:
     seen = set()
     keys = {
-        key: f"../{link(key)}" for said in NEEDS.values() for key in re.findall(r"`(.+?)`", said)
+        key: f"../{link(key)}" for need in NEEDS.values() for key in re.findall(r"`(.+?)`", need)
     }
     for group, part in method.parts.items():
         name = f"{group.replace('_', ' ')} {code(type(part).__name__)}"
@@ -395,9 +401,12 @@ def _needs(method: _Method) -> Iterator[str]:
         for need in (need for need in NEEDS if getattr(part.needs, need) and need not in seen):
             seen.add(need)
             yield f"{escaped(NEEDS[need], keys)} (the {name})"
-        for hook, what in (("check", "networks"), ("check_extent", "rounds or cohorts")):
+        for hook, what in (("check", "networks"), ("check_extent", "rounds or numbers of clients")):
             if getattr(type(part), hook, None) is not getattr(_PARTS[group], hook, None):
-                yield f"the {name} refuses {what} that it cannot work with before anything is loaded, and says why"
+                yield (
+                    f"before anything is loaded, the {name} refuses {what} that it cannot handle,"
+                    " and gives the reason"
+                )
 
 
 def _traffic(method: _Method) -> Iterator[str]:
@@ -410,16 +419,17 @@ def _traffic(method: _Method) -> Iterator[str]:
     yield f"It delivers {_DELIVERS[method.experiment.aggregator.delivers]}."
     if not method.experiment.aggregator.communicates:
         rows = []
-        yield "Nothing travels between clients and server, and no bytes are counted."
-    rows.append(["kept at a client", *_sizes("", counted.client, counted)])
-    rows.append(["kept at the server", *_sizes("", counted.server, counted)])
-    yield table(["where", "size", "of it"], rows)
+        yield "Clients and server exchange nothing, and no bytes are counted."
+    rows.append(["stored at a client", *_sizes("", counted.client, counted)])
+    rows.append(["stored at the server", *_sizes("", counted.server, counted)])
+    yield table(["place", "size", "contents"], rows)
     chosen = ", ".join(
         code(f"{group}={method.config['choices'][group]}") for group in ("dataset", "model")
     )
     yield (
-        f"Counted in the first step of one client and, at the server, before it, with {chosen}: a model of"
-        f" {size_text(counted.model)}. What later steps change is in the descriptions above."
+        f"The sizes are those of the first step of one client with {chosen}, and at the server "
+        f"those before it. The model has {size_text(counted.model)}. The descriptions above say "
+        "what later steps change."
     )
 
 

@@ -11,8 +11,8 @@ _SPECIAL = str.maketrans({letter: f"&#{ord(letter)};" for letter in "&<>*_[]|\\~
 # Sections whose body is one entry per name.
 _ENTRIES = ("Args", "Attributes", "Raises")
 _LABEL = re.compile(
-    rf"({'|'.join(_ENTRIES)}|Returns|Yields|Examples?|Notes?|Reference|Update|Communication|State|Logged"
-    r"|Differences from [\w' ]+):"
+    rf"({'|'.join(_ENTRIES)}|Returns|Yields|Examples?|Notes?|Reference|Update|Communication"
+    r"|State|Logged|Differences from [\w' ]+):"
 )
 _ENTRY = re.compile(r"([\w*.]+): ")
 

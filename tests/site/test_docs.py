@@ -86,7 +86,7 @@ def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, P
         "[Table 1](../results/t1.md#c): 85.6 ± 0.3 (n = 3), reduced"
         in pages["methods/ma_echo.md"].text
     )
-    assert sum("Our numbers" in page.text for page in pages.values()) == 1
+    assert sum("Our results" in page.text for page in pages.values()) == 1
 
 
 @pytest.mark.parametrize("name", ["feddf_paper", "fed_dafl", "dense_coboost"])
@@ -110,10 +110,10 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
     assert "| down, to a client | 38.5 kB | the model, <code>c</code> (as the model) |" in text
     assert "| up, from a client | 38.5 kB | the model, <code>dc_i</code> (as the model) |" in text
     assert (
-        "| kept at the server | 38.5 kB | <code>weights</code> (as the model), <code>shared.c</code> (as the model) |"
+        "| stored at the server | 38.5 kB | <code>weights</code> (as the model), <code>shared.c</code> (as the model) |"
         in text
     )
-    assert "| kept at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
+    assert "| stored at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
     assert "| down, to a client | 19.2 kB | the model |" in unescape(
         pages["methods/average.md"].text
     )
@@ -302,9 +302,9 @@ The end."""
     )
 
 
-def test_docstring_sentence_before_a_formula_is_no_label() -> None:
-    text = "So:\n\n    a <- b_c\n      + d\n\nthen State: idle."
-    assert docstring(text) == "So:\n\n```text\na <- b_c\n  + d\n```\n\nthen State: idle."
+def test_docstring_label_without_indented_text_is_a_paragraph() -> None:
+    text = "State:\n\n    a <- b_c\n\nUpdate: one\n    two."
+    assert docstring(text) == "State:\n\n```text\na <- b_c\n```\n\nUpdate: one two."
 
 
 def test_labelled_parts_of_a_method_are_on_its_pages(pages: dict[str, Page]) -> None:
