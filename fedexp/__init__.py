@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedexp.api import Run, load, run, save_models
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Run", "__version__", "load", "run", "save_models"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import ConfigError
+from fedexp.core.renames import RenamedError
 from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
 from fedexp.storage.selection import flat
@@ -59,7 +60,12 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     )
 
     with name_job_in_errors(f"the stored config of {run.name}"):
-        job = CheckedJob.of(config)
+        try:
+            job = CheckedJob.of(config)
+        except RenamedError as error:
+            version = run.result.get("fedexp_version", "0.1")
+            error.facts["to do"] = f"rerun it with fedexp {version}, which made it"
+            raise
         current, then = pin(config.values), stored.contents
         for key in then:
             if current.get(key) != then[key]:

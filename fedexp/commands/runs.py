@@ -1,6 +1,6 @@
-"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean.
+"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean, check-conf.
 
-It reads run folders. Only ``rerun`` imports torch.
+It reads run folders. Only ``rerun`` and ``check-conf`` need torch.
 """
 
 from __future__ import annotations
@@ -159,6 +159,20 @@ def _parser() -> Parser:
     clean.add_argument("--yes", action="store_true", help="delete (without it nothing is deleted)")
     clean.set_defaults(run=_clean)
 
+    check = commands.add_parser(
+        "check-conf",
+        help="list the lines of configs and modules that use a name of version 0.1",
+        description="Lists every line of YAML and Python files that uses a name which version 0.2 changed, with the new "
+        "name. Nothing is written. Exit code 1 if there are such lines.",
+    )
+    check.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="path",
+        help="a file, or a folder of configs, with which the Python files beside it are read (default: conf)",
+    )
+    check.set_defaults(run=_check_conf)
     return parser
 
 
@@ -309,6 +323,7 @@ def _show(options: argparse.Namespace) -> int:
     add("memory probe", (result.get("memory_probe") or {}).get("text"))
     add("trace", (result.get("profile") or {}).get("trace"))
     add("partition", _mapping_text(result.get("partition")))
+    add("fedexp version", result.get("fedexp_version", "0.1") if result else None)
     add("hashes", _mapping_text(result.get("hashes")))
     add(
         "numerics",
@@ -517,6 +532,12 @@ def _clean(options: argparse.Namespace) -> int:
     )
 
     return 0
+
+
+def _check_conf(options: argparse.Namespace) -> int:
+    from fedexp.commands.check_conf import check_conf
+
+    return check_conf(options.paths or [Path("conf")])
 
 
 def _action_text(options: argparse.Namespace) -> str:

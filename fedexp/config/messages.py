@@ -26,6 +26,7 @@ from fedexp.config.search_path import (
     user_conf_hash,
 )
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.renames import renamed_key, renames
 
 # Composes the config of a list of group choices, inside `use_hydra`.
 ComposeGroups = Callable[[list[str]], DictConfig]
@@ -283,6 +284,10 @@ def _key_error(
     elif key in known:
         what = text.splitlines()[0].rstrip(".")
         do = f"its value is {known[key]}: leave the value out, ~{key}"
+    elif key in renames().keys and renames().keys[key].new in known:
+        renamed = renamed_key(key, where)
+        assert renamed is not None
+        return renamed
     else:
         what = f"unknown key '{key}'"
         hydra_key = key.startswith("hydra.")

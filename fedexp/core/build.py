@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedexp.core.errors import ConfigError, FedexpError, suggest
+from fedexp.core.renames import renamed_import, renamed_key, renamed_path, renames
 from fedexp.core.user_code import (
     TRACED,
     check_hooks,
@@ -71,6 +72,8 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             ):
                 # Only a base of it is a dataclass.
                 raise _no_dataclass(kind, where)
+            if (renamed := _renamed(str(key), fields, where)) is not None:
+                raise renamed
             raise ConfigError(
                 f"unknown key '{key}'",
                 where=f"{where}.{key}" if where else key,
@@ -103,6 +106,16 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
         ) from error
 
 
+def _renamed(key: str, fields: Mapping[str, Any], where: str) -> ConfigError | None:
+    """Return the error for a key that had the old name of one of `fields`, or that moved."""
+    place = f"{where}.{key}" if where else key
+    known = renames().keys.get(place)
+    if known is None:
+        return None
+    parent, _, name = known.new.rpartition(".")
+    return None if parent == where and name not in fields else renamed_key(place)
+
+
 def _no_dataclass(kind: type, where: str) -> ConfigError:
     return ConfigError(
         f"'{kind.__module__}.{kind.__qualname__}' is not a dataclass: its fields cannot be "
@@ -132,6 +145,8 @@ def locate(path: Any, interface: type, where: str) -> type:
         raise ConfigError(
             "not a class path", where=place, expected="package.module.Class", got=repr(path)
         )
+    if (renamed := renamed_path(path, place)) is not None:
+        raise renamed
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -149,6 +164,10 @@ def locate(path: Any, interface: type, where: str) -> type:
             ) from error
         if is_ours(module_name):
             raise
+        if isinstance(error, ImportError):
+            renamed = renamed_import(module_name, place_of_error(error), place)
+            if renamed is not None:
+                raise renamed from error
         raise ConfigError(
             f"module '{module_name}' cannot be imported: {describe_exception(error)}",
             where=f"{place_of_error(error) or path} ({place})",

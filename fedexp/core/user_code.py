@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.renames import attribute_hint, renames
 
 LIBRARIES = tuple(
     {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -72,6 +74,8 @@ def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | Non
 def describe_exception(error: BaseException) -> str:
     """Return the kind of an exception and the first line of its message."""
     text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
+    if isinstance(error, AttributeError) and (new := attribute_hint(error)) is not None:
+        text += f" ({new} since version 0.2)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -111,6 +115,7 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
     for number, cls in enumerate(kind.__mro__):
         if is_ours(cls.__module__):
             continue
+        problems += _old_names(kind, cls)
         for name, own in vars(cls).items():
             above = (
                 base
@@ -137,6 +142,25 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
             (f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None)
         )
     return tuple(problems)
+
+
+def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield the hooks and values of `cls`, a base of `kind`, that have another name since 0.2.
+
+    Without this check a hook with an old name would be ignored.
+    """
+    own = {**inspect.get_annotations(cls), **vars(cls)}
+    for old, new in renames().members_of(kind).items():
+        if old in own and new not in own:
+            line = _function(own[old])
+            place = f"{line.co_filename}:{line.co_firstlineno}" if line else place_of_class(cls)
+            what = f"{kind.__name__}.{old} has another name since version 0.2"
+            yield what, place, f"{new} (docs/0.1-to-0.2.md has every name)", old
+    for name, values in renames().values_of(kind).items():
+        value = own.get(name)
+        if isinstance(value, str) and value in values:
+            what = f"{kind.__name__}.{name} has another value since version 0.2"
+            yield what, place_of_class(cls), f"{name} = {values[value]!r}", f"{name} = {value!r}"
 
 
 def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedexp import __version__
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
@@ -484,6 +485,7 @@ class _Run:
         peak = peak_memory(torch.device(engine.numerics.device))
         result = {
             "status": "done",
+            "fedexp_version": __version__,
             "method": config.method,
             "choices": self.resolved.choices,
             "overrides": self.resolved.overrides,

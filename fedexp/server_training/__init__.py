@@ -1,7 +1,7 @@
-"""Training on the server as a value: optimizers, batches and gradients.
+"""Training on the server: optimizers, batches and gradients.
 
-Methods use it to train between or after rounds. A method takes one epoch per step of
-its state machine. It stores parameters and optimizer state in its state, so that a
-resumed run continues bit-exactly. (A `fedexp.server_optimizers` plug-in applies the
-clients' averaged update instead.)
+Methods that train on the server between or after the rounds use it. A method takes one
+epoch per step of its state machine. It keeps parameters and the optimizer's state in its
+state, so a resumed run produces bit-identical results. A `ServerOptimizer` applies the
+clients' averaged update instead.
 """

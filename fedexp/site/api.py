@@ -1,7 +1,6 @@
-"""The classes and functions that code of one's own uses, from their sources.
+"""Pages of the classes and functions that a user's code calls or derives from.
 
-Read without importing anything: docstrings here name several arguments in one line, which parsers of docstrings take for a
-mistake, and a page costs milliseconds.
+They are read from the sources without any import, so a page takes milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fedexp.site.prose import code, docstring, fenced, table
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-# What plug-ins derive from, and what their hooks are given.
+# The interfaces of plug-ins, and the arguments of their hooks.
 MODULES = (
     "fedexp.api",
     "fedexp.core.trainer",
@@ -51,15 +50,17 @@ MODULES = (
     "fedexp.matching.structure",
     "fedexp.distillation.ensemble",
 )
+# Decorators that a page shows.
+_SHOWN = ("property", "cached_property", "classmethod", "staticmethod", "abstractmethod")
 
 
 def page_of(module: str) -> str:
-    """Where a module's page lies, from the site's root."""
+    """Return the path of a module's page, relative to the site's root."""
     return f"api/{module.removeprefix('fedexp.')}.md"
 
 
 def pages() -> list[Page]:
-    """A page a module, and a list of them."""
+    """Return one page per module, after a page that lists them."""
     trees = {module: ast.parse(_source(module).read_text()) for module in MODULES}
     links = {module: Path(page_of(module)).name for module in MODULES}
     for module, tree in trees.items():
@@ -74,13 +75,13 @@ def pages() -> list[Page]:
         ]
         for module, tree in trees.items()
     ]
-    said = docstring(
+    about = docstring(
         ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links
     )
     index = Page(
         "api/index.md",
         "API",
-        f"# API\n\n{said}\n\n{table(['module', 'what it has', 'names'], rows)}\n",
+        f"# API\n\n{about}\n\n{table(['module', 'contents', 'names'], rows)}\n",
     )
     return [index, *(_page(module, tree, links) for module, tree in trees.items())]
 
@@ -96,8 +97,8 @@ def _public(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
 
 
 def _first(tree: ast.Module) -> str:
-    """The first sentence of the module's docstring."""
-    return (ast.get_docstring(tree) or "").partition("\n\n")[0].partition("\nReference")[0]
+    """Return the first paragraph of the module's docstring."""
+    return (ast.get_docstring(tree) or "").partition("\n\n")[0]
 
 
 def _names(tree: ast.Module, page: str) -> str:
@@ -120,7 +121,10 @@ def _page(module: str, tree: ast.Module, links: dict[str, str]) -> Page:
 
 
 def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
-    """Bases, fields with their defaults, and methods that are documented, abstract or hooks."""
+    """Yield bases, fields with their defaults, and methods.
+
+    The methods are those that are documented, abstract or hooks.
+    """
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
     fields = [
         ast.unparse(item)
@@ -139,7 +143,7 @@ def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
 
 
 def _hidden(item: ast.AnnAssign | ast.FunctionDef) -> bool:
-    """Private, or a special method that nobody calls by its name."""
+    """Return whether an item is private, or a special method without a docstring."""
     name = item.name if isinstance(item, ast.FunctionDef) else ast.unparse(item.target)
     special = name.startswith("__") and not (
         isinstance(item, ast.FunctionDef) and ast.get_docstring(item)
@@ -148,13 +152,10 @@ def _hidden(item: ast.AnnAssign | ast.FunctionDef) -> bool:
 
 
 def _function(node: ast.FunctionDef, name: str, level: str, links: dict[str, str]) -> Iterator[str]:
-    marks = [f"@{mark}" for mark in map(ast.unparse, node.decorator_list) if mark in _TOLD]
+    marks = [f"@{mark}" for mark in map(ast.unparse, node.decorator_list) if mark in _SHOWN]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     yield f"{level} {name} {{#{name}}}"
     yield fenced(
         "\n".join([*marks, f"def {node.name}({ast.unparse(node.args)}){returns}"]), "python"
     )
     yield docstring(ast.get_docstring(node) or "", links)
-
-
-_TOLD = ("property", "cached_property", "classmethod", "staticmethod", "abstractmethod")

@@ -1,4 +1,7 @@
-"""The site: the generators' pages, written to a folder and built by mkdocs-material, for reading from disk or any server."""
+"""The site as HTML: pages of the generators, built by mkdocs-material.
+
+The site can be read from disk or from any server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from fedexp.site import api, config_reference, guides, methods, records, results
 from fedexp.site.page import Page
 from fedexp.storage.files import write_bytes, write_json, write_text
 
-_SECTIONS = {  # folders of pages, as the navigation has them
+# Titles of the folders of pages in the navigation.
+_SECTIONS = {
     "results": "Papers",
     "guides": "Guides",
     "methods": "Methods",
@@ -27,25 +31,30 @@ _SECTIONS = {  # folders of pages, as the navigation has them
     "benchmarks": "Benchmarks",
 }
 _ASSETS = ("site.css", "iframe-worker.js", "reachable.js")
-_BESIDE = ".png"  # what benchmarks show
+# Ending of the pictures that benchmarks show.
+_PICTURE = ".png"
 
 
 def build(out: Path, folder: Path | None = None) -> Path:
-    """Build the site of the results in `folder` as `out`, which is replaced as a whole at the end.
+    """Build the site of the results in `folder`.
+
+    The site is written to a temporary folder, which replaces `out` at the end.
 
     Args:
-        folder: None: ``scripts/results`` of the checkout.
+        out: Folder of the site.
+        folder: Folder of records. None stands for ``scripts/results`` of the checkout.
 
     Returns:
-        its first page.
+        The path of its first page.
 
     Raises:
-        ConfigError: mkdocs-material is not installed, this is no checkout, there are no results, or `out` holds something else.
-        FedexpError: a link of a page leads nowhere.
+        ConfigError: mkdocs-material is not installed, this is not a checkout, there are
+            no results, or `out` contains something else than a site.
+        FedexpError: A link of a page leads nowhere.
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
         raise ConfigError(
-            "the site is built by mkdocs-material, which is not installed",
+            "mkdocs-material, which builds the site, is not installed",
             do="pip install 'fedexp[site]'",
         )
     if (
@@ -54,9 +63,9 @@ def build(out: Path, folder: Path | None = None) -> Path:
         and (not out.is_dir() or any(out.iterdir()))
     ):
         raise ConfigError(
-            "the folder holds something else than a site",
+            "the folder contains something else than a site",
             where=str(out),
-            do="name another one: --out DIR",
+            do="give another folder: --out DIR",
         )
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
@@ -76,7 +85,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_text(docs / page.path, page.text)
         for path, data in results.files_of(read):
             write_bytes(docs / path, data)
-        for picture in folder.glob(f"*{_BESIDE}"):
+        for picture in folder.glob(f"*{_PICTURE}"):
             write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
         make(pages, docs, made)
         if out.exists():
@@ -86,12 +95,18 @@ def build(out: Path, folder: Path | None = None) -> Path:
 
 
 def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
-    """HTML in `out` of the pages, which lie in `docs`.
+    """Write the pages in `docs` as HTML to `out`.
+
+    Args:
+        pages: The pages, for the navigation.
+        docs: Folder that contains the pages.
+        out: Folder of the HTML.
 
     Raises:
-        FedexpError: a link of a page leads nowhere.
+        FedexpError: A link of a page leads nowhere.
     """
-    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # Material's word on another major version
+    # Material warns of another major version.
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort, MkDocsException
@@ -100,7 +115,8 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
         asset = files("fedexp.site").joinpath("assets", name)
         write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
     source = docs.parent / "mkdocs.yml"
-    write_json(source, config(pages, docs, out))  # JSON is YAML
+    # JSON is YAML.
+    write_json(source, config(pages, docs, out))
     faults, log = _Faults(), logging.getLogger("mkdocs")
     log.addHandler(faults)
     log.propagate = False
@@ -116,12 +132,16 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
 
 
 def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
-    """What mkdocs is told. Nothing of the site is loaded from elsewhere: no font, no script."""
+    """Return the config of mkdocs.
+
+    The site loads nothing from elsewhere: no font and no script.
+    """
     return {
         "site_name": "fedexp",
         "docs_dir": str(docs),
         "site_dir": str(out),
-        "use_directory_urls": False,  # links work from disk
+        # Links must work from disk.
+        "use_directory_urls": False,
         "nav": navigation(pages),
         "strict": True,
         "validation": {
@@ -162,7 +182,7 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
                     "primary": "indigo",
                     "toggle": {
                         "icon": "material/weather-night",
-                        "name": "Switch to what the system has",
+                        "name": "Switch to the system's colours",
                     },
                 },
             ],
@@ -184,7 +204,10 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 
 
 def navigation(pages: Iterable[Page]) -> list[Any]:
-    """The pages in their order, those of a folder together; an ``index.md`` heads its section, and names it below the top."""
+    """Return the navigation: the pages in their order, those of one folder together.
+
+    An ``index.md`` heads its section. Below the top level it also names the section.
+    """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}
     for page in pages:
@@ -201,7 +224,7 @@ def navigation(pages: Iterable[Page]) -> list[Any]:
 
 
 class _Faults(logging.Handler):
-    """Keeps what mkdocs warns of."""
+    """A log handler that collects the warnings of mkdocs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,7 @@
-"""Every key of the config with its default and its comment, and every option of every group, read off the config folders."""
+"""Pages of every config key and of every option of every group.
+
+Defaults and comments are read from the config folders.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ class Key:
     """One key of a YAML file.
 
     Args:
-        name: with those above it, ``local.lr``.
-        default: as it is written; None: keys follow below it.
-        comment: behind it on its line; without one, the lines of comments directly above it.
-        note: what whole lines of comments above a key with a comment on its line say; the file's own begin the file.
+        name: The dotted key, such as ``local.lr``.
+        default: The default as it is written, or None if the key contains other keys.
+        comment: The comment after the key on its line.
+        note: The comment lines above the key. Those of the file are not part of the
+            first key's note.
     """
 
     name: str
@@ -38,7 +42,10 @@ class Key:
 
 
 def keys_of(path: Path) -> list[Key]:
-    """The keys of a config file in their order; what it chooses for groups is the key ``defaults``."""
+    """Return the keys of a config file in their order.
+
+    The options that it chooses for groups are the key ``defaults``.
+    """
     text = path.read_text()
     root = yaml.compose(text)
     return [] if root is None else list(_keys(root, "", text.splitlines(), text))
@@ -55,8 +62,8 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
             items = [
                 text[item.start_mark.index : item.end_mark.index].strip() for item in value.value
             ]
-            said = [_comment(lines[item.start_mark.line]) for item in value.value]
-            yield _key(name, "; ".join(items), "; ".join(one for one in said if one), note)
+            comments = [_comment(lines[item.start_mark.line]) for item in value.value]
+            yield Key(name, "; ".join(items), "; ".join(filter(None, comments)), note)
         else:
             written = text[value.start_mark.index : value.end_mark.index]
             yield _key(
@@ -82,29 +89,34 @@ def _comment_above(lines: list[str], line: int) -> str:
 
 
 def header(path: Path) -> str:
-    """The comment that a config file begins with, in one line."""
-    said = []
+    """Return the comment at the beginning of a config file as one line."""
+    found = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
-            said.append(line.removeprefix("#").strip())
-    return " ".join(said)
+            found.append(line.removeprefix("#").strip())
+    return " ".join(found)
 
 
 def about(group: str, option: str) -> str:
-    """The first sentence of an option's file."""
+    """Return the first sentence of an option's file."""
     return first_sentence(header(conf_dir() / group / f"{option}.yaml"))
 
 
 def link(key: str) -> str:
-    """Where a key of config.yaml, a group or a key of the chosen option (``trainer.mu``) is explained, from the site's root."""
+    """Return the place that explains a key, relative to the site's root.
+
+    Args:
+        key: A key of config.yaml, a group, or a key of the chosen option
+            (``trainer.mu``).
+    """
     top = key.partition(".")[0]
     return f"config/{top}.md" if (conf_dir() / top).is_dir() else f"config/index.md#{key}"
 
 
 def pages() -> list[Page]:
-    """A page of config.yaml, then one a group."""
+    """Return the page of config.yaml and one page per group."""
     folder = conf_dir()
     found = dict(groups((folder,)))
     return [
@@ -130,11 +142,10 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
     parts = [
         "# Configuration",
         escaped(header(path)),
-        "Keys are set on the command line as `key=value`, options of groups as "
-        "`group=option`. What a group chooses stands below"
-        " its name: `trainer.mu` with `trainer=fedprox`. `fedexp --cfg job` prints an "
-        "experiment's config, resolved, and"
-        " `fedexp --help KEY` the part of this page that a key belongs to.",
+        "Set keys on the command line as `key=value`, and options of groups as `group=option`."
+        " The keys of an option are below its group's name: `trainer.mu` with `trainer=fedprox`."
+        " `fedexp --cfg job` prints the resolved config of an experiment."
+        " `fedexp --help KEY` prints the part of this page that explains a key.",
         "## Groups",
         table(["group", "default", "options"], rows),
     ]
@@ -146,7 +157,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
-    """Top-level keys in one table, and what stands below one of them in a section of its own."""
+    """Yield a table of the top-level keys, then one section per key with subkeys."""
     by_top: dict[str, list[Key]] = {}
     for key in keys:
         by_top.setdefault(key.top, []).append(key)
@@ -182,23 +193,27 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
     for key in keys:
         if key.default is None and not key.comment:
             continue
-        told = " ".join(part for part in (key.note, key.comment) if part) if prefix else key.comment
+        parts = (key.note, key.comment) if prefix else (key.comment,)
+        meaning = " ".join(filter(None, parts))
         anchor = f'<a id="{prefix}{key.name}"></a>'
         rows.append(
             [
                 anchor + code(key.name),
                 "" if key.default is None else code(key.default),
-                escaped(told),
+                escaped(meaning),
             ]
         )
     yield table(["key", "default", "meaning"], rows)
 
 
 def _group(folder: Path, name: str, options: list[str]) -> Page:
-    """One section an option; methods have pages of their own."""
+    """Return the page of a group with one section per option.
+
+    Methods have separate pages.
+    """
     parts = [
         f"# {name}",
-        f"{code(f'{name}=OPTION')}; {code(f'fedexp --help {name}')} prints the list.",
+        f"Set it by {code(f'{name}=OPTION')}. {code(f'fedexp --help {name}')} prints the list.",
     ]
     if name == "method":
         rows = [
@@ -207,7 +222,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
         return Page(
             f"config/{name}.md",
             name,
-            "\n\n".join([*parts, table(["option", "what it is"], rows)]) + "\n",
+            "\n\n".join([*parts, table(["option", "description"], rows)]) + "\n",
         )
     for option in options:
         path = folder / name / f"{option}.yaml"

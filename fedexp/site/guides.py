@@ -1,4 +1,4 @@
-"""Guides: sections of README.md and CONTRIBUTING.md by their headings, and what stands in `guides/`."""
+"""Guides: sections of README.md and CONTRIBUTING.md, and the files in `guides/`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 @dataclass(frozen=True)
 class Guide:
-    """One page.
+    """One page of a guide.
 
     Args:
-        sections: (file, heading) in their order; of a file of `guides/` the whole, and no heading.
+        name: Name of the page's file.
+        title: Title of the page.
+        sections: Pairs of a file and a heading, in their order. A file of `guides/` is
+            used as a whole and has the heading "".
     """
 
     name: str
@@ -60,15 +63,16 @@ GUIDES = (
     ),
 )
 
-# Files that links lead to, as pages.
+# Pages that replace files in links.
 _PAGES = {"conf/config.yaml": "config/index.md"}
 
 
 def pages() -> list[Page]:
-    """The guides.
+    """Return the pages of the guides.
 
     Raises:
-        ConfigError: README.md or CONTRIBUTING.md are not there (in an installed package), or a heading is not in them.
+        ConfigError: README.md or CONTRIBUTING.md is missing (in an installed package),
+            or it does not contain a heading.
     """
     root = conf_dir().parent
     sections = {name: sections_of(_read(root / name)) for name in (README, CONTRIBUTING)}
@@ -84,7 +88,7 @@ def pages() -> list[Page]:
 def _read(path: Path) -> str:
     if not path.is_file():
         raise ConfigError(
-            f"the guides are sections of {path.name}, and it is not there",
+            f"the guides need sections of {path.name}, which does not exist",
             where=str(path),
             do="build the site from a checkout",
         )
@@ -92,7 +96,10 @@ def _read(path: Path) -> str:
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """The sections of a Markdown file by their ``##`` headings, without these."""
+    """Return the sections of a Markdown file by their ``##`` headings.
+
+    The headings are not part of the sections.
+    """
     found: dict[str, list[str]] = {}
     own: list[str] = []
     fenced = False
@@ -108,7 +115,7 @@ def sections_of(text: str) -> dict[str, str]:
 def _section(sections: Mapping[str, Mapping[str, str]], file: str, heading: str) -> str:
     if heading not in sections[file]:
         raise ConfigError(
-            f"a guide is the section '{heading}' of {file}, and there is none",
+            f"a guide needs the section '{heading}' of {file}, which does not exist",
             where="fedexp.site.guides.GUIDES",
             expected=", ".join(sections[file]),
         )
@@ -116,7 +123,7 @@ def _section(sections: Mapping[str, Mapping[str, str]], file: str, heading: str)
 
 
 def slug(heading: str) -> str:
-    """A heading's anchor, as GitHub makes it."""
+    """Return a heading's anchor, as GitHub makes it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
@@ -138,7 +145,10 @@ def _page(
 
 
 def _relinked(text: str, file: str, places: Mapping[tuple[str, str], tuple[str, str]]) -> str:
-    """Links to files and headings as links to pages; of what has no page, the words alone."""
+    """Replace links to files and headings by links to pages.
+
+    If a target has no page, only the words of the link stay.
+    """
 
     def made(link: re.Match[str]) -> str:
         words, path, anchor = link[1], link[2], (link[3] or "").removeprefix("#")

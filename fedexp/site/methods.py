@@ -1,7 +1,8 @@
-"""A page a method: what it is and where it comes from, its settings, what it needs, keeps and sends, and our numbers of it.
+"""One page per method: description, settings, needs, traffic, state and our results.
 
-Nothing is written down twice: descriptions are the docstrings of its parts, settings the YAML files that it is chosen by, and
-what it keeps and sends is counted in the first step of one client, as a run counts it.
+Nothing is written twice. Descriptions are the docstrings of the method's parts.
+Settings are the YAML files of its preset. Traffic and state are counted in the first
+step of one client, as a run counts them.
 """
 
 from __future__ import annotations
@@ -47,25 +48,26 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Distillation of the clients' models without data", (DataFree,)),
     ("Training on the server", (ServerTrained, FedGen)),
     ("Fusion of trained models", (FusionAggregator, FedMA)),
-    ("Robust to clients gone astray", (Collecting,)),
-    ("Reference points", (Local, Centralized)),
+    ("Byzantine-robust methods", (Collecting,)),
+    ("Baselines", (Local, Centralized)),
     ("Averaging: local training, weights and the server's step", (Averaging,)),
 )
 
-# What a declared need means, for who reads it.
+# The meaning of a declared need.
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
     "proxy_labels": "labels of the server's data: `proxy.labelled`",
-    "unseen_proxy": "in one round, server data that are no test data: `proxy.source`",
+    "unseen_proxy": "in one round, server data that are not test data: `proxy.source`",
     "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
-    "global_model": "clients that receive a model of several clients', not the one that they trained last",
-    "broadcasts": "in several rounds one network for the server and all clients, who start from the "
-    "server's model",
+    "global_model": "clients that receive a model of several clients, and not the one that they "
+    "trained last",
+    "broadcasts": "in several rounds, one network for the server and all clients, and the server's "
+    "model as their start",
     "images": "samples that are 8-bit images",
     "augmented": "training batches with a random transform: `dataset.augment`",
-    "local_steps": "the numbers of local steps, so no models from elsewhere: `client_models.path`",
+    "local_steps": "the numbers of local steps, so `client_models.path` cannot be set",
 }
 
 _DELIVERS = {
@@ -80,9 +82,12 @@ class _Method:
     """A preset, composed and built.
 
     Args:
-        choices: the option of each part.
-        config: as a run has it; settings: what of it the preset and its parts say, by dotted key.
-        experiment: built of it on the default data and model.
+        name: Name of the preset.
+        choices: The option of each part.
+        config: The config of a run.
+        settings: The part of the config that the preset and its parts set, by dotted
+            key.
+        experiment: The experiment on the default data and model.
     """
 
     name: str
@@ -106,7 +111,11 @@ class _Method:
 
     @property
     def particular(self) -> type:
-        """The class of the first part that is not the plain one; the aggregator's where only that is the method's own."""
+        """The class of the first part that is not the plain one.
+
+        If only the aggregator is particular to the method, it is the aggregator's
+        class.
+        """
         trainer, aggregator, server_optimizer = self.classes
         own = [trainer] if self.choices["trainer"] != "sgd" else []
         own += [server_optimizer] if self.choices["server_optimizer"] != "sgd" else []
@@ -121,10 +130,10 @@ class _Method:
 
 
 def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
-    """A list of the methods, then a page each.
+    """Return a page that lists the methods, then one page per method.
 
     Args:
-        tables: by method, the tables in which it appears with our numbers.
+        tables: By method, the tables that contain our results of it.
     """
     base = compose([])
     methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
@@ -145,15 +154,18 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
 
 
 def _plain(family: Sequence[_Method]) -> _Method:
-    """The preset that the others of its classes vary: it has the shortest name."""
+    """Return the preset that the others of its classes vary: the shortest name."""
     return min(family, key=lambda method: len(method.name))
 
 
 def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
-    """What Hydra composes of ``method=<name>``, in a fraction of its time: parts replaced, then keys set, then those by data set.
+    """Compose ``method=<name>`` as Hydra does, in a fraction of the time.
+
+    Parts are replaced, then keys are set, then those that depend on the data set.
 
     Args:
-        path: of the preset; base: the config without one.
+        path: Path of the preset.
+        base: The config without a preset.
     """
     preset = read_yaml(path)
     config = deepcopy(base)
@@ -169,7 +181,11 @@ def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
 
 
 def by_dataset(path: Path) -> list[str]:
-    """What depends on the data set in the preset at `path`: the files under ``conf``, without their suffix."""
+    """Return the files of the preset at `path` that depend on the data set.
+
+    Returns:
+        Paths under ``conf``, without their suffix.
+    """
     groups = [group for how, group, _ in defaults_of(read_yaml(path)) if how == "optional"]
     return [
         f"{group}/{file.stem}"
@@ -203,8 +219,8 @@ def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
 def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
     parts = [
         "# Methods",
-        "`fedexp method=NAME`. Each pairs a trainer, an aggregator and a server optimizer, "
-        "which can be swapped one by one.",
+        "`fedexp method=NAME` selects a method. It pairs a trainer, an aggregator and a server "
+        "optimizer. Each of them can be replaced.",
     ]
     for kind in [*(name for name, _ in _KINDS), "Others"]:
         rows = [
@@ -221,13 +237,17 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
         if rows:
             parts += [
                 f"## {kind}",
-                table(["method", "what it does", "preset", "applied", "our tables"], rows),
+                table(["method", "description", "preset", "applied", "our tables"], rows),
             ]
     return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
 
 
 def _does(method: _Method, methods: Sequence[_Method]) -> str:
-    """Of a plain preset the first sentence on its most particular part; of another, which one it varies."""
+    """Describe a preset in one sentence.
+
+    A plain preset has the first sentence about its most particular part. Another preset
+    names the plain one that it varies.
+    """
     plain = _plain([one for one in methods if one.classes == method.classes])
     if method is not plain:
         return f"as [{code(plain.name)}]({plain.name}.md)"
@@ -246,7 +266,7 @@ def _page(
     yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"), links)
     yield fenced(f"fedexp method={method.name}", "sh")
     if mentions:
-        yield "## Our numbers"
+        yield "## Our results"
         yield "\n".join(
             f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
         )
@@ -256,7 +276,7 @@ def _page(
         option = method.choices[group]
         place = f"[{code(f'{group}={option}')}](../config/{group}.md#{option})"
         rows.append([place, escaped(about(group, option), links)])
-    yield table(["part", "what it is"], rows)
+    yield table(["part", "description"], rows)
     if len(family) > 1:
         yield from _variants(method, family)
     shown: set[str] = set()
@@ -265,9 +285,9 @@ def _page(
             yield from _description(
                 group, kind, {one.__module__ for one in method.classes}, links, shown
             )
-    yield "## What it needs"
-    yield "\n".join(f"- {line}" for line in _needs(method)) or "Nothing besides the clients' data."
-    yield "## What it sends and keeps"
+    yield "## Needs"
+    yield "\n".join(f"- {line}" for line in _needs(method)) or "It needs only the clients' data."
+    yield "## Traffic and state"
     yield from _traffic(method)
     yield "## Settings"
     preset = f"method/{method.name}"
@@ -278,7 +298,10 @@ def _page(
 
 
 def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
-    """The other presets of the same classes, and what this one sets otherwise than the plain one."""
+    """Yield the other presets of the same classes.
+
+    A preset that is not the plain one also gets a table of its differences.
+    """
     plain = _plain(family)
     yield "## Presets of the same parts"
     others = (one for one in family if one is not method)
@@ -297,12 +320,12 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     yield (
         table(["key", code(method.name), code(plain.name)], rows)
         if rows
-        else "It sets nothing otherwise."
+        else "It sets nothing differently."
     )
 
 
 def _value(method: _Method, key: str) -> str:
-    """A setting as YAML; one that the preset leaves alone is the config's."""
+    """Return a setting as YAML. If the preset does not set it, it is the config's."""
     value: Any = method.config.values
     for step in key.split("."):
         if not isinstance(value, Mapping) or step not in value:
@@ -318,10 +341,14 @@ def _value(method: _Method, key: str) -> str:
 def _description(
     group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]
 ) -> Iterator[str]:
-    """Docstrings of the class and its module, then, folded, of what it derives from.
+    """Yield the docstrings of a class, of its module and, folded, of its bases.
 
     Args:
-        own: modules of the method's parts; shown: those whose docstring is on the page, changed.
+        group: Group of the part.
+        kind: Class of the part.
+        own: Modules of the method's parts.
+        links: Link targets of words in backticks.
+        shown: Modules whose docstring is on the page. It is updated.
     """
     yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
     yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
@@ -334,12 +361,14 @@ def _description(
             continue
         module = "" if base.__module__ in shown | own else _module_doc(base)
         shown.add(base.__module__)
-        told = [docstring(text, links) for text in (module, _class_doc(base)) if text]
-        if told:
+        texts = [docstring(text, links) for text in (module, _class_doc(base)) if text]
+        if texts:
             name = code(f"{base.__module__}.{base.__qualname__}")
-            inside = "\n\n".join(told)
-            yield '<details markdown="1">\n<summary>Derived from '
-            f"{name}</summary>\n\n{inside}\n\n</details>"
+            inside = "\n\n".join(texts)
+            yield (
+                f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n'
+                f"{inside}\n\n</details>"
+            )
 
 
 def _module_doc(kind: type) -> str:
@@ -347,15 +376,18 @@ def _module_doc(kind: type) -> str:
 
 
 def _class_doc(kind: type) -> str:
-    """The class's own docstring, not the signature that `dataclass` puts in place of one."""
-    said = vars(kind).get("__doc__") or ""
-    return "" if said.startswith(f"{kind.__name__}(") else inspect.cleandoc(said)
+    """Return the class's own docstring.
+
+    `dataclass` puts a signature in its place if there is none. Then it is "".
+    """
+    text = vars(kind).get("__doc__") or ""
+    return "" if text.startswith(f"{kind.__name__}(") else inspect.cleandoc(text)
 
 
 def _needs(method: _Method) -> Iterator[str]:
     seen = set()
     keys = {
-        key: f"../{link(key)}" for said in NEEDS.values() for key in re.findall(r"`(.+?)`", said)
+        key: f"../{link(key)}" for need in NEEDS.values() for key in re.findall(r"`(.+?)`", need)
     }
     for group, part in method.parts.items():
         name = f"{group.replace('_', ' ')} {code(type(part).__name__)}"
@@ -370,14 +402,16 @@ def _needs(method: _Method) -> Iterator[str]:
         for need in (need for need in NEEDS if getattr(part.needs, need) and need not in seen):
             seen.add(need)
             yield f"{escaped(NEEDS[need], keys)} (the {name})"
-        for hook, what in (("check", "networks"), ("check_extent", "rounds or cohorts")):
+        for hook, what in (("check", "networks"), ("check_extent", "rounds or numbers of clients")):
             if getattr(type(part), hook, None) is not getattr(_PARTS[group], hook, None):
-                yield f"the {name} refuses {what} that it cannot work with before anything is "
-                "loaded, and says why"
+                yield (
+                    f"before anything is loaded, the {name} refuses {what} that it cannot handle,"
+                    " and gives the reason"
+                )
 
 
 def _traffic(method: _Method) -> Iterator[str]:
-    """What the first client's first step sends and keeps."""
+    """Yield the traffic and the state of the first client's first step."""
     counted = traffic.first_step(method.experiment)
     rows = [
         ["down, to a client", *_sizes("the model", counted.down, counted)],
@@ -386,22 +420,28 @@ def _traffic(method: _Method) -> Iterator[str]:
     yield f"It delivers {_DELIVERS[method.experiment.aggregator.delivers]}."
     if not method.experiment.aggregator.communicates:
         rows = []
-        yield "Nothing travels between clients and server, and no bytes are counted."
-    rows.append(["kept at a client", *_sizes("", counted.client, counted)])
-    rows.append(["kept at the server", *_sizes("", counted.server, counted)])
-    yield table(["where", "size", "of it"], rows)
+        yield "Clients and server exchange nothing, and no bytes are counted."
+    rows.append(["stored at a client", *_sizes("", counted.client, counted)])
+    rows.append(["stored at the server", *_sizes("", counted.server, counted)])
+    yield table(["place", "size", "contents"], rows)
     chosen = ", ".join(
         code(f"{group}={method.config.choices[group]}") for group in ("dataset", "model")
     )
     yield (
-        "Counted in the first step of one client and, at the server, before it, with "
-        f"{chosen}: a model of"
-        f" {size_text(counted.model)}. What later steps change is in the descriptions above."
+        f"The sizes are those of the first step of one client with {chosen}, and at the server "
+        f"those before it. The model has {size_text(counted.model)}. The descriptions above say "
+        "what later steps change."
     )
 
 
 def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tuple[str, str]:
-    """The size in all, and of each tree; `first` is as large as the model."""
+    """Return the total size, and the size of each tree.
+
+    Args:
+        first: Words for a tree that is as large as the model, or "" for no such tree.
+        trees: Sizes of the other trees in bytes, by name.
+        counted: The counts, for the size of the model.
+    """
     total = sum(trees.values()) + (counted.model if first else 0)
     of = [f"{code(name)} {_share(size, counted.model)}" for name, size in trees.items()]
     return size_text(total) if total else "nothing", ", ".join([*([first] if first else []), *of])

@@ -1,4 +1,4 @@
-"""What the generators of the site hand over: pages of Markdown."""
+"""The pages that the generators of the site return."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Page:
-    """One page.
+    """One page of Markdown.
 
     Args:
-        path: where in the site's sources, ``methods/ma_echo.md``; unique.
-        title: the navigation's words.
-        text: Markdown (tables, toc, attr_list, admonition, md_in_html, superfences, highlight); links are relative to `path`.
+        path: Path in the site's sources, such as ``methods/ma_echo.md``. It is unique.
+        title: The words in the navigation.
+        text: Markdown (tables, toc, attr_list, admonition, md_in_html, superfences,
+            highlight). Links are relative to `path`.
     """
 
     path: str
@@ -22,11 +23,12 @@ class Page:
 
 @dataclass(frozen=True)
 class Mention:
-    """A table in which a method appears with our numbers.
+    """A table that contains our results of a method.
 
     Args:
-        label: the table's name; link: its page or a cell of it, relative to the site's root.
-        text: our numbers in words, "85.6 ± 0.3 (n = 3), reduced".
+        label: The table's name.
+        link: Its page or a cell of it, relative to the site's root.
+        text: Our results as text, "85.6 ± 0.3 (n = 3), reduced".
     """
 
     label: str

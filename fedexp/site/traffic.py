@@ -1,4 +1,4 @@
-"""What a method sends and keeps, counted in the first step of its first client."""
+"""Traffic and state of a method, counted in the first step of its first client."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes.
+    """Sizes in bytes.
 
     Args:
-        model: of the model that the client received.
-        down, up: of the trees that travel with it, by name: ``bytes/down`` and ``bytes/up`` of a run are these and the model.
-        client: of the client's state after the step; server: of the server's before it.
+        model: Size of the model that the client received.
+        down: Sizes of the trees that are sent with the model to the client, by name.
+            With the model they are ``bytes/down`` of a run.
+        up: Sizes of the trees that are sent with the model to the server, by name. With
+            the model they are ``bytes/up`` of a run.
+        client: Sizes of the client's state after the step.
+        server: Sizes of the server's state before the step.
     """
 
     model: int
@@ -58,7 +62,10 @@ def first_step(experiment: Experiment) -> Counted:
 
 @lru_cache(maxsize=8)
 def _data(dataset: Dataset, division: Division) -> FederatedData:
-    """Shared by the methods whose split and server data are alike; `dataset` has no files."""
+    """Return the data, which methods with the same split and server data share.
+
+    `dataset` has no files.
+    """
     return federate(
         dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32
     )
@@ -69,7 +76,7 @@ def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
 
 
 def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
-    """Models and tensors in a nest of dicts by their place, those in two places once."""
+    """Return the models and tensors in nested dicts by their place, each once."""
     if isinstance(state, Weights):
         state = {**state.params, **state.buffers}
     elif isinstance(state, Tensor):

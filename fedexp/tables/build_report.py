@@ -491,6 +491,7 @@ def _warnings(
     yield from _mixed_splits([run for run in runs if run.done])
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
+    yield from _mixed_versions(done)
     other = [run for run in done if run.other_code]
 
     if other:
@@ -508,6 +509,26 @@ def _warnings(
             f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
             f"--any-code shows them"
         )
+
+
+def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
+    """Yield a warning if runs of one row are of different versions of fedexp.
+
+    Results of 0.1 do not name their version.
+    """
+    rows: dict[str, set[str]] = {}
+    for run in done:
+        row = " ".join(f"{key}={value}" for key, value in run.conditions.items())
+        rows.setdefault(row or "all", set()).add(run.fedexp_version or "0.1")
+    mixed = [
+        f"{row} ({', '.join(sorted(versions))})"
+        for row, versions in rows.items()
+        if len(versions) > 1
+    ]
+    if mixed:
+        shown = "; ".join(mixed[:3])
+        more = f" and {len(mixed) - 3} more" if len(mixed) > 3 else ""
+        yield f"Runs of one row are of different versions of fedexp: {shown}{more}"
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:

@@ -114,6 +114,7 @@ class RunRecord:
     processor: str = ""
     platform: str = ""
     torch: str = ""
+    fedexp_version: str = ""
     date: str = ""
     pooled: dict[str, Value] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
@@ -314,6 +315,7 @@ def _run_record(
         processor=str(about.get("processor") or ""),
         platform=str(about.get("platform") or ""),
         torch=str(about["packages"]["torch"]),
+        fedexp_version=str(result.get("fedexp_version", "0.1")),
         date=run.date,
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
         parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},

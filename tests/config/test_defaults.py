@@ -22,10 +22,9 @@ GROUPS = [path for path in sorted(conf_dir().iterdir()) if path.is_dir()]
 def canonical() -> list[Path]:
     found = []
     for path in (path for group in GROUPS for path in sorted(group.glob("*.yaml"))):
-        module = str((yaml.safe_load(path.read_text()) or {}).get("_target_", "")).rpartition(".")[
-            0
-        ]
-        if module.rpartition(".")[2] == path.stem:
+        target = str((yaml.safe_load(path.read_text()) or {}).get("_target_", ""))
+        # A method's class is in its file or in a module of its folder.
+        if path.stem in target.split(".")[-3:-1]:
             found.append(path)
     return found
 

@@ -12,9 +12,34 @@ import fedexp
 # Words that this project once used in a private sense, for example "told" for an error message,
 # "standing" for a status, "parcel" for a batch or "settle" for the choice of an engine.
 PRIVATE = set(
-    """adopt company crew gather gathered glimpse glimpsed guilty keep kept litter looks memo
-    nursery parcel passing recall recalled retain said settle settled standing told trial
-    untold""".split()
+    [
+        "adopt",
+        "company",
+        "crew",
+        "gather",
+        "gathered",
+        "glimpse",
+        "glimpsed",
+        "guilty",
+        "keep",
+        "kept",
+        "litter",
+        "looks",
+        "memo",
+        "nursery",
+        "parcel",
+        "passing",
+        "recall",
+        "recalled",
+        "retain",
+        "said",
+        "settle",
+        "settled",
+        "standing",
+        "told",
+        "trial",
+        "untold",
+    ]
 )
 # Identifiers that may contain such a word, each with the reason.
 EXCEPTIONS = {

@@ -341,4 +341,4 @@ def test_a_shortened_job_is_asked_nothing() -> None:
 
 def test_engines_name_no_probe() -> None:
     for path in Path(fedexp.engines.__file__).parent.rglob("*.py"):
-        assert "fedexp.probes" not in path.read_text(), path
+        assert "fedexp.methods" not in path.read_text(), path

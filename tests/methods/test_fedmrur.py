@@ -107,7 +107,7 @@ CASES = {  # overrides, and the loop's: rho, normalised, momentum from, printed
 def plain_loop(
     world: World, rho: float, normalised: bool, source: str, printed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """W and Delta after three rounds."""
+    """w and Delta after three rounds."""
     w, delta = np.zeros((3, 4)), np.zeros((3, 4))
     for round in range(3):
         moved, lr = [], LR * DECAY**round
@@ -180,8 +180,7 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
     All measured scalars are compared.
     """
     gamma, sigma, beta, rho, alpha = 0.5, 0.3, 0.7, 0.2, 0.4
-    values = f"gamma={gamma} sigma={sigma} beta={beta} rho={rho} alpha={alpha} layer={layer} "
-    f"reduction={reduction}"
+    values = f"gamma={gamma} sigma={sigma} beta={beta} rho={rho} alpha={alpha} layer={layer} reduction={reduction}"
     trainer = [f"trainer.{value}" for value in (*values.split(), "measure_gradient=true")]
     local = ("local.lr=0.3", "local.clip=0.2", "local.weight_decay=0.1", "local.epochs=2")
     world = make_world("method=fedmrur", *trainer, *local, data=make_data((18,) * 3))
@@ -367,8 +366,7 @@ def test_the_distance_and_its_gradient_are_their_definitions(beta: float) -> Non
 
 
 def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
-    """In the same precision, the definition is wrong by at least a quarter of its
-    value.
+    """In the same precision, the definition is wrong by at least a quarter of its value.
 
     How much depends on the processor's sums.
     """
@@ -419,8 +417,7 @@ def test_the_derivatives_of_r_are_its_slopes(reduction: str) -> None:
         torch.testing.assert_close(rate.expand(3), torch.autograd.grad(R, at)[0])
 
 
-# ---------------------------------------------------------------- normalised
-# aggregation
+# ---------------------------------------------------------------- normalised aggregation
 
 
 N = "aggregator=normalized_mean"

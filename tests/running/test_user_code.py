@@ -256,8 +256,7 @@ def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
 
 
 def test_data_and_networks_that_draw_are_refused(capsys) -> None:
-    body = "def read(self, root, download): __import__('numpy').random.rand(); return "
-    "super().read(root, download)"
+    body = "def read(self, root, download): __import__('numpy').random.rand(); return super().read(root, download)"
     source = HOOKS.format(module="fedexp.data.digits", base="Digits", body=body)
     mine = plugin("dataset", "drawn", source, num_classes=10, shape=[1, 8, 8])
     assert run_command([mine, *QUICK]) == 1

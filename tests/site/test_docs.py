@@ -86,7 +86,7 @@ def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, P
         "[Table 1](../results/t1.md#c): 85.6 ± 0.3 (n = 3), reduced"
         in pages["methods/ma_echo.md"].text
     )
-    assert sum("Our numbers" in page.text for page in pages.values()) == 1
+    assert sum("Our results" in page.text for page in pages.values()) == 1
 
 
 @pytest.mark.parametrize("name", ["feddf_paper", "fed_dafl", "dense_coboost"])
@@ -110,10 +110,10 @@ def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
     assert "| down, to a client | 38.5 kB | the model, <code>c</code> (as the model) |" in text
     assert "| up, from a client | 38.5 kB | the model, <code>dc_i</code> (as the model) |" in text
     assert (
-        "| kept at the server | 38.5 kB | <code>weights</code> (as the model), "
-        "<code>shared.c</code> (as the model) |" in text
+        "| stored at the server | 38.5 kB | <code>weights</code> (as the model), <code>shared.c</code> (as the model) |"
+        in text
     )
-    assert "| kept at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
+    assert "| stored at a client | 19.2 kB | <code>c_i</code> (as the model) |" in text
     assert "| down, to a client | 19.2 kB | the model |" in unescape(
         pages["methods/average.md"].text
     )
@@ -268,23 +268,57 @@ def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
     )
 
 
-def test_docstrings_become_markdown() -> None:
-    said = "What it is, ``a_b * c``\nand d_e.\n\nArgs:\n    x, y: sizes; z: of `y`.\n        "
-    "More.\n    w: <t>."
-    made = docstring(said, {"y": "p.md"})
-    assert made == (
-        "What it is, <code>a&#95;b &#42; c</code> and d&#95;e.\n\nArgs:\n\n- <code>x, "
-        "y</code>: sizes\n"
-        "- <code>z</code>: of [<code>y</code>](p.md). More.\n- <code>w</code>: &#60;t&#62;."
+def test_docstring_sections_become_lists_and_labels() -> None:
+    text = """Return ``a_b * c``
+and d_e.
+
+Args:
+    x: Size of `y`.
+        More.
+    *w: A <t>.
+
+Returns:
+    The sum.
+
+    It is positive.
+
+Update:
+    Two steps:
+
+        a <- b_c
+          + d
+
+Differences from the paper:
+    - One.
+    - Two
+      lines.
+
+The end."""
+    assert docstring(text, {"y": "p.md"}) == (
+        "Return <code>a&#95;b &#42; c</code> and d&#95;e.\n\n"
+        "**Args:**\n\n"
+        "- <code>x</code>: Size of [<code>y</code>](p.md). More.\n"
+        "- <code>&#42;w</code>: A &#60;t&#62;.\n\n"
+        "**Returns:** The sum.\n\nIt is positive.\n\n"
+        "**Update:** Two steps:\n\n```text\na <- b_c\n  + d\n```\n\n"
+        "**Differences from the paper:**\n\n- One.\n- Two lines.\n\n"
+        "The end."
     )
-    assert (
-        docstring("Args: lr: eta; b: c.") == "Args:\n\n- <code>lr</code>: eta\n- <code>b</code>: c."
-    )
-    assert docstring("Args:\na: b\n    c.") == "Args:\n\n- <code>a</code>: b c."
-    assert (
-        docstring("So:\n\n    a <- b_c\n      + d\n\nthen.")
-        == "So:\n\n```text\na <- b_c\n  + d\n```\n\nthen."
-    )
+
+
+def test_docstring_label_without_indented_text_is_a_paragraph() -> None:
+    text = "State:\n\n    a <- b_c\n\nUpdate: one\n    two."
+    assert docstring(text) == "State:\n\n```text\na <- b_c\n```\n\nUpdate: one two."
+
+
+def test_labelled_parts_of_a_method_are_on_its_pages(pages: dict[str, Page]) -> None:
+    text = pages["methods/scaffold.md"].text
+    labels = ("Reference", "Update", "Communication", "State", "Differences from the paper")
+    places = [text.index(f"**{label}:** ") for label in labels]
+    assert places == sorted(places)
+    text = pages["api/core.trainer.md"].text
+    assert "**Args:**\n\n- <code>loss</code>: " in text and "**Returns:** " in text
+    assert "Args: " not in text and "\nAttributes: " not in text
 
 
 def test_links_of_the_readme_into_the_site_are_its_pages(pages: dict[str, Page]) -> None:

@@ -120,6 +120,10 @@ FINISHED = {
     ),
 }
 REPEATED = [FEDAVG, SCAFFOLD, LOCAL, MA_ECHO]
+RENAMED = {
+    "fedexp.trainers.sgd.Sgd": "fedexp.methods.fedavg.PlainTrainer",
+    "fedexp.trainers.scaffold.Scaffold": "fedexp.methods.scaffold.Scaffold",
+}
 
 
 @pytest.fixture
@@ -239,6 +243,7 @@ def test_show_reads_every_old_run(outputs: Path, capsys: pytest.CaptureFixture[s
         text = read_output(capsys, "show", name)
         assert f"{expected.metric} {expected.values[-1]:.4f} (last)" in text
         assert fedexp.load(name).result["hashes"]["code"] in text
+        assert ["fedexp", "version", "0.1"] in [line.split() for line in text.splitlines()]
     assert "mymethods 957c636f" in read_output(capsys, "show", POWER_MEAN)
     assert ERROR in read_output(capsys, "show", FAILED)
 
@@ -368,20 +373,21 @@ def test_load_failed_old_run_has_no_result(outputs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_rerun_of_old_run_repeats_it(
+def test_rerun_of_old_run_is_refused_with_the_new_name(
     outputs: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
 ) -> None:
-    before = read_files(outputs / "runs")
-    code = run_command(["rerun", name, "--root", "outputs"])
-    assert code in (0, 1), capsys.readouterr().err
-    assert read_files(outputs / "runs") == before
+    """The class paths in the stored config have other names since version 0.2."""
+    before = read_files(outputs)
+    assert run_command(["rerun", name, "--root", "outputs"]) == 2
 
-    # The rerun keeps the config hash of the first run. The code hash follows the
-    # present code.
-    (folder,) = (outputs / "reruns" / "runs" / name.partition("/")[0]).iterdir()
-    assert code == (0 if is_repeated(fedexp.load(name), fedexp.load(folder)) else 1)
+    error = capsys.readouterr().err
+    target = fedexp.load(name).config["trainer"]["_target_"]
+    assert f"error: '{target}' has another name since version 0.2" in error
+    assert f"the stored config of {name}: trainer._target_" in error
+    assert RENAMED[target] in error and "rerun it with fedexp 0.1" in error
+    assert read_files(outputs) == before
 
 
 @pytest.mark.parametrize("name", REPEATED)
@@ -389,6 +395,8 @@ def test_run_with_overrides_of_old_run_repeats_it(outputs: Path, name: str) -> N
     old = fedexp.load(name)
     new = fedexp.run([*old.config["overrides"], "output_root=new"])
     is_repeated(old, new)
+    assert new.result["fedexp_version"] == fedexp.__version__
+    assert "fedexp_version" not in old.result and new.folder.name != old.folder.name
     before = read_files(new.folder)
     assert run_command(["rerun", str(new.folder), "--root", "new"]) == 0
     assert read_files(new.folder) == before

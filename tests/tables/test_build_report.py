@@ -725,3 +725,21 @@ def test_a_drawing_that_cannot_be_made_is_a_warning_and_the_others_stay(tmp_path
         table(tmp_path, drawings=[nodes[1]]), cells, found, replace(alone, variant="smoke")
     )
     assert smaller.title.startswith(f"{count} Smoke test: ")
+
+
+def test_row_of_two_versions_is_warned_about(tmp_path: Path) -> None:
+    def of_version(job: Job, method: str) -> dict[str, Any] | None:
+        new = {"fedexp_version": "0.2.0"} if method == "local" or job.seed else {}
+        return result(0.5) | new
+
+    made = report(tmp_path, of_version)
+    (warning,) = [text for text in made.warnings if "version" in text]
+    assert warning == (
+        "Runs of one row are of different versions of fedexp: "
+        "beta=1 (0.1, 0.2.0); beta=2 (0.1, 0.2.0)"
+    )
+    made = report(tmp_path, lambda job, method: result(0.5) | {"fedexp_version": "0.2.0"})
+    assert not [text for text in made.warnings if "version" in text]
+    record = asked(tmp_path)
+    write(record.table, record.record, tmp_path)
+    assert "fedexp_version" in (tmp_path / "runs.csv").read_text().splitlines()[0].split(",")

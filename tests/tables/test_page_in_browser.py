@@ -1,6 +1,4 @@
-"""The page in a real browser: it works from disk, asks the network for nothing, and
-fits a phone.
-"""
+"""The page in a real browser: it works from disk, asks the network for nothing, and fits a phone."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ FLAGS = (
     "--window-size=1280,900",
 )
 
-# Every element that shows text itself, with the contrast (WCAG 2) of its colour to the
-# ground behind it.
+# Every element that shows text itself, with the contrast (WCAG 2) of its colour to the ground behind it.
 CONTRASTS = """
 const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
   .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
@@ -89,9 +86,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def opened(chrome: Chrome, tmp_path: Path) -> Iterator[Chrome]:
-    """The page of the sample report; afterwards the console must be silent and nothing
-    but the file may have been asked for.
-    """
+    """The page of the sample report; afterwards the console must be silent and nothing but the file may have been asked for."""
     written = tmp_path / "report.html"
     whole = report()
     written.write_text(page(replace(whole, pictures=pictures(whole))), encoding="utf-8")
@@ -161,8 +156,7 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
     opened.find_element("name", "text").send_keys("DISK full")
     assert (column(opened, "Why"), shown.text) == (
         [
-            "far: the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would "
-            "settle itfailed: OSError: disk full"
+            "far: the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would settle itfailed: OSError: disk full"
         ],
         "1 of 11 cells",
     )
@@ -217,9 +211,7 @@ def test_every_text_has_contrast(opened: Chrome, system: str) -> None:
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_nothing_to_object_to(opened: Chrome, width: int) -> None:
-    """In light and dark, with a cell open and closed; contrast, where axe cannot tell
-    it, is `CONTRASTS`' matter.
-    """
+    """In light and dark, with a cell open and closed; contrast, where axe cannot tell it, is `CONTRASTS`' matter."""
     opened.execute_script(
         files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     )
@@ -332,13 +324,9 @@ def test_on_a_phone_each_row_is_a_card(opened: Chrome) -> None:
     )
     reach, width, beyond = opened.execute_script(OVERFLOWING)
     assert (reach, width, beyond) == (360, 360, [])
-    scrolls = (
-        "return [...document.querySelectorAll('.scroll:has(table)')].map(e => e.scrollWidth > "
-    )
-    "e.clientWidth)"
+    scrolls = "return [...document.querySelectorAll('.scroll:has(table)')].map(e => e.scrollWidth > e.clientWidth)"
     assert opened.execute_script(scrolls) == [False, False, False, False]  # a card a row
-    cards = "return [...document.querySelectorAll('.wide tbody tr')].map(r => "
-    "r.getBoundingClientRect().width)"
+    cards = "return [...document.querySelectorAll('.wide tbody tr')].map(r => r.getBoundingClientRect().width)"
     assert opened.execute_script(cards) == [328.0] * 4
     said = "return getComputedStyle(document.querySelector('.wide tbody td'), '::before').content"
     assert opened.execute_script(said) == '"Ours (ma_echo)"'
@@ -346,8 +334,7 @@ def test_on_a_phone_each_row_is_a_card(opened: Chrome) -> None:
     assert opened.execute_script(claimed) < 740  # in the first screen
     opened.find_elements("css selector", ".cell")[1].click()
     left, right = opened.execute_script(
-        "const at = document.querySelector(':popover-open').getBoundingClientRect(); "
-        "return [at.left, at.right]"
+        "const at = document.querySelector(':popover-open').getBoundingClientRect(); return [at.left, at.right]"
     )
     assert 0 <= left < right <= 360
 
@@ -392,8 +379,7 @@ def test_hostile_and_very_long_texts_stay_texts_and_inside(chrome: Chrome, tmp_p
 
 def test_a_script_inside_a_picture_neither_runs_nor_loads(chrome: Chrome, tmp_path: Path) -> None:
     svg = (
-        "<svg xmlns='http://www.w3.org/2000/svg' "
-        "onload='document.title=1'><script>document.title=2</script>"
+        "<svg xmlns='http://www.w3.org/2000/svg' onload='document.title=1'><script>document.title=2</script>"
         "<image href='http://127.0.0.1:9/x.png'/></svg>"
     )
     written = tmp_path / "scripted.html"
@@ -414,7 +400,6 @@ def test_an_image_inside_a_picture_shows(chrome: Chrome, tmp_path: Path) -> None
     written.write_text(page(report(pictures=(drawn,))), encoding="utf-8")
     chrome.get_log("browser")
     chrome.get(written.as_uri())
-    decoded = "document.querySelector('svg image').decode().then(() => arguments[0](true), () => "
-    "arguments[0](false))"
+    decoded = "document.querySelector('svg image').decode().then(() => arguments[0](true), () => arguments[0](false))"
     assert chrome.execute_async_script(decoded) is True
     assert chrome.get_log("browser") == []

@@ -1,0 +1,79 @@
+"""``fedexp-runs check-conf``: list the lines of a user's files that use a name of version 0.1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fedexp.commands.errors import JOB_ERROR
+from fedexp.config.old_names import PythonFiles, in_yaml
+from fedexp.core.errors import ConfigError
+
+_SKIPPED = {"__pycache__", "build", "dist", "node_modules", "outputs", "site-packages"}
+
+
+def check_conf(paths: Sequence[Path]) -> int:
+    """Print every line that must change.
+
+    Args:
+        paths: Files, and folders of configs. The Python files beside a folder are read, too.
+
+    Returns:
+        1 if there is such a line, else 0.
+    """
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(
+                f"there is no '{path}'",
+                where="check-conf",
+                expected="a YAML or Python file, or a folder of configs",
+                do="give its path: fedexp-runs check-conf PATH",
+            )
+    files = [*dict.fromkeys(file for path in paths for file in _files(path))]
+    modules = PythonFiles([file for file in files if file.suffix == ".py"])
+
+    count = changed = 0
+    for file in files:
+        is_python = file.suffix == ".py"
+        home = next((path for path in paths if path.is_dir() and file.is_relative_to(path)), None)
+        found = modules.findings(file) if is_python else in_yaml(file, home, modules.fields)
+        lines = sorted(set(found))
+        for line, old, new in lines:
+            print(f"{file}:{line}: {old} -> {new}")
+        count += len(lines)
+        changed += bool(lines)
+
+    if count:
+        print(f"{count} names to change in {changed} of {len(files)} files")
+    else:
+        print(f"{len(files)} files: every name is current")
+    return JOB_ERROR if count else 0
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield a file, or the files of a folder and the Python files beside it."""
+    if path.is_file():
+        yield path
+        return
+    yield from _walk(path, (".yaml", ".yml", ".py"))
+    yield from _walk(path / os.pardir if path.name in ("", os.pardir) else path.parent, (".py",))
+
+
+def _walk(folder: Path, endings: Iterable[str]) -> Iterator[Path]:
+    """Yield the files with one of `endings` below a folder.
+
+    Hidden folders, environments, build folders and stored runs are left out.
+    """
+    for home, inside, names in os.walk(folder):
+        inside[:] = sorted(
+            name
+            for name in inside
+            if not name.startswith(".") and name not in _SKIPPED and not _is_made(Path(home) / name)
+        )
+        yield from (Path(home) / name for name in sorted(names) if Path(name).suffix in endings)
+
+
+def _is_made(folder: Path) -> bool:
+    """Return whether a folder is an environment or an ``output_root``, whose files stay as they are."""
+    return (folder / "pyvenv.cfg").exists() or (folder / "runs").is_dir()
