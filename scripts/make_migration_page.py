@@ -23,8 +23,8 @@ name. No old name is an alias.
 
 ## Steps
 
-1. Finish unfinished runs with 0.1. The class paths are part of a run's identity, so every run of 0.1
-   has another folder in 0.2. It does not resume there.
+1. Finish unfinished runs with 0.1. The class paths are part of a run's identity, so every
+   run of 0.1 has another folder in 0.2. It does not resume there.
 2. Install 0.2.
 3. List every line of your files that must change:
 

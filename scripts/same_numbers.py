@@ -1,17 +1,18 @@
-"""Record the numbers of every preset and of some longer runs, and compare with the record.
+"""Record the numbers of every preset and some longer runs, and compare with the record.
 
     python scripts/same_numbers.py                        # compare with the record
     python scripts/same_numbers.py --only fedavg resumed  # compare some runs
-    python scripts/same_numbers.py --write FILE            # store a new record
+    python scripts/same_numbers.py --write FILE           # store a new record
 
-Each run has one line in the output: ``equal``, ``different`` (with the first metric that
-changed), ``missing`` (the run failed) or ``skipped`` (the machine lacks what it needs).
-Presets that have no record yet are listed as ``new``. The exit code is 1 if a run is different
-or missing.
+Each run has one line in the output: ``equal``, ``different`` (with the first metric
+that changed), ``missing`` (the run failed) or ``skipped`` (the machine lacks what it
+needs). Presets that have no record yet are listed as ``new``. The exit code is 1 if a
+run is different or missing.
 
 What is compared: every value of ``metrics.jsonl``, the headline and the summary of
-``result.json``, and the tensors of the models, the partition and the traces. Tensors are
-compared by name, dtype, shape and bytes. Files, hashes of configs and times are not compared.
+``result.json``, and the tensors of the models, the partition and the traces. Tensors
+are compared by name, dtype, shape and bytes. Files, hashes of configs and times are not
+compared.
 
 The script uses the command line, `fedexp.run` and the files of a run folder. It imports
 nothing else of fedexp, so that a refactoring does not change it.
@@ -20,14 +21,16 @@ How to extend it:
 
 - A new preset in ``conf/method`` is found on its own. If it needs overrides beyond
   ``debug=smoke``, add them to `EXTRA`.
-- A new longer run is a function in `LONGER`. It gets an empty folder and returns a run folder.
-- If a config key, a preset or a class is renamed, add the old and the new name to `RENAMED`.
-  Do not edit the overrides of the runs and do not write a new record.
+- A new longer run is a function in `LONGER`. It gets an empty folder and returns a run
+  folder.
+- If a config key, a preset or a class is renamed, add the old and the new name to
+  `RENAMED`. Do not edit the overrides of the runs and do not write a new record.
 - After an intended change, store the lines it affects:
-  ``--only NAME --write scripts/results/same_numbers.json``. Explain the change in the commit.
+  ``--only NAME --write scripts/results/same_numbers.json``. Explain the change in the
+  commit.
 
-Bits depend on the CPU and on library versions. The record contains them, and a difference is
-printed as a warning.
+Bits depend on the CPU and on library versions. The record contains them, and a
+difference is printed as a warning.
 """
 
 from __future__ import annotations
@@ -55,22 +58,23 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PRESETS = REPOSITORY / "conf" / "method"
 RECORD = REPOSITORY / "scripts" / "results" / "same_numbers.json"
 
-# Old name -> new name, applied to the overrides before a run. A name is a whole override
-# ("method=fedavg"), a key ("memo.enabled") or a group of keys ("memo"). The longest match wins.
+# Old name -> new name, applied to the overrides before a run. A name is a whole
+# override ("method=fedavg"), a key ("memo.enabled") or a group of keys ("memo"). The
+# longest match wins.
 RENAMED: dict[str, str] = {}
 
 # Overrides of every run. A run that sets the same key replaces them.
 FIXED = ["threads=1", "device=cpu", "engine=serial", "memo.enabled=false"]
 
-# Methods that match units. If clients start from one model, as they do by default, two local
-# steps leave nothing to permute, and the numbers equal those of the average.
+# Methods that match units. If clients start from one model, as they do by default, two
+# local steps leave nothing to permute, and the numbers equal those of the average.
 MATCHING = (
     *("fedma", "fedma_fixed", "gamf", "git_rebasin", "ma_echo_ot", "nafi", "nafi_layerwise"),
     *("nafi_paper", "ot_fusion", "ot_fusion_nafi", "pfnm"),
 )
 
-# Overrides of presets beyond ``debug=smoke``. No preset needs any to run. With these, a preset does
-# not give the numbers of a simpler method.
+# Overrides of presets beyond ``debug=smoke``. No preset needs any to run. With these, a
+# preset does not give the numbers of a simpler method.
 EXTRA: dict[str, list[str]] = {
     **{name: ["init=different"] for name in MATCHING},
     # FedNova is FedAvg if all clients take equally many steps.
@@ -79,7 +83,8 @@ EXTRA: dict[str, list[str]] = {
     "trimmed_mean": ["limit.clients=7"],
 }
 
-# Keys of ``result.json`` that hold numbers of the method. Others hold costs and identities.
+# Keys of ``result.json`` that hold numbers of the method. Others hold costs and
+# identities.
 SUMMARY = (
     *("metrics", "best", "mean_last_10", "std_last_10", "last_10", "traced", "per_client"),
     *("rounds", "rounds_to_target", "rounds_to", "bytes", "local_steps"),
@@ -283,7 +288,7 @@ def segmentation(root: Path) -> Path:
 
 
 def client_cache(root: Path) -> Path:
-    """Run two methods that share their local training. The second one trains nothing."""
+    """Run two methods that share their local training: the second trains nothing."""
     shared = ["rounds=1", "clients=5", "memo.enabled=true"]
     run(root, "method=fedavg", *shared)
     folder = run(root, "method=git_rebasin", *shared)

@@ -1,4 +1,4 @@
-"""``fedexp-runs check-conf``: list the lines of a user's files that use a name of version 0.1."""
+"""``fedexp-runs check-conf``: list the uses of names of version 0.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def check_conf(paths: Sequence[Path]) -> int:
     """Print every line that must change.
 
     Args:
-        paths: Files, and folders of configs. The Python files beside a folder are read, too.
+        paths: Files, and folders of configs. Python files beside a folder are read,
+            too.
 
     Returns:
         1 if there is such a line, else 0.
@@ -75,5 +76,8 @@ def _walk(folder: Path, endings: Iterable[str]) -> Iterator[Path]:
 
 
 def _is_made(folder: Path) -> bool:
-    """Return whether a folder is an environment or an ``output_root``, whose files stay as they are."""
+    """Return whether a folder is an environment or an ``output_root``.
+
+    Files in such a folder stay as they are.
+    """
     return (folder / "pyvenv.cfg").exists() or (folder / "runs").is_dir()

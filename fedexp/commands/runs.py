@@ -1,4 +1,4 @@
-"""The ``fedexp-runs`` command: list, show, diff, rerun, export, table, clean, check-conf.
+"""The ``fedexp-runs`` command, which lists, compares, repeats and deletes runs.
 
 It reads run folders. Only ``rerun`` and ``check-conf`` need torch.
 """
@@ -162,7 +162,8 @@ def _parser() -> Parser:
     check = commands.add_parser(
         "check-conf",
         help="list the lines of configs and modules that use a name of version 0.1",
-        description="Lists every line of YAML and Python files that uses a name which version 0.2 changed, with the new "
+        description="Lists every line of YAML and Python files that uses a name which version 0.2 "
+        "changed, with the new "
         "name. Nothing is written. Exit code 1 if there are such lines.",
     )
     check.add_argument(
@@ -170,7 +171,8 @@ def _parser() -> Parser:
         nargs="*",
         type=Path,
         metavar="path",
-        help="a file, or a folder of configs, with which the Python files beside it are read (default: conf)",
+        help="a file, or a folder of configs, with which the Python files beside it are read "
+        "(default: conf)",
     )
     check.set_defaults(run=_check_conf)
     return parser

@@ -186,8 +186,8 @@ class _Request:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
+        from fedexp.tables.load import load_table
         from fedexp.tables.lookup import Finder
-        from fedexp.tables.schema import load_table
 
         if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
             raise ConfigError(
@@ -302,7 +302,7 @@ def _report_of_records(options: argparse.Namespace) -> Report:
     """Build the report of one or more records."""
     from fedexp.tables import record
     from fedexp.tables.build_report import report_of_record
-    from fedexp.tables.schema import load_table
+    from fedexp.tables.load import load_table
 
     asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
         "variant"
@@ -504,8 +504,8 @@ def _site(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from fedexp.tables.data_files import data_root
     from fedexp.tables.listing import list_runs, list_table
+    from fedexp.tables.load import load_table, table_names
     from fedexp.tables.report.terminal import print_tables
-    from fedexp.tables.schema import load_table, table_names
 
     names = [text for text in options.overrides if not _is_override(text)]
     overrides = [text for text in options.overrides if _is_override(text)]

@@ -1,4 +1,7 @@
-"""A search for names of version 0.1 in YAML and Python files. It reads files and runs none."""
+"""A search for names of version 0.1 in YAML and Python files.
+
+It reads files and runs none.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ def in_yaml(
 
     Args:
         path: The file.
-        home: The folder of configs that contains it, or None. A file's folder in it is its group.
+        home: The folder of configs that contains it, or None. A file's folder in it is
+            its group.
         fields: Names that the user's classes define, by class.
     """
     text = _read(path)
@@ -49,7 +53,7 @@ def _read(path: Path) -> str:
 
 
 def _package(path: Path, home: Path | None, text: str) -> str:
-    """Return the dotted key under which a file's keys are set, empty for the whole config."""
+    """Return the dotted key that a file's keys are below, or an empty string."""
     group = "" if home is None else ".".join(path.relative_to(home).parent.parts[:1])
     given = _PACKAGE.search(text)
     if given is None:
@@ -152,7 +156,7 @@ class PythonFiles:
                 yield from _in_call(node)
 
     def _in_class(self, node: ast.ClassDef) -> Iterator[Finding]:
-        """Yield old hooks, fields and values that a class defines or reads from ``self``."""
+        """Yield old members that a class defines or reads from `self`."""
         members: dict[str, str] = {}
         values: dict[str, Mapping[str, str]] = {}
         for kind in self._bases(node, set()):
@@ -175,7 +179,7 @@ class PythonFiles:
                     yield Finding(inner.lineno, f"self.{old}", f"self.{members[old]}")
 
     def _bases(self, node: ast.ClassDef, seen: set[str]) -> Iterator[type]:
-        """Yield the fedexp classes that a user's class derives from, through other files, too."""
+        """Yield the fedexp classes that a user's class derives from."""
         seen.add(node.name)
         for base in node.bases:
             name = ast.unparse(base)
@@ -203,7 +207,7 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _defined(node: ast.ClassDef) -> dict[str, ast.stmt]:
-    """Return the statements that define a class's methods, fields and attributes, by name."""
+    """Return the statements that define a class's methods and attributes, by name."""
     found: dict[str, ast.stmt] = {}
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef):
@@ -217,7 +221,7 @@ def _defined(node: ast.ClassDef) -> dict[str, ast.stmt]:
 
 
 def _paths(tree: ast.Module) -> Iterator[Finding]:
-    """Yield old names that a module imports, and the lines that use them after the import."""
+    """Yield old names that a module imports, and the later lines that use them."""
     renamed: dict[str, str] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -234,7 +238,8 @@ def _paths(tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.Name) and node.id in renamed:
             yield Finding(node.lineno, node.id, renamed[node.id])
         if isinstance(node, ast.Attribute) and id(node) not in inner:
-            # The longest chain names the most: `walk` visits it before the chains inside it.
+            # The longest chain names the most: `walk` visits it before the chains
+            # inside it.
             inner |= {id(part) for part in ast.walk(node)}
             path = ast.unparse(node)
             if _PATH.fullmatch(path) and (new := renames().new_path(path)) is not None:
@@ -278,7 +283,10 @@ def _is_instance(argument: ast.arg, path: str, usual: str) -> bool:
 
 
 def _in_call(node: ast.Call) -> Iterator[Finding]:
-    """Yield old arguments and old values of arguments of a class: ``Outcome(models, "model")``."""
+    """Yield old arguments and old values of arguments of a class.
+
+    An example is ``Outcome(models, "model")``.
+    """
     table = renames()
     name = ast.unparse(node.func).rpartition(".")[2]
     for path, members in table.members.items():

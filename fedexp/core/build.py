@@ -107,7 +107,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
 
 
 def _renamed(key: str, fields: Mapping[str, Any], where: str) -> ConfigError | None:
-    """Return the error for a key that had the old name of one of `fields`, or that moved."""
+    """Return the error for a key that moved, or that has the old name of a field."""
     place = f"{where}.{key}" if where else key
     known = renames().keys.get(place)
     if known is None:

@@ -1,7 +1,7 @@
 """Names of version 0.1 that have changed: the table, and the errors for old names.
 
-The table is `renames.yaml`. No old name is an alias. A config or a module that uses one is
-refused with the new name.
+The table is `renames.yaml`. No old name is an alias. A config or a module that uses one
+is refused with the new name.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Key:
 
     Args:
         new: The new key.
-        options: The options of the key's group that have the key. Empty if the key is not in
-            a group.
+        options: The options of the key's group that have the key. Empty if the key is
+            not in a group.
     """
 
     new: str
@@ -72,9 +72,11 @@ class Renames:
 
     Args:
         modules: New module by old module.
-        names: New dotted path by old dotted path, for names that did not move with their module.
+        names: New dotted path by old dotted path, for names that did not move with
+            their module.
         members: Renamed members by the new path of their class.
-        values: By the new path of a class and an attribute, the new value by the old one.
+        values: By the new path of a class and an attribute, the new value by the old
+            one.
         keys: Renamed config keys by the old dotted key.
     """
 
@@ -85,7 +87,7 @@ class Renames:
     keys: Mapping[str, Key]
 
     def new_path(self, path: str) -> str | None:
-        """Return the new path of a module, of a class or of an attribute below one, or None."""
+        """Return the new path of a module, a class or an attribute of one, or None."""
         for known in (self.names, self.modules):
             if path in known:
                 return known[path]
@@ -101,7 +103,7 @@ class Renames:
         return any(module.startswith(f"{path}.") for module in self.modules)
 
     def members_of(self, kind: type) -> dict[str, str]:
-        """Return the renamed members of a class and of its bases, new name by old name."""
+        """Return the renamed members of a class and its bases, new name by old name."""
         found: dict[str, str] = {}
         for base in reversed(kind.__mro__):
             members = self.members.get(f"{base.__module__}.{base.__qualname__}")
@@ -221,7 +223,7 @@ def old_imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
 
 
 def attribute_hint(error: AttributeError) -> str | None:
-    """Return the new name of an attribute that was not found, or None if it has none."""
+    """Return the new name of an attribute that was not found, or None."""
     if not isinstance(error.name, str) or error.obj is None:
         return None
     return renames().members_of(type(error.obj)).get(error.name)

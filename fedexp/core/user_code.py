@@ -145,9 +145,10 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
 
 
 def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield the hooks and values of `cls`, a base of `kind`, that have another name since 0.2.
+    """Yield the hooks and values of `cls` that have another name since 0.2.
 
-    Without this check a hook with an old name would be ignored.
+    `cls` derives from the base class of `kind`. Without this check a hook with an old
+    name would be ignored.
     """
     own = {**inspect.get_annotations(cls), **vars(cls)}
     for old, new in renames().members_of(kind).items():

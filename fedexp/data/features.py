@@ -40,8 +40,8 @@ def featured(
     Args:
         data: Data whose inputs are replaced.
         extractor: A network whose outputs are features. All of it is frozen.
-        folder: Folder in which features are stored for other runs, by content. None: they
-            are not stored.
+        folder: Folder in which features are stored for other runs, by content. If None,
+            they are not stored.
         note: Function that receives messages for the user.
     """
     like = data.train

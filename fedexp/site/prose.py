@@ -47,8 +47,8 @@ def _code(text: str, links: Mapping[str, str]) -> str:
 def docstring(text: str, links: Mapping[str, str] | None = None) -> str:
     """Render a cleaned docstring (`ast.get_docstring`) as Markdown.
 
-    Sections with entries (Args, Attributes, Raises) become lists. Other labels (Returns,
-    Reference, Update ...) are bold words before their text. Indented blocks, such as
+    Sections with entries (Args, Attributes, Raises) become lists. Other labels, such as
+    Returns and Reference, are bold words before their text. Indented blocks, such as
     formulas, are rendered as they are.
 
     Args:

@@ -18,10 +18,11 @@ from fedexp.storage.files import read_json
 from fedexp.tables import record
 from fedexp.tables.build_report import build_report, report_of_record
 from fedexp.tables.cells import planned_cells
+from fedexp.tables.load import load_table, table_names
 from fedexp.tables.record import TableRecord, run_key
 from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report
-from fedexp.tables.schema import Table, load_table, table_names
+from fedexp.tables.schema import Table
 
 # Files of a record, for readers who want to check the numbers.
 FILES = (record.RUNS, record.CURVES, record.CONFIGS)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from string import Formatter
-from typing import TYPE_CHECKING, Any
 
 from fedexp.core.build import require
-from fedexp.core.errors import ConfigError, suggest
-
-if TYPE_CHECKING:
-    from fedexp.tables.schema import Claim, Column, Table, Where
+from fedexp.core.errors import ConfigError
+from fedexp.tables.schema import Claim, Column, Table, Where, check_seeds, require_known
 
 
 def check_table(table: Table) -> None:
@@ -31,19 +28,6 @@ def check_table(table: Table) -> None:
     for claim in table.claims:
         _check_claim(table, claim)
     _check_reference(table)
-
-
-def check_seeds(seeds: tuple[int, ...] | None) -> None:
-    """Refuse an empty list of seeds, and a seed that is listed twice."""
-    require(
-        seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once"
-    )
-
-
-def require_known(name: Any, options: Iterable[str], where: str) -> None:
-    """Refuse a name that is not among the options, and suggest the nearest one."""
-    if name not in options:
-        raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
 
 
 def _check_values(table: Table) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import FedexpError
 from fedexp.tables.data_files import has_files
-from fedexp.tables.schema import Table, load_table
+from fedexp.tables.load import load_table
+from fedexp.tables.schema import Table
 
 if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun

@@ -6,19 +6,13 @@ It is never part of a run's config.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from fedexp.config.folders import conf_dir, user_conf_dir
-from fedexp.config.yaml_files import read_yaml_mapping
-from fedexp.core.build import build, require
-from fedexp.core.errors import ConfigError, nearest, suggest
-from fedexp.tables.checks import check_seeds, check_table, require_known
-from fedexp.tables.plot_styles import read_plot_styles
+from fedexp.core.build import require
+from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
-from fedexp.tables.tuning import load_tuning
 
 # A value or a list of values by key. `method` is a key, too.
 Where = dict[str, Any]
@@ -461,9 +455,6 @@ class Table:
     plot_styles: dict[str, PlotStyle] = field(default_factory=dict)
     name: str = ""
 
-    def __post_init__(self) -> None:
-        check_table(self)
-
     @property
     def columns(self) -> dict[str, Column]:
         return {column.key: column for column in self.methods}
@@ -525,89 +516,14 @@ def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     )
 
 
-def with_tuned(table: Table) -> Table:
-    """Add a tuned column beside every method that the table's tuning sweeps.
-
-    The column has the coefficient that was chosen. If none has been chosen yet, it has
-    no runs and shows the reason.
-    """
-    if table.tuned is None:
-        return table
-    tuning, columns = load_tuning(table.tuned), list(table.methods)
-
-    for key in tuning.sweeps:
-        require_known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
-        base, setting = table.columns[key], tuning.setting(key)
-        rules = [
-            rule
-            for one in (table, table.reduced)
-            if one
-            for rule in one.rules
-            if "method" in rule.where
-        ]
-        own = [
-            override
-            for rule in rules
-            if fits(rule.where, tuning.cell, key)
-            for override in rule.overrides
-        ]
-        column = replace(
-            base,
-            key=f"{key}_tuned",
-            label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
-            role="ours",
-            overrides=setting and (*(base.overrides or ()), *own, *setting),
-            why="" if setting else f"not chosen yet: run fedexp-table tune {table.tuned} {key}",
-            where={**base.where, **tuning.where},
-            equals=None,
-        )
-        columns.append(column)
-
-    return replace(table, methods=tuple(columns))
+def check_seeds(seeds: tuple[int, ...] | None) -> None:
+    """Refuse an empty list of seeds, and a seed that is listed twice."""
+    require(
+        seeds is None or len(set(seeds)) == len(seeds) > 0, "seeds: give at least one, each once"
+    )
 
 
-def table_names() -> dict[str, Path]:
-    """Return the names ``<paper>/<table>`` of all tables, with their files.
-
-    Tables are built in or in ``./conf/table``.
-    """
-    found = {}
-    for folder in (conf_dir(), user_conf_dir()):
-        for path in sorted((folder / "table").rglob("*.yaml")) if folder is not None else ():
-            # Files with an underscore are shared by a paper's tables.
-            if not path.name.startswith("_"):
-                found[path.relative_to(folder / "table").with_suffix("").as_posix()] = path  # type: ignore[operator]
-    return found
-
-
-def load_table(name: str) -> Table:
-    """Load a table by its name.
-
-    Raises:
-        ConfigError: There is no such table (the message has the nearest name), or its
-            file is wrong.
-    """
-    known = table_names()
-    if name not in known:
-        ends = [full for full in known if full.rpartition("/")[2] == name]
-        near = next(iter(ends), nearest(name, known))
-        raise ConfigError(
-            f"unknown table '{name}'",
-            expected=", ".join(known) or "a file in conf/table",
-            do=f"did you mean '{near}'?" if near else "fedexp-table list prints all tables",
-        )
-    return read_table(known[name], name)
-
-
-def read_table(path: Path, name: str) -> Table:
-    """The table in `path`."""
-    node = read_yaml_mapping(path, "a table's file")
-    try:
-        return replace(
-            with_tuned(build(Table, {**node, "name": name}, "")),
-            plot_styles=read_plot_styles(path.parent),
-        )
-    except ConfigError as error:
-        inside = error.facts.get("where")
-        error.facts["where"] = f"{path}" + (f", {inside}" if inside and inside != "config" else "")
-        raise
+def require_known(name: Any, options: Iterable[str], where: str) -> None:
+    """Refuse a name that is not among the options, and suggest the nearest one."""
+    if name not in options:
+        raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))

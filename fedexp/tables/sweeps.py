@@ -13,8 +13,8 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tables.cells import key_of, planned_cells
+from fedexp.tables.load import load_table
 from fedexp.tables.lookup import read_path
-from fedexp.tables.schema import load_table
 from fedexp.tables.tuning import (
     Swept,
     Tuning,

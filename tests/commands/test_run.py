@@ -520,7 +520,7 @@ def test_a_split_that_takes_long_to_draw_is_announced(capsys, monkeypatch) -> No
     told = capsys.readouterr().err
     assert (
         told.startswith("drawing the split repeatedly, for at most 0.5 s")
-        and "all left a client under" in told
+        and "left a client with fewer than min_size=140" in told
     )
 
 

@@ -20,9 +20,9 @@ import yaml
 from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.running.experiment import Experiment
+from fedexp.tables.load import table_names
 from fedexp.tables.paths import check_path
 from fedexp.tables.progress import ProgressMonitor
-from fedexp.tables.schema import table_names
 from tests.tables.test_schema import TINY, gridded
 from tests.tracking.test_trackers import items, parts, records, wandb_home  # noqa: F401
 

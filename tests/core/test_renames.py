@@ -18,8 +18,8 @@ from fedexp.core.build import build, locate
 from fedexp.core.errors import ConfigError
 from fedexp.core.renames import renames
 from fedexp.core.trainer import Trainer
-from fedexp.core.user_code import said
-from fedexp.running.check import Checked
+from fedexp.core.user_code import describe_exception
+from fedexp.running.check import CheckedJob
 from tests.world import make_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ def test_renamed_key_raises_config_error_with_new_key(
     monkeypatch.chdir(tmp_path)
     write_configs(tmp_path)
     with pytest.raises(ConfigError, match="unknown key") as refused:
-        Checked.of(compose(overrides))
+        CheckedJob.of(compose(overrides))
     assert parts(refused.value) == (where, "aggregator.output_lr_factor", KEY)
 
 
@@ -135,7 +135,7 @@ def test_old_key_of_another_option_is_not_called_renamed() -> None:
         compose(["aggregator=mean", f"{KEY}=0.2"])
     assert "output_lr_factor" not in str(refused.value)
     with pytest.raises(ConfigError, match="unknown key") as refused:
-        Checked.of(compose(["aggregator=mean", f"+{KEY}=0.2"]))
+        CheckedJob.of(compose(["aggregator=mean", f"+{KEY}=0.2"]))
     assert "output_lr_factor" not in str(refused.value)
 
 
@@ -227,7 +227,7 @@ def test_missing_attribute_with_another_name_is_named_in_the_message() -> None:
     env = make_world("method=fedavg").env
     with pytest.raises(AttributeError) as refused:
         _ = env.budget  # type: ignore[attr-defined]
-    assert said(refused.value).endswith("'budget' (local_training since version 0.2)")
+    assert describe_exception(refused.value).endswith("'budget' (local_training since version 0.2)")
 
 
 def test_page_of_old_names_is_current() -> None:

@@ -133,7 +133,7 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     share = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
     weighted = world.experiment.task.combine(list(logits), "logits", share)
     torch.testing.assert_close(weighted, torch.einsum("ic,inc->nc", share / share.sum(0), logits))
-    with pytest.raises(ValueError, match="for logits"):
+    with pytest.raises(ValueError, match=r"rule 'logits'"):
         world.experiment.task.combine(list(logits), "probs", share)
     nowhere = world.experiment.task.combine(list(logits), "logits", torch.zeros(4, 3))
     assert not nowhere.any()

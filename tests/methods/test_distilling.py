@@ -473,7 +473,7 @@ def test_recomputed_statistics_are_torchs() -> None:
     ("feddf", ["aggregator.student_start=fresh", "aggregator.epochs=0"], "delivers an untrained network"),
     ("fedlaw", ["proxy.source=noise", "proxy.labelled=false", "proxy.size=9"], "needs labelled server data"),
     ("feddf", ["proxy.source=noise"], "must be a count with proxy.source=noise"),
-    ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.dataset=mnist"], "noise is of no data set"),
+    ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.dataset=mnist"], "noise does not come from a data set"),
     ("feddf", ["proxy.source=noise", "proxy.size=9", "proxy.labelled=true"], "noise has no labels"),
     ("feddf", ["proxy.resize=true"], "no effect without proxy.dataset"),
     ("fedbe", ["aggregator.temperature=0"], "temperature must be positive"),

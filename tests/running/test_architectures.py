@@ -124,7 +124,7 @@ def test_content_counts_and_not_the_place_of_a_file() -> None:
     ([CYCLE, "+architectures.models.tiny_mlp.hiden=[3]"], ["unknown key 'hiden'"]),
     (["architectures.clients=[tiny_mlp,resnet18_features]"], ["frozen extractor", "ResNetFeatures"]),
     (["architectures.clients=[tiny_mlp,broken]"], ["cannot take the data set's inputs"]),
-    ([CYCLE, "method=ensemble", "aggregator.combine=masked", "architectures.clients=[tiny_mlp,five]"], ["every class"]),
+    ([CYCLE, "method=ensemble", "aggregator.combine=masked", "architectures.clients=[tiny_mlp,five]"], ["class by class"]),
 ])  # fmt: skip
 def test_architectures_with_faulty_config_are_refused(
     overrides: list[str], said: list[str]

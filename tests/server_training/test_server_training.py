@@ -198,9 +198,9 @@ def test_a_stream_goes_on_where_it_was_left(drop_last: bool) -> None:
 
 
 def test_no_batch_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(ValueError, match="do not fill a batch"):
         next(batches(0, 4, 0))
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(ValueError, match="do not fill a batch"):
         next(batches(3, 4, 0, drop_last=True, epochs=None))
 
 

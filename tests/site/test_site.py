@@ -19,7 +19,7 @@ from fedexp.core.errors import FedexpError
 from fedexp.site import build, records, results
 from fedexp.site.page import Page
 from fedexp.site.records import Result
-from fedexp.tables.schema import load_table
+from fedexp.tables.load import load_table
 from scripts.check_site import broken
 
 RESULTS = conf_dir().parent / "scripts" / "results"
@@ -118,8 +118,7 @@ def test_git_ignores_only_the_html_of_a_record() -> None:
 
 @pytest.mark.slow
 def test_every_record_has_a_table_page_and_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One process reads the records without drawing, which takes most of the time.
-    monkeypatch.setattr(records, "with_pictures", lambda report, drawings, missed: report)
+    # One process reads the records, for they are few.
     monkeypatch.setattr(records, "ProcessPoolExecutor", lambda _, mp_context: ThreadPoolExecutor(1))
     read = records.read(RESULTS)
     reports = {

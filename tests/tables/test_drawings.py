@@ -24,8 +24,8 @@ from fedexp.tables.cells import Job
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.class_counts import counts
 from fedexp.tables.drawings.panels import deviation, mean
+from fedexp.tables.load import load_table, table_names
 from fedexp.tables.lookup import CellRun, read_value
-from fedexp.tables.schema import load_table, table_names
 from tests.tables.test_schema import TINY, table
 
 ITERATIONS = {

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedexp.config.compose import compose
 from fedexp.core.weights import ModelSpec
 from fedexp.tables.cells import planned_cells
-from fedexp.tables.schema import load_table
+from fedexp.tables.load import load_table
 
 TRAINING_IMAGES = {
     "cifar10": 50_000,

@@ -20,7 +20,7 @@ from fedexp.storage.run_folder import RunFolder
 from fedexp.tables.cells import planned_cells
 from fedexp.tables.data_files import FILES, data_root, has_files
 from fedexp.tables.listing import list_runs, list_table
-from fedexp.tables.schema import load_table, table_names
+from fedexp.tables.load import load_table, table_names
 
 RECORDS = Path(__file__).parents[2] / "scripts/results"
 

@@ -16,9 +16,10 @@ from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
 from fedexp.tables.cells import command, launch_order, parse_only, planned_cells
+from fedexp.tables.load import load_table, read_table, table_names
 from fedexp.tables.lookup import Finder, find
 from fedexp.tables.paths import check_path
-from fedexp.tables.schema import Table, load_table, read_table, table_names
+from fedexp.tables.schema import Table
 
 TINY: dict[str, Any] = {
     "title": "t",

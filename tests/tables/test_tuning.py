@@ -15,7 +15,8 @@ from fedexp.commands.table import run_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.tables.cells import planned_cells
-from fedexp.tables.schema import Table, load_table
+from fedexp.tables.load import load_table
+from fedexp.tables.schema import Table
 from fedexp.tables.sweeps import sweep_overrides
 from fedexp.tables.tuning import MARK, Swept, file_text, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
