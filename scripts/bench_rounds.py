@@ -2,15 +2,15 @@
 
     python scripts/bench_rounds.py [W1 W1u W2 W3 W4]
         [--methods fedavg fedprox scaffold] [--engines serial auto ...]
-    python scripts/bench_rounds.py --against CHECKOUT
+    python scripts/bench_rounds.py --against CHECKOUT [...]
 
-The second form makes the committed table, with a checkout of another commit that
-alternates with this one. All runs are on Fashion-MNIST, in strictly alternating
-processes. An engine is its name with optional overrides after commas:
-vectorized,engine.stack=5. Every engine's process follows a process of the bare loop,
-and a ratio is that of such a pair. The first round of every process (and the work of
-auto before it) is left out. Both sides must take the same number of local steps. W1u is
-W1 over Dirichlet(0.1) clients, the same ones on both sides.
+The second form compares with a checkout of another commit instead of the bare loop. All
+runs are on Fashion-MNIST, in strictly alternating processes. An engine is its name with
+optional overrides after commas: vectorized,engine.stack=5. A pair is a process of the
+bare loop or of the other commit and a process of this checkout. A ratio is that of a
+pair. The first round of every process (and the work of auto before it) is left out.
+Both sides must take the same number of local steps. W1u is W1 over Dirichlet(0.1)
+clients, the same ones on both sides.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import alternate
+from scipy.stats import quantile_test
 
 ROUNDS = {"W1": 30, "W1u": 30, "W2": 5, "W3": 7, "W4": 4}
 W1 = ["model=mlp_784_200", "clients=1000", "clients_per_round=20", "local.batch_size=20"]
@@ -59,19 +60,6 @@ METHODS = {
 }
 
 
-ALL = list(METHODS)
-COMMITTED = [
-    *(("W1", "fedavg", engine) for engine in ("serial", "vectorized")),
-    *(("W1", method, "auto") for method in ALL),
-    ("W1u", "fedavg", "auto"),
-    *(("W2", "fedavg", engine) for engine in ("serial", "vectorized")),
-    *(("W2", method, "auto") for method in ALL),
-    ("W3", "fedavg", "serial"),
-    *(("W3", method, "workers") for method in ALL),
-    ("W3", "fedavg", "auto"),
-]
-
-
 def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> None:
     """Write fedexp's clients and every round's participants, for the bare loop."""
     import torch
@@ -96,40 +84,39 @@ def pair(
     """Measure one pair of processes.
 
     Returns:
-        Median seconds per round of the bare loop and of fedexp, and all that fedexp's
-        process reported.
+        Median seconds per round of the other side and of this checkout, and all that
+        this checkout's process reported.
     """
-    more = ["--split", str(split)] if workload == "W1u" else []
     rounds = options.rounds or ROUNDS[workload]
-    base = alternate.bare(
-        options.data, workload[:2], options.threads, rounds, "--method", method, *more
-    )
-
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
-    other = options.against and alternate.fedexp(
-        options.data, options.threads, rounds, *overrides, home=options.against
-    )
+
+    if options.against:
+        other = alternate.fedexp(
+            options.data, options.threads, rounds, *overrides, home=options.against
+        )
+    else:
+        more = ["--split", str(split)] if workload == "W1u" else []
+        other = alternate.bare(
+            options.data, workload[:2], options.threads, rounds, "--method", method, *more
+        )
     mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
 
-    mine["other"] = statistics.median(other["seconds"][1:]) if other else None
-    if base["steps"] != mine["steps"]:
+    if other["steps"] != mine["steps"]:
         raise SystemExit(
             f"{workload} {method} {engine}: steps per round differ: "
-            f"{base['steps']}, {mine['steps']}"
+            f"{other['steps']}, {mine['steps']}"
         )
+    return statistics.median(other["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
 
-    return statistics.median(base["seconds"][1:]), statistics.median(mine["seconds"][1:]), mine
 
+def interval(ratios: list[float]) -> str:
+    """Return the 95 % confidence interval of the median, from order statistics.
 
-def against(pairs: list[tuple[float, float, dict[str, Any]]]) -> list[str]:
-    """Return the cells of the other commit, if there is one."""
-    others = [(said["other"], mine) for _, mine, said in pairs if said["other"]]
-    if not others:
-        return []
-    return [
-        f"{statistics.median(o for o, _ in others):.4f}",
-        f"{statistics.median(m / o for o, m in others):.2f}",
-    ]
+    A side is unbounded (nan) if there are too few pairs.
+    """
+    median = statistics.median(ratios)
+    low, high = quantile_test(ratios, q=median, p=0.5).confidence_interval(0.95)
+    return f"{low:.3f} to {high:.3f}"
 
 
 def computing(engine: dict[str, Any]) -> str:
@@ -150,7 +137,7 @@ def main() -> None:
         "--against",
         type=Path,
         metavar="CHECKOUT",
-        help="make the committed rows, alternating with a checkout of another commit",
+        help="compare with a checkout of another commit instead of the bare loop",
     )
     parser.add_argument(
         "--rounds",
@@ -164,37 +151,31 @@ def main() -> None:
             f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}"
         )
 
+    other = f"commit {alternate.commit(options.against)}" if options.against else "bare loop"
     facts = f"{options.threads} threads, {options.pairs} pairs of alternating processes, medians"
-    if options.against:
-        facts += f"; other commit {alternate.commit(options.against)}"
-
     columns = ["workload", "method", "engine", "computed by", "steps per round"]
-    columns += ["bare s/round", "fedexp s/round", "ratio (median of pairs)", "min", "max"]
-    columns += (
-        ["other commit s/round", "this to other (median of pairs)"] if options.against else []
-    )
+    columns += [f"{other} s/round", "fedexp s/round", "ratio (median of pairs)"]
+    columns += ["95 % interval of the median", "min", "max"]
     table = alternate.Table(options.write, alternate.heading(facts), columns)
 
     notes: dict[str, None] = {}
 
     with tempfile.TemporaryDirectory() as name:
         split = Path(name)
-        if "W1u" in options.workloads:
+        if "W1u" in options.workloads and not options.against:
             write_split(WORKLOADS["W1u"], options.data, options.rounds or ROUNDS["W1u"], split)
 
-        rows = list(itertools.product(options.workloads, options.methods, options.engines))
-        for workload, method, engine in (
-            [r for r in COMMITTED if r[0] in options.workloads] if options.against else rows
+        for workload, method, engine in itertools.product(
+            options.workloads, options.methods, options.engines
         ):
             pairs = [pair(workload, method, engine, options, split) for _ in range(options.pairs)]
-
             ratios = [mine / base for base, mine, _ in pairs]
 
-            used = sorted({computing(said["engine"]) for *_, said in pairs})
+            used = sorted({computing(run["engine"]) for *_, run in pairs})
             notes |= {
                 f"{workload} {method} {engine}: {note}": None
-                for *_, said in pairs
-                for note in said["notes"]
+                for *_, run in pairs
+                for note in run["notes"]
                 if note.startswith("engine")
             }
 
@@ -204,10 +185,10 @@ def main() -> None:
                     f"{statistics.mean(pairs[0][2]['steps']):.0f}",
                     f"{statistics.median(base for base, *_ in pairs):.4f}",
                     f"{statistics.median(mine for _, mine, _ in pairs):.4f}",
-                    f"{statistics.median(ratios):.2f}",
-                    f"{min(ratios):.2f}",
-                    f"{max(ratios):.2f}",
-                    *against(pairs),
+                    f"{statistics.median(ratios):.3f}",
+                    interval(ratios),
+                    f"{min(ratios):.3f}",
+                    f"{max(ratios):.3f}",
                 ]
             )
     for note in ["", *notes] if notes else []:
