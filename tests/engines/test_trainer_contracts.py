@@ -618,7 +618,7 @@ def test_a_scalar_has_a_name_of_its_own(name: str) -> None:
             assert isinstance(loss, Tensor)
             return Measured(loss, {name: loss})
 
-    with pytest.raises(Exception, match=f"not '{name}'"):
+    with pytest.raises(Exception, match=f"another name than '{name}'"):
         list(Serial().map(first_jobs(world_of(Taken())), world_of(Taken()).data))
 
 
