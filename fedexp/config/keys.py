@@ -131,11 +131,11 @@ class Architectures:
 
             names = tuple(name for _, name in owners)
 
-        forbid_global_random = self.models.keys() - {*names, self.server}
+        without_owner = self.models.keys() - {*names, self.server}
         require(
-            not forbid_global_random,
+            not without_owner,
             "architectures.models: neither a client nor the server has "
-            f"{', '.join(sorted(forbid_global_random))}",
+            f"{', '.join(sorted(without_owner))}",
         )
 
         return names

@@ -32,9 +32,9 @@ class Meter:
             The number of steps executed since the last call, and how many of them ran
             stacked.
         """
-        load_sealed, stacked = self._totals()
-        before, self._seen = self._seen, (load_sealed, stacked)
-        return {"executed": steps - (load_sealed - before[0]), "stacked": stacked - before[1]}
+        cached, stacked = self._totals()
+        before, self._seen = self._seen, (cached, stacked)
+        return {"executed": steps - (cached - before[0]), "stacked": stacked - before[1]}
 
     def _totals(self) -> tuple[int, int]:
         return self._engine.cached_steps, self._engine.stacked_steps

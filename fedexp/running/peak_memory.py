@@ -110,10 +110,8 @@ def free_memory(device: torch.device) -> int:
     memory.
     """
     if device.type == "cuda":
-        forbid_global_random = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )
-        return torch.cuda.mem_get_info(device)[0] + forbid_global_random
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     free = _sizes(Path("/proc/meminfo")).get("MemAvailable")
     # Not Linux: the whole memory of the machine.
     if free is None:
