@@ -16,7 +16,7 @@ __all__ = ["Run", "__version__", "load", "run", "save_models"]
 
 
 def __getattr__(name: str) -> Any:
-    # The import happens at the first use, so that `import fedexp` costs nothing
+    # The import happens at the first use, so that `import fedexp` costs nothing.
     if name in __all__:
         from fedexp import api
 

@@ -14,7 +14,7 @@ _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "outputs", "site-pac
 
 
 def check_conf(paths: Sequence[Path]) -> int:
-    """Print every line that must change.
+    """Print every line that uses a name of version 0.1.
 
     Args:
         paths: Files, and folders of configs. Python files beside a folder are read,
@@ -53,7 +53,7 @@ def check_conf(paths: Sequence[Path]) -> int:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield a file, or the files of a folder and the Python files beside it."""
+    """Yield a file, or the files of a folder and the Python files beside the folder."""
     if path.is_file():
         yield path
         return
@@ -64,7 +64,7 @@ def _files(path: Path) -> Iterator[Path]:
 def _walk(folder: Path, endings: Iterable[str]) -> Iterator[Path]:
     """Yield the files with one of `endings` below a folder.
 
-    Hidden folders, environments, build folders and stored runs are left out.
+    Hidden folders, virtual environments, build folders and stored runs are left out.
     """
     for home, inside, names in os.walk(folder):
         inside[:] = sorted(
@@ -76,8 +76,8 @@ def _walk(folder: Path, endings: Iterable[str]) -> Iterator[Path]:
 
 
 def _is_made(folder: Path) -> bool:
-    """Return whether a folder is an environment or an ``output_root``.
+    """Return whether a folder is a virtual environment or an ``output_root``.
 
-    Files in such a folder stay as they are.
+    Files in such a folder must not be changed, so they are not searched.
     """
     return (folder / "pyvenv.cfg").exists() or (folder / "runs").is_dir()

@@ -20,8 +20,10 @@ USAGE_ERROR, JOB_ERROR = 2, 1
 def run_guarded(work: Callable[[], int]) -> int:
     """Run `work` and turn errors of the user into an exit code and a message.
 
+    Exceptions that the user did not cause are raised as they are.
+
     Returns:
-        The exit code of `work`, or that of the error.
+        The exit code of `work`, or the exit code that stands for the error.
     """
     with lasting_output():
         try:
@@ -46,13 +48,14 @@ def run_guarded(work: Callable[[], int]) -> int:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` with the nearest command or flag.
 
-    Arguments of any number may also follow options, which argparse does not accept.
+    Positional arguments with ``nargs="*"`` may also follow options. Plain argparse
+    does not accept them there.
     """
 
     def run(self, arguments: list[str]) -> int:
         """Call the ``run`` function of the chosen command with the parsed arguments.
 
-        ``typed`` is the command line as it was typed.
+        The parsed arguments also have ``typed``, the command line as it was typed.
 
         Returns:
             The exit code.
@@ -62,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         return int(options.run(options))
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's error with the correct usage."""
+        """Raise argparse's error as `ConfigError`, with the correct usage."""
         what = message.removeprefix("argument ")
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise ConfigError(

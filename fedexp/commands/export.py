@@ -17,11 +17,11 @@ from fedexp.tables.report.csv import inert
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
-    """Return one CSV row per run. Columns that a run lacks are empty there.
+    """Return the runs as CSV, one row per run.
 
-    The identity and outcome of a run come first. ``metrics.*`` (last values) and
-    ``mean_last_10.*`` follow, then every key of the config as ``config.*``. Lists are
-    JSON.
+    A cell is empty if the run has no value for the column. The identity and outcome of
+    a run come first. ``metrics.*`` (last values) and ``mean_last_10.*`` follow, then
+    every key of the config as ``config.*``. Lists are JSON.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -96,13 +96,14 @@ def to_wandb(
 ) -> int:
     """Send every finished run to W&B under its own ID.
 
-    Online, sending a run twice does not duplicate it. Files are in ``<run>/wandb``.
+    With `mode` "online", sending a run twice does not duplicate it. W&B's files are in
+    ``<run>/wandb``.
 
     Args:
         runs: Stored runs.
         mode: Whether runs are uploaded or only written to files.
         project: Project of W&B.
-        entity: Entity of W&B, or None for that of the account.
+        entity: Entity of W&B, or None for the entity of the account.
         group: Group under which W&B shows the runs.
 
     Returns:

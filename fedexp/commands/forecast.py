@@ -20,7 +20,7 @@ Cost = tuple[float, float]  # seconds, bytes
 
 
 def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
-    """Print the time and disk space that runs would take, as far as stored runs tell.
+    """Print the time and disk space that runs would take, estimated from stored runs.
 
     Args:
         configs: Resolved configs of the runs.
@@ -54,7 +54,8 @@ def _mean_cost(
 ) -> Cost | None:
     """Return the mean cost of finished runs with the same config but other seeds.
 
-    The code that made them does not matter. None if there are no such runs.
+    The stored runs may have been made by any version of the code. The result is None if
+    there are no such runs.
 
     Args:
         config: Resolved config.

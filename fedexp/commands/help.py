@@ -46,8 +46,8 @@ def help_text(*folders: Path) -> str:
 def topic_text(topic: str, *folders: Path) -> str:
     """Return the help on a group or a key.
 
-    That of a group has its options, each with the first line of its file. That of a key
-    is its part of ``config.yaml``.
+    The help on a group lists its options, each with the first comment line of its file.
+    The help on a key is the part of ``config.yaml`` that sets it.
 
     Raises:
         ConfigError: There is no such group or key.
@@ -70,7 +70,10 @@ def topic_text(topic: str, *folders: Path) -> str:
 
 
 def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
-    """Return the first comment of an option's file."""
+    """Return the first line of the comment at the top of an option's file.
+
+    A ``# @package`` line is skipped. The result is empty if there is no such comment.
+    """
     path = next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
     lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
     first = next(lines, "")
@@ -80,7 +83,7 @@ def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
 def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the top-level keys that `path` sets, with their lines.
 
-    The comments directly above a key belong to it if its own line has none.
+    The comments directly above a key belong to the key if its own line has no comment.
     """
     key, part, above = "", "", ""
     for line in path.read_text().splitlines(keepends=True):

@@ -1,6 +1,6 @@
-"""The jobs of a sweep through Hydra's launchers, and the work of one job.
+"""Launching of a sweep's jobs through Hydra, and execution of one job.
 
-A sweep is a grid of overrides, or a list of them.
+A sweep is a grid of overrides, or a list with the overrides of each job.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     Args:
         group: Name of the sweep, for trackers.
         jobs: Number of jobs.
-        launch: Starts the jobs through Hydra and returns an exit code.
+        launch: Runs the jobs and returns an exit code.
 
     Returns:
-        The exit code of `launch`, or that of the signal that interrupted it.
+        The exit code of `launch`. If a signal interrupted it, 128 plus the number of
+        the signal.
     """
     from fedexp.data.cache import sources_stay
     from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
     os.environ["FEDEXP_SWEEP"] = group
     os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
-    # Ray must not send usage statistics with hydra/launcher=ray.
+    # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
 
@@ -87,7 +88,7 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
             with multirun_launcher(config, sweep_job) as launch:
                 _report_dead_worker(lambda: launch(jobs))
         except SystemExit as stop:
-            # SIGTERM in a job of this process.
+            # A job that runs in this process received SIGTERM.
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
 
     return 0
@@ -96,7 +97,7 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
 def run_hydra(arguments: list[str]) -> int:
     """Run Hydra's own command line.
 
-    Hydra parses the flags, answers its own and runs sweeps through its launchers.
+    Hydra parses the flags, answers its own flags and runs sweeps through its launchers.
 
     Returns:
         The exit code.
@@ -121,8 +122,8 @@ def run_hydra(arguments: list[str]) -> int:
 def _report_dead_worker(work: Callable[[], Any]) -> Any:
     """Call `work`, and report a worker process of the launcher that died.
 
-    The sweep ends then. It also ends without another message if a job failed, because
-    the job printed its error.
+    A dead worker process ends the sweep with exit code 1. A failed job also gives exit
+    code 1, without another message, because the job printed its error.
     """
     try:
         return work()
@@ -174,10 +175,10 @@ def print_failure(label: str, error: object) -> None:
 def sweep_job(config: Any) -> float:
     """Execute one job of a sweep.
 
-    Hydra's launchers call it, possibly in another process.
+    Hydra's launchers call this function, possibly in another process.
 
     Returns:
-        The value of the headline.
+        The value of the headline metric.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -236,7 +237,7 @@ _CHECKED_JOBS: list[CheckedJob] = []
 
 @contextlib.contextmanager
 def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
-    """Keep the experiments of a sweep's check for jobs that run in this process."""
+    """Keep the experiments that a sweep's check built, for jobs of this process."""
     _CHECKED_JOBS[:] = jobs
     try:
         yield
@@ -247,8 +248,9 @@ def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:
     """Return the experiment that the check of a sweep built for a job.
 
-    None in a worker process of a launcher, and if a sweeper other than Hydra's basic
-    one made another job of this number.
+    The result is None in a worker process of a launcher. It is also None if the checked
+    job of this number has another config, as with a sweeper other than Hydra's basic
+    one.
     """
     if number >= len(_CHECKED_JOBS):
         return None
@@ -263,22 +265,23 @@ _POLL_SECONDS = 0.5
 
 
 def _launcher_pid() -> int | None:
-    """Return the process ID of the sweep's own process.
+    """Return the process ID of the process that launched the sweep.
 
-    None if this process is not its worker on this machine.
+    None if this process is not a worker of that process on this machine.
     """
-    # The parent is also known if it is gone. Workers of joblib are made by
-    # multiprocessing.
+    # `multiprocessing` makes joblib's workers. It knows their parent even after the
+    # parent has ended.
     parent = multiprocessing.parent_process()
     pid = os.getppid() if parent is None else parent.pid
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Exit if the process of the sweep is gone, and watch it from now on.
+    """Exit if the process of the sweep has ended, and otherwise watch that process.
 
-    When it goes later, this process ends and its run can be resumed. A worker would
-    otherwise take the jobs in its queue, and then stay idle for minutes.
+    If the sweep's process ends later, this process ends, too, and its run can be
+    resumed. A worker would otherwise take the jobs in its queue, and then stay idle for
+    minutes.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)
@@ -290,7 +293,7 @@ def _watch(launcher: int) -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(_POLL_SECONDS)
-        # Between jobs this is the end, and in a job an interruption.
+        # The signal ends this process between jobs, and interrupts a running job.
         os.kill(os.getpid(), signal.SIGTERM)
         with _JOB_RUNNING:
             os._exit(128 + signal.SIGTERM)

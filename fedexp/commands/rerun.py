@@ -20,20 +20,21 @@ _NUMERICS = "numerics.json"
 def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
-    The rerun uses the numerics of the stored run, and neither memo nor trackers. An
-    earlier finished rerun is moved aside, and an interrupted one is resumed. The stored
-    run is only read.
+    The rerun uses the numerics of the stored run. It uses neither the client cache
+    (memo) nor trackers. An earlier finished rerun is moved aside, and an interrupted
+    one is resumed. The stored run is only read.
 
     Args:
         run: Stored run.
-        root: Output root of the rerun.
+        root: Output root of the stored runs. That of the rerun is ``<root>/reruns``.
         data_root: Folder of the data sets, or None for that of the stored run.
 
     Returns:
         The exit code: 0 if the results are bit-identical, else 1.
 
     Raises:
-        ConfigError: The run has no result, or a file that it was made with has changed.
+        ConfigError: The run has no result, a file that it was made with has changed, or
+            the run is itself this rerun.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option
@@ -95,7 +96,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
 
 
 def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
-    """Move an earlier result aside, and store the numerics of `run`."""
+    """Move an earlier result in `folder` aside, and store the numerics of `run`."""
     folder.acquire("fail", print)
     try:
         if folder.result() is not None:
@@ -107,7 +108,7 @@ def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
 
 
 def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
-    """Print whether `new` has the bits of `old`, and what else differs.
+    """Print whether two runs are bit-identical, and what else differs.
 
     Args:
         old: Stored run.
@@ -115,7 +116,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         result: Result of the rerun.
 
     Returns:
-        The exit code.
+        The exit code: 0 if the runs are bit-identical, else 1.
     """
     found = [
         *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),

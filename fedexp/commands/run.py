@@ -1,6 +1,7 @@
 """The ``fedexp`` command.
 
-Every job is checked before Hydra runs one job or a sweep of them.
+All jobs are checked before the first job runs. A single job runs in this process, and a
+sweep runs through Hydra.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _overrides_to_print(arguments: list[str]) -> list[str] | None:
-    """Return the overrides of ``--cfg job``, or None if something else was asked for.
+    """Return the overrides of ``--cfg job``, or None for any other command line.
 
-    Hydra answers the other flags.
+    Hydra answers ``--cfg hydra``, ``--cfg all`` and its other flags.
     """
     given = [
         flag.partition("=")[2] or after
@@ -153,7 +154,7 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
 def _single(job: CheckedJob) -> int:
     """Run one job in this process.
 
-    Interruptions and failures become exit codes, with one line each.
+    Interruptions and failures are printed and become exit codes.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.tracking.terminal import print_result
@@ -166,7 +167,10 @@ def _single(job: CheckedJob) -> int:
 
 
 def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
-    """Run checked jobs as Hydra's multirun, with a count before and a table after."""
+    """Run checked jobs as Hydra's multirun.
+
+    The number of jobs is printed before, and a table of their results after.
+    """
     from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
     from fedexp.config.sweep_expansion import is_grid
     from fedexp.running.check import check_splits, job_name
@@ -190,7 +194,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     )
     # Flags come first, because Hydra's parser wants overrides in one piece.
     arguments = ["--multirun", *overrides]
-    # Hydra would compose every job twice.
+    # Hydra would compose every job twice, even if all jobs are done.
     nothing_to_do = done == len(configs) and is_grid(overrides)
     launch = (lambda: _reuse_results(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
     with checked_jobs(jobs):
@@ -204,7 +208,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
 
 def _reuse_results(jobs: list[CheckedJob]) -> int:
-    """Look at each stored result of a finished sweep, as its job would."""
+    """Read and check each stored result of a finished sweep, as its job would."""
     from fedexp.commands.launching import print_failure
     from fedexp.running.execute import execute
 
@@ -223,7 +227,7 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
 
     result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
-    # The result is gone, so the next launch runs it again.
+    # The result is gone, so the next launch executes the job again.
     if not result and status == "done":
         status = "queued"
 

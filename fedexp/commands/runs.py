@@ -439,12 +439,12 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _compared(config: ResolvedConfig) -> dict[str, Any]:
-    """Return what `diff` compares of a config: everything but the overrides."""
+    """Return the parts of a config that `diff` compares: all except the overrides."""
     return {**config.values, "contents": config.contents, "choices": config.choices}
 
 
 def _folder_hash(run: StoredRun, name: str) -> str:
-    """Return the short hash in the folder's name."""
+    """Return the short hash of the config or the code from the run's path."""
     return (
         run.path.parent.name.rpartition("-")[2]
         if name == "config"
@@ -493,7 +493,7 @@ def _clean(options: argparse.Namespace) -> int:
 
         try:
             with run.lock():
-                # The run was launched again in the meantime.
+                # The state differs if the run was launched again in the meantime.
                 if StoredRun(run.path).state != run.state:
                     raise StorageError("this run has just been executed", where=str(run.path))
                 if options.yes:
@@ -505,7 +505,7 @@ def _clean(options: argparse.Namespace) -> int:
         freed += size
         print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
         if options.yes:
-            # Other runs of the same config may still be there.
+            # The parent folder may contain other runs of the same config.
             with contextlib.suppress(OSError):
                 run.path.parent.rmdir()
 
@@ -547,7 +547,10 @@ def _action_text(options: argparse.Namespace) -> str:
 
 
 def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
-    """Return the part of `run` that the flags cover and the reason, or None and ""."""
+    """Return the part of `run` that the flags select, and the reason.
+
+    The result is (None, "") if no flag selects a part.
+    """
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
     if run.status in ("failed", "damaged", "stale") and getattr(options, run.status):
@@ -571,7 +574,7 @@ def _stale_paths(root: Path) -> Iterator[Path]:
 def _delete(folder: Path) -> None:
     """Rename a folder and then delete it.
 
-    A half-deleted run is never taken for a run.
+    After the renaming, nothing takes a half-deleted folder for a run.
     """
     renamed = temporary_path(folder, "deleted")
     # A process with the same ID may have left a folder of this name.
@@ -581,9 +584,10 @@ def _delete(folder: Path) -> None:
 
 
 def _clean_client_cache(folder: Path, delete: bool) -> tuple[int, int]:
-    """Count the entries of the memo and their bytes, and delete them if asked.
+    """Count the entries of the client cache (memo) and their bytes.
 
-    Runs cope with entries that vanish. Folders and locks are not deleted.
+    The entries are deleted if `delete` is true. Runs that use the cache tolerate
+    entries that vanish. Folders and locks are not deleted.
     """
     count = size = 0
     for entry in folder.glob("*/*.safetensors"):
@@ -599,7 +603,7 @@ _COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 
 
 def _swapped_parts(run: StoredRun) -> list[str]:
-    """Return the parts that are not the method's own, as ``trainer=NAME``."""
+    """Return the parts that differ from the method's preset, as ``trainer=NAME``."""
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [
@@ -609,7 +613,10 @@ def _swapped_parts(run: StoredRun) -> list[str]:
 
 @functools.cache
 def _preset_parts(method: str) -> dict[str, str]:
-    """Return the parts of a method's preset. Empty if there is no such preset."""
+    """Return the option of each part that a method's preset chooses.
+
+    The result is empty if there is no such preset.
+    """
     import yaml
 
     from fedexp.config.folders import conf_dirs
@@ -658,7 +665,10 @@ def _age_text(moment: datetime.datetime) -> str:
 
 
 def _escaped(value: Any) -> str:
-    """Return text for a table cell. Brackets in overrides are not markup."""
+    """Return a value as text for a table cell, with Rich's markup escaped.
+
+    Overrides contain brackets, which are not markup.
+    """
     from rich.markup import escape
 
     return escape(str(value))

@@ -1,4 +1,4 @@
-"""The command ``fedexp-runs table``: a table of stored runs by any keys.
+"""The command ``fedexp-runs table``: a table of stored runs, by any config keys.
 
 Cells are means over seeds, and columns are compared by paired tests.
 """
@@ -16,12 +16,12 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console
 
-# Groups that a method's preset chooses.
+# Groups whose options follow from a key, because a method's preset chooses them.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
-# Number of keys in one message.
+# Largest number of keys or values in one message.
 _SHOWN = 4
 
-# Conditions of a row, and the value of a column.
+# Values of the row keys, and the value of the column key.
 Cell = tuple[tuple[str, ...], str]
 
 
@@ -161,8 +161,11 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
 
     Args:
         runs: Stored runs.
-        implied: Keys that are not reported, nor those below them. Seeds are not
-            reported either.
+        implied: Keys that are not reported. Keys below them and seeds are not reported
+            either.
+
+    Returns:
+        The values of each such key.
     """
     sides = [dict(flat(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
@@ -253,7 +256,7 @@ def _print_tests(
 
 
 def _seed_text(seeds: Seeds) -> str:
-    """Return the seed, and that of the data if it is another."""
+    """Return the seed, followed by the seed of the data if it is another number."""
     return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
 
 
@@ -265,7 +268,7 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """Print what is measured, the runs left out and the other differences of cells."""
+    """Print the measured value, the left-out runs and other differences of cells."""
     out = console()
     measured = sorted(
         {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedexp.tables.report.report import Report, Variant
     from fedexp.tables.schema import Table
 
-# Overrides that the sweep itself must know.
+# Prefixes of the keys whose overrides the sweep itself must know.
 _SWEEP_KEYS = ("hydra", "output_root")
 
 
@@ -35,11 +35,9 @@ def run_command(arguments: list[str]) -> int:
     """Run the command line and return its exit code.
 
     Returns:
-        0, or 1 if a cell failed. With ``--strict`` also 1 if a number is beyond its
-            tolerance or
-        a claim of the paper is refuted. 2 for wrong input, without a traceback. 130 if
-            it was
-        interrupted.
+        0, or 1 if a cell failed. With ``--strict`` it is also 1 if a number is beyond
+        its tolerance or a claim of the paper is refuted. 2 for wrong input, which is
+        reported without a traceback. 130 if Ctrl-C interrupted the command.
     """
     return run_guarded(lambda: _parser().run(arguments))
 
@@ -182,7 +180,7 @@ def _seeds(text: str) -> list[int]:
 
 
 class _Request:
-    """A table with the user's request: its cells and their runs."""
+    """The cells of a table that the user asked for, and their runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
@@ -242,7 +240,7 @@ def _is_hydra(override: str) -> bool:
 
 
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
-    """Return the overrides of the sweep, or all others."""
+    """Return the overrides for the sweep itself if `of_sweep`, else all others."""
     from fedexp.tables.cells import key_of
 
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
@@ -341,9 +339,10 @@ def group(options: argparse.Namespace) -> str:
 
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
-    """Compose and check every job before the first starts, with the numbers to read.
+    """Compose and check every job before the first job starts.
 
-    The error names the cell.
+    The check includes the numbers that the table reads from each run. An error names
+    the run.
     """
     from fedexp.config.compose import compose
     from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
@@ -377,7 +376,11 @@ def _without_local_paths(typed: str) -> str:
 
 
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
-    """Refuse a number that the run will not have, or a choice by such a number."""
+    """Refuse a table that reads a number which the run will not have.
+
+    Such a number is the value of a cell, the pooled rounds, or the value by which a
+    grid point is chosen.
+    """
     from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
@@ -408,7 +411,7 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
 def _make_report(request: _Request) -> Report:
     """Build the report, print it and write its files.
 
-    It is also sent to W&B if the runs went there.
+    A summary is also sent to W&B if the runs were sent there.
     """
     from fedexp.tables.build_report import build_report, draw_figures, is_part, with_pictures
     from fedexp.tables.record import TableRecord, recorded

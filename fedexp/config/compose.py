@@ -96,9 +96,10 @@ def group_option(group: str, name: str, where: str, search_path: list[str]) -> D
 
 
 def _with_architecture_models(config: DictConfig, search_path: list[str]) -> DictConfig:
-    """Fill in ``architectures``, in place: the model of every name, names from a file.
+    """Fill in the model of every name in ``architectures``, in place.
 
-    A file that ``architectures.clients`` names is replaced by its content.
+    If ``architectures.clients`` is the path of a file, the file's content replaces the
+    path.
     """
     clients, server = config.architectures.clients, config.architectures.server
     if clients is None and server is None:
@@ -124,9 +125,10 @@ def _with_architecture_models(config: DictConfig, search_path: list[str]) -> Dic
 def _with_proxy_dataset(
     config: DictConfig, choices: Mapping[str, Any], search_path: list[str]
 ) -> tuple[DictConfig, Mapping[str, Any]]:
-    """Return copies in which a data set's node replaces its name at ``proxy.dataset``.
+    """Return the config and choices with the data set that ``proxy.dataset`` names.
 
-    The name is added to the choices.
+    In a copy of the config, the data set's node replaces its name. The name is added to
+    the choices.
     """
     name = config.proxy.dataset
     if not isinstance(name, str):

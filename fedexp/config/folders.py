@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def conf_dir() -> Path:
-    """Return the built-in configs.
+    """Return the folder of the built-in configs.
 
-    They are ``fedexp/conf`` in a wheel and ``conf`` in a checkout.
+    It is ``fedexp/conf`` in a wheel and ``conf`` in a checkout.
     """
     package = Path(__file__).resolve().parents[1]
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
@@ -17,13 +17,13 @@ def conf_dir() -> Path:
 def user_conf_dir() -> Path | None:
     """Return ``./conf`` of the working directory.
 
-    None if it is absent or the built-in one.
+    None if that folder is absent, or is the folder of the built-in configs.
     """
     folder = Path.cwd() / "conf"
     return folder if folder.is_dir() and folder.resolve() != conf_dir().resolve() else None
 
 
 def conf_dirs() -> list[Path]:
-    """Return the built-in configs and, if there are any, the user's."""
+    """Return the folder of the built-in configs and, if there is one, the user's."""
     user = user_conf_dir()
     return [conf_dir()] if user is None else [conf_dir(), user]

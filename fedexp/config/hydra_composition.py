@@ -27,7 +27,7 @@ from fedexp.core.errors import ConfigError
 def use_hydra(overrides: list[str]) -> Iterator[None]:
     """Initialise Hydra's global state for a block and restore it afterwards.
 
-    A running Hydra job keeps its own state. Hydra's errors leave the block as
+    A running Hydra job keeps its own state. Hydra's errors in the block become
     `ConfigError`.
 
     Args:
@@ -50,8 +50,8 @@ def use_hydra(overrides: list[str]) -> Iterator[None]:
 def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config inside `use_hydra`.
 
-    A combination of groups takes 80 ms. It is composed once per process, unless
-    ``hydra.searchpath`` adds groups. Single keys are set in a copy.
+    Composing a combination of groups takes 80 ms. Each combination is composed once per
+    process, unless ``hydra.searchpath`` adds groups. Single keys are set in a copy.
 
     Args:
         overrides: Overrides of one job.
@@ -99,20 +99,20 @@ def _parsed(text: str) -> list[Override]:
 def _sets_key(override: Override, user_files: str) -> bool:
     """Return whether an override sets a single key to a single value.
 
-    Choices of a group, Hydra's own overrides and several values, which Hydra refuses,
-    do not.
+    The result is False for choices of a group, for Hydra's own overrides, and for
+    several values, which Hydra refuses.
     """
     if override.is_hydra_override() or override.is_sweep_override():
         return False
     return isinstance(override.value(), dict) or not is_group(override.key_or_group, user_files)
 
 
-# One entry takes 0.2 MB, and a table has a hundred.
+# One entry takes 0.2 MB. A table needs about a hundred entries.
 @functools.lru_cache(maxsize=256)
 def _composed_groups(
     groups: tuple[str, ...], user_files: str
 ) -> tuple[DictConfig, Mapping[str, Any]]:
-    """Return what `compose_with_hydra` returns.
+    """Compose a config, and return it as `compose_with_hydra` does.
 
     The cached config must not be changed.
     """

@@ -64,14 +64,15 @@ def multirun_launcher(
 ) -> Iterator[Callable[[Sequence[Sequence[str]]], Any]]:
     """Start Hydra's callbacks and launcher for a list of jobs that no sweeper expanded.
 
-    The callbacks of the end are called only if the block ends without an exception.
+    Hydra's callbacks for the end of a multirun are called only if the block ends
+    without an exception.
 
     Args:
         config: Config from `compose_for_multirun`.
         task: Function that the launcher calls for each job.
 
     Yields:
-        A function that launches jobs, given the overrides of each.
+        A function that launches jobs. It takes the overrides of each job.
     """
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
@@ -93,12 +94,13 @@ def quiet_failures(
 ) -> Iterator[None]:
     """Keep Hydra from printing errors that were printed already.
 
-    Hydra prints a traceback of every error it does not know, and the overrides of a
-    failed job.
+    Without this function, Hydra prints the traceback of every error that it does not
+    know, and the overrides of a failed job.
 
     Args:
         reported: Exception of a job whose failure was printed already.
-        call: Calls the function that Hydra runs, inside Hydra's error report.
+        call: Receives the function that Hydra runs, and calls it. Hydra's
+            `run_and_report` wraps this call, so that Hydra reports the call's errors.
     """
     report = utils.run_and_report
     jobs: Any = JobReturn

@@ -60,8 +60,8 @@ class TraceConfig:
     """Keys ``trace.*``: which iterations of a method on the server are traced.
 
     Args:
-        every: Iterations between evaluations. 0 means none.
-        weights: Iterations whose weights are stored.
+        every: Iterations between evaluations. 0 means no evaluation.
+        weights: Numbers of the iterations whose weights are stored.
     """
 
     every: int
@@ -80,8 +80,8 @@ class Architectures:
     """Keys ``architectures.*``: the model of each client and of the server.
 
     Args:
-        clients: Names in a cycle over the clients, or the ranges of clients of each
-            name. None means that all clients have ``model``.
+        clients: Names that the clients take in turn, or the clients of each name, as
+            numbers and ranges. None means that all clients have ``model``.
         server: Name of the server's architecture. None means ``model``.
         models: The ``model`` node of every name.
     """
@@ -93,7 +93,7 @@ class Architectures:
     def names(self, clients: int) -> tuple[str, ...]:
         """Return the name of each client's architecture.
 
-        Client c has name number c modulo the number of names.
+        Client c has the architecture at index c modulo the number of returned names.
 
         Args:
             clients: Number of clients.
@@ -166,7 +166,7 @@ class ClientModels:
 
     Args:
         path: Folder of the models, or None.
-        sha256: Hash of its content, or None.
+        sha256: Hash of the folder's content, or None.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
@@ -181,9 +181,9 @@ class Headline:
 
     Args:
         rule: How the number is taken from the evaluated rounds.
-        metric: Name of the metric, or ``auto``.
-        targets: Values of the metric, each once. The first round that reaches each is
-            reported.
+        metric: Name of the metric, or ``auto`` for the first metric that is measured.
+        targets: Values of the metric, without repetition. For each value, the first
+            round that reaches it is reported.
     """
 
     rule: Literal["last", "mean_last_10", "best_on_val"]
@@ -202,8 +202,8 @@ class Stop:
     """Keys ``stop.*``: the optional early stop.
 
     Args:
-        metric: Name of the metric, or ``auto`` for that of the headline.
-        target: Value that stops the run, or None.
+        metric: Name of the metric, or ``auto`` for the headline's metric.
+        target: Value that stops the run, or None for no early stop.
     """
 
     metric: str
@@ -296,7 +296,7 @@ class StateMemory:
     """Keys ``state.*``: memory for client states.
 
     Args:
-        memory_gb: GB that are held on the training device between rounds.
+        memory_gb: GB of client states that stay on the training device between rounds.
     """
 
     memory_gb: float
@@ -306,11 +306,11 @@ class StateMemory:
 
 
 def _check_options(config: ResolvedConfig) -> None:
-    """Refuse options whose files lack the line that determines their kind.
+    """Refuse options whose files do not fit their group.
 
     Raises:
-        ConfigError: A file is a list, has no ``_target_`` or no ``# @package
-            _global_``.
+        ConfigError: A file is a list, a file of `GROUPS` has no ``_target_``, or a file
+            of another group has no ``# @package _global_``.
     """
     for group, option in config.choices.items():
         node: Any = config.values.get(group)
@@ -344,7 +344,7 @@ def _check_options(config: ResolvedConfig) -> None:
 class Config:
     """Every key of ``conf/config.yaml`` that is not a group.
 
-    That file documents each key.
+    ``conf/config.yaml`` documents each key.
     """
 
     method: str

@@ -28,7 +28,7 @@ from fedexp.config.search_path import (
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.renames import renamed_key, renames
 
-# Composes the config of a list of group choices, inside `use_hydra`.
+# Composes the config for a list of group choices. It is called inside `use_hydra`.
 ComposeGroups = Callable[[list[str]], DictConfig]
 
 
@@ -37,8 +37,8 @@ def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
 
     Args:
         overrides: Arguments of the command without its known flags.
-        flags: Known flags of the command, to suggest the nearest. Empty for Python's
-            `run`.
+        flags: Known flags of the command. The message suggests the nearest. Empty for
+            the Python function `run`.
 
     Raises:
         ConfigError: An override begins with a dash.
@@ -184,10 +184,10 @@ def _as_key_and_value(override: str, overrides: list[str]) -> list[str]:
 def _missing_option_error(error: MissingConfigException) -> ConfigError:
     """Return the error about an option that no file of its group defines.
 
-    All options of fedexp's groups are listed, those in subfolders too.
+    For groups of fedexp, the message lists all options, including those in subfolders.
     """
     file = (error.missing_cfg_file or "?").removesuffix(".yaml")
-    # The text names the config file if the option is in a file's defaults.
+    # Hydra's message names the config file if a file's defaults list chose the option.
     inside = re.match(r"In '([^']+)'", str(error))
     where = f"{inside.group(1)}.yaml, defaults" if inside and inside.group(1) != "config" else None
     found = [str(option) for option in error.options or ()]
@@ -249,8 +249,8 @@ def _key_error(
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
 
-    # A file's defaults override a group that is not there from where the file is
-    # included.
+    # The defaults list of a file overrides a group that does not exist at the place
+    # where the file is included.
     if (file := re.match(r"In '([^']+)'", text)) is not None:
         if key == "dataset" and file.group(1).startswith("method/"):
             return dataset_in_method_error(file.group(1))
@@ -318,7 +318,7 @@ def _several_values_error(overrides: list[str], compose_groups: ComposeGroups) -
 
 
 def _hydra_key_hint(key: str, overrides: list[str]) -> str:
-    """Suggest the key of Hydra's own node nearest to `key`."""
+    """Suggest the key of Hydra's own node that is nearest to `key`."""
     own = [override for override in overrides if override.startswith("hydra/")]
     node = hydra_compose("config", own, return_hydra_config=True).hydra
     names = [f"hydra.{name}" for name, _ in _dotted(OmegaConf.to_container(node, resolve=False))]
@@ -329,7 +329,10 @@ def _hydra_key_hint(key: str, overrides: list[str]) -> str:
 
 
 def _group_choices(overrides: list[str]) -> list[str]:
-    """Return the overrides that choose an option, the first option of each sweep."""
+    """Return the overrides that choose an option.
+
+    A sweep over options is replaced by its first option.
+    """
     choices = []
     groups = [override for override in overrides if names_group(override)]
     for override in OverridesParser.create().parse_overrides(groups):
@@ -343,8 +346,9 @@ def _group_choices(overrides: list[str]) -> list[str]:
 def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
     """Suggest a key for the unknown `key`.
 
-    The order is: a key beside it, a key of another option of its group, a key of that
-    name elsewhere.
+    Suggestions are tried in this order: a key beside `key`, a key of another option of
+    its group, a key of the same name elsewhere. If `key` has no dot, a key of the same
+    name elsewhere comes first.
 
     Args:
         key: Unknown key, dotted.

@@ -1,6 +1,6 @@
 """A search for names of version 0.1 in YAML and Python files.
 
-It reads files and runs none.
+The files are read but not executed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def in_yaml(
 
     Args:
         path: The file.
-        home: The folder of configs that contains it, or None. A file's folder in it is
-            its group.
+        home: The folder of configs that contains the file, or None. The name of the
+            file's topmost folder in `home` is its group.
         fields: Names that the user's classes define, by class.
     """
     text = _read(path)
@@ -82,11 +82,12 @@ def _in_node(
 def _old_key(
     place: str, target: str, fields: Mapping[str, frozenset[str]]
 ) -> tuple[str, str] | None:
-    """Return the old and the new name of a key.
+    """Return the old and the new name of a key, or None if the key is not an old name.
 
     Args:
         place: Dotted key.
-        target: The class whose key it is, empty if the file does not name one.
+        target: Path of the class that the node of the key names. Empty if it names
+            none.
         fields: Names that the user's classes define, by class.
     """
     name = place.rpartition(".")[2]
@@ -102,7 +103,7 @@ def _old_key(
 
 @functools.cache
 def _kinds(key: str, options: tuple[str, ...]) -> frozenset[str]:
-    """Return the classes of the built-in options of the group of a key."""
+    """Return the classes of the built-in `options` in the group that contains `key`."""
     group = conf_dir() / key.partition(".")[0]
     return frozenset(read_yaml(group / f"{option}.yaml")["_target_"] for option in options)
 
@@ -119,7 +120,7 @@ def _in_text(text: str, line: int) -> Iterator[Finding]:
 
 
 class PythonFiles:
-    """The Python files of a user, which may derive classes from each other's.
+    """The Python files of a user, whose classes may derive from each other's classes.
 
     Args:
         paths: The files.
@@ -238,8 +239,8 @@ def _paths(tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.Name) and node.id in renamed:
             yield Finding(node.lineno, node.id, renamed[node.id])
         if isinstance(node, ast.Attribute) and id(node) not in inner:
-            # The longest chain names the most: `walk` visits it before the chains
-            # inside it.
+            # `walk` visits the longest chain of attributes before the chains inside it,
+            # and the longest chain has the most specific name.
             inner |= {id(part) for part in ast.walk(node)}
             path = ast.unparse(node)
             if _PATH.fullmatch(path) and (new := renames().new_path(path)) is not None:
@@ -247,7 +248,7 @@ def _paths(tree: ast.Module) -> Iterator[Finding]:
 
 
 def _in_function(node: ast.FunctionDef) -> Iterator[Finding]:
-    """Yield old members of the arguments that the interface passes: ``env.budget``."""
+    """Yield old members of arguments that fedexp passes, such as ``env.budget``."""
     table = renames()
     renamed = {
         argument.arg: members
@@ -273,7 +274,7 @@ def _in_function(node: ast.FunctionDef) -> Iterator[Finding]:
 def _is_instance(argument: ast.arg, path: str, usual: str) -> bool:
     """Return whether an argument is an instance of the class at `path`.
 
-    Its type says so, or its name if it has no type.
+    The annotation decides. An argument without an annotation must have the usual name.
     """
     if argument.annotation is None:
         return argument.arg == usual
@@ -283,7 +284,7 @@ def _is_instance(argument: ast.arg, path: str, usual: str) -> bool:
 
 
 def _in_call(node: ast.Call) -> Iterator[Finding]:
-    """Yield old arguments and old values of arguments of a class.
+    """Yield old keywords and old argument values in a call of a fedexp class.
 
     An example is ``Outcome(models, "model")``.
     """

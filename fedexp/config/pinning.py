@@ -1,8 +1,9 @@
-"""Files that count by their content, not by their path.
+"""Hashes of the files and folders that a config names.
 
-The class of a plug-in, or of a node of `fedexp.config.keys`, declares which of its keys
-name such a file or folder and how its content is hashed: ``content_keys:
-ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": file_sha256}``.
+A run is identified by the content of such a file or folder, and not by its path. A
+class declares which of its keys name files or folders, and how their content is hashed:
+``content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": file_sha256}``.
+The class is a plug-in, or a node of `fedexp.config.keys`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any
 from fedexp.config.keys import ClientModels
 from fedexp.core.build import locate
 
-# Nodes without a ``_target_``.
+# Classes of the nodes without a ``_target_``, by dotted key.
 _OWN: dict[str, type] = {"client_models": ClientModels}
 
 
 def pin(config: dict[str, Any]) -> dict[str, str]:
     """Hash the files that a config names.
 
-    If a node has one such key and a key ``sha256``, an empty ``sha256`` is filled in,
-    in place. An absent file has no hash unless the config gives one. The plug-in's own
-    check refuses it.
+    If a class declares only one such key and its node also has a key ``sha256``, an
+    empty ``sha256`` is filled in, in place. An absent file has no hash unless the
+    config gives one. The plug-in's own check refuses an absent file.
 
     Args:
         config: Values of a resolved config.
@@ -43,7 +44,7 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
             found = node["sha256"] if beside and node.get(key) else None
             path = _existing_path(node.get(key))
             if found is None and path is not None:
-                # For example a folder in place of a file.
+                # Reading fails, for example, for a folder in place of a file.
                 with contextlib.suppress(OSError):
                     found = hash_of(path)
             if found is not None:
@@ -66,8 +67,8 @@ def _nodes(node: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, dict
 def _plugin_class(place: str, node: Mapping[str, Any]) -> type | None:
     """Return the class of a node that may name a file.
 
-    None for a node that names no existing file and gives no ``sha256``. Its plug-in is
-    not imported.
+    The result is None for a node that names no existing file and gives no ``sha256``.
+    The plug-in of such a node is not imported.
     """
     if "_target_" not in node:
         return _OWN.get(place)

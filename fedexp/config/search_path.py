@@ -46,8 +46,8 @@ def register() -> None:
 def _refuse_shadowed_files() -> None:
     """Refuse a user's file that has the name of a built-in file.
 
-    Hydra would ignore it. Hydra does not read ``tuned``, whose files of the user take
-    precedence.
+    Hydra would ignore the user's file. Files in ``tuned`` may have the name of a
+    built-in file. Hydra does not read them, and the user's file takes precedence.
     """
     folder, built_in = user_conf_dir(), conf_dir()
     if folder is None:
@@ -65,7 +65,7 @@ def _refuse_shadowed_files() -> None:
 
 
 def group_names() -> list[str]:
-    """Return the names of all folders of configs, ``method`` first, then by name."""
+    """Return the names of the folders in ``conf``, with ``method`` first."""
     paths = [path for folder in conf_dirs() for path in folder.iterdir()]
     return sorted(
         {path.name for path in paths if path.is_dir()}, key=lambda name: (name != "method", name)
@@ -73,7 +73,7 @@ def group_names() -> list[str]:
 
 
 def option_names(group: str) -> list[str]:
-    """Return every option of `group`, those in its subfolders as ``folder/option``."""
+    """Return every option of `group`. An option in a subfolder is ``folder/option``."""
     homes = [folder / group for folder in conf_dirs()]
     files = {
         path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")
@@ -101,7 +101,8 @@ def is_group(name: str, user_files: str) -> bool:
 
     Args:
         name: Name of the group.
-        user_files: `user_conf_hash`, on which the answer depends.
+        user_files: Result of `user_conf_hash`. It is part of the cache's key, because
+            the answer depends on the user's files.
     """
     return bool(GlobalHydra.instance().config_loader().get_group_options(name, results_filter=None))
 
@@ -115,7 +116,7 @@ def names_group(override: str) -> bool:
 def user_conf_hash() -> str:
     """Hash the files in ``./conf``.
 
-    The built-in configs do not change while a process runs.
+    The built-in configs are not hashed. They do not change while a process runs.
     """
     state = hashlib.blake2b(digest_size=16)
     folder = user_conf_dir()

@@ -18,9 +18,9 @@ from fedexp.core.errors import ConfigError
 def expand(overrides: list[str]) -> list[list[str]]:
     """Expand a sweep into the overrides of its jobs.
 
-    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out. A
-    range that only a sweeper plug-in understands, such as a distribution, contributes
-    its first value, if it has one.
+    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out. An
+    interval, which only a sweeper plug-in understands, is left out, too. Its key then
+    keeps the value of the config.
 
     Raises:
         ConfigError: An override is invalid, or the launcher would run no job.
@@ -48,7 +48,9 @@ def is_grid(overrides: list[str]) -> bool:
 
 
 def check_launcher(config: DictConfig) -> None:
-    """Refuse settings that a launcher would refuse only after it started jobs.
+    """Refuse a number of jobs at once with which the launcher would run no job.
+
+    The launcher itself would refuse it only after it started jobs.
 
     Args:
         config: Config with Hydra's own node.
@@ -68,7 +70,7 @@ def check_launcher(config: DictConfig) -> None:
 def _compose_with_hydra_node(overrides: list[str], axes: Mapping[str, list[str]]) -> DictConfig:
     """Compose the groups of the first job with Hydra's own node.
 
-    Single keys belong to each job and are checked with it.
+    Overrides of single keys are left out. They are checked with each job.
     """
     chosen = [axis[0] for axis in axes.values() if names_group(axis[0])]
     own = [

@@ -1,4 +1,4 @@
-"""YAML files that are read without Hydra: they are not part of a run's config."""
+"""Functions that read YAML files without Hydra."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_yaml_mapping(path: Path, what: str) -> dict[str, Any]:
 
     Args:
         path: File to read.
-        what: The file in messages, such as "a table's file".
+        what: Name of the file in messages, such as "a table's file".
 
     Raises:
         ConfigError: If the file is not YAML, or if its content is not a mapping.
@@ -42,7 +42,7 @@ def read_yaml_mapping(path: Path, what: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         why = " ".join(str(error).replace("<unicode string>", path.name).split())
         raise ConfigError(
-            f"{what} is not YAML", where=str(path), got=why, do="mend the file"
+            f"{what} is not YAML", where=str(path), got=why, do="correct the file"
         ) from None
     if not isinstance(node, dict):
         raise ConfigError(f"{what} must be a mapping", where=str(path), got=type(node).__name__)

@@ -17,9 +17,9 @@ from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
 # A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
-# Weights. A reference from `Env.store` may stand for Weights, which can then be on
-# disk. When a run is resumed, everything except the referenced models is read at once.
-# The outermost value is a plain dict, whose keys a method declares as a TypedDict.
+# Weights. A reference from `Env.store` may replace Weights. The referenced model can be
+# on disk. When a run is resumed, everything except the referenced models is read at
+# once. The outermost value is a plain dict. A method declares its keys as a TypedDict.
 State = Any
 
 
@@ -31,10 +31,10 @@ class Aggregator(ABC):
     holds only its configuration.
     """
 
-    # The kind of the outcome, at any time.
+    # The kind of the outcome. It is the same after every step.
     delivers: ClassVar[Delivers] = "global"
 
-    # Whether models travel in every round. If not, no bytes are counted.
+    # Whether models are sent in every round. If not, no bytes are counted.
     communicates: ClassVar[bool] = True
 
     @property
@@ -43,7 +43,10 @@ class Aggregator(ABC):
 
     @property
     def averages_updates(self) -> bool:
-        """Whether the trainer's server half and the server optimizer take effect."""
+        """Whether the method averages client updates.
+
+        If not, the trainer's server half and the server optimizer have no effect.
+        """
         return False
 
     @abstractmethod
@@ -55,9 +58,9 @@ class Aggregator(ABC):
 
         By default every step is a round. A method whose round has several steps (one
         per layer, or one per epoch of server training) reads the position from its
-        state. Sampling, the decay of the step size and evaluation follow the round.
-        Checkpoints and the client cache follow the step, so long server work is divided
-        into several steps. Positions ascend.
+        state. Client sampling, the decay of the step size and evaluation depend on the
+        round. Checkpoints and the client cache depend on the step, so long server work
+        is divided into several steps. Positions must ascend.
 
         Args:
             state: The state after `step` steps.
@@ -72,7 +75,7 @@ class Aggregator(ABC):
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         """Return the client jobs of this step.
 
-        An empty list makes it a server-only step.
+        If the list is empty, only the server works in this step.
         """
 
     @abstractmethod
@@ -84,7 +87,7 @@ class Aggregator(ABC):
         Args:
             state: The state before the step.
             results: A stream of results in job order.
-            env: The world at this step.
+            env: The environment at this step.
 
         Returns:
             The new state, and the metrics to log.
@@ -98,7 +101,7 @@ class Aggregator(ABC):
         """Return grids of images to draw after the last step of a round.
 
         Returns:
-            By name, a tensor (rows, columns, c, H, W) with values in [0, 1].
+            Grids by name, of shape (rows, columns, c, H, W), with values in [0, 1].
         """
         return {}
 
@@ -126,5 +129,5 @@ class Aggregator(ABC):
         """
 
     def done(self, state: State, env: Env) -> bool:
-        """Return whether the run is over before the step at `env`'s round and step."""
+        """Return whether the run ends before the step ``(env.round, env.step)``."""
         return env.round >= env.rounds

@@ -27,17 +27,18 @@ from fedexp.core.user_code import (
 
 T = TypeVar("T")
 
-# Metadata of a dataclass field that code sets and a config cannot.
+# Metadata of a dataclass field that only code can set, not a config.
 NOT_A_KEY: Mapping[str, bool] = types.MappingProxyType({"key": False})
 
 
 def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
-    """Build the dataclass `cls`, or the subclass of ``_target_``, from a mapping.
+    """Build `cls`, or the subclass of it that ``_target_`` names, from a mapping.
 
-    Every key must be a field. Every value must have the field's type: an int may
-    replace a float and a list may replace a tuple, nothing else is cast. A
-    ``ValueError`` of ``__post_init__`` becomes a `ConfigError`. So does any other error
-    that a user's plug-in raises there.
+    The class that is built must be a dataclass. Every key must be a field. Every value
+    must have the type of its field. An int may replace a float, a list may replace a
+    tuple, and a mapping may replace a dataclass. No other value is cast. A
+    ``ValueError`` that ``__post_init__`` raises becomes a `ConfigError`. Any other
+    error that ``__post_init__`` of a user's plug-in raises becomes a `ConfigError` too.
 
     Args:
         cls: A dataclass or an interface.
@@ -70,7 +71,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             if "__dataclass_fields__" not in vars(kind) and (
                 hasattr(kind, str(key)) or "__init__" in vars(kind)
             ):
-                # Only a base of it is a dataclass.
+                # Only a base class of `kind` is a dataclass.
                 raise _no_dataclass(kind, where)
             if (renamed := _renamed(str(key), fields, where)) is not None:
                 raise renamed
@@ -107,7 +108,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
 
 
 def _renamed(key: str, fields: Mapping[str, Any], where: str) -> ConfigError | None:
-    """Return the error for a key that moved, or that has the old name of a field."""
+    """Return the error for a key that was moved or renamed, else None."""
     place = f"{where}.{key}" if where else key
     known = renames().keys.get(place)
     if known is None:
@@ -134,7 +135,7 @@ def locate(path: Any, interface: type, where: str) -> type:
 
     Args:
         path: Dotted path, ``package.module.Class``.
-        interface: Class that it must derive from.
+        interface: Required base class of the class at `path`.
         where: Config key that names the class, for messages.
 
     Raises:
@@ -171,7 +172,7 @@ def locate(path: Any, interface: type, where: str) -> type:
         raise ConfigError(
             f"module '{module_name}' cannot be imported: {describe_exception(error)}",
             where=f"{place_of_error(error) or path} ({place})",
-            do=f"install '{named}', or mend the import; {TRACED}" if named else TRACED,
+            do=f"install '{named}', or correct the import; {TRACED}" if named else TRACED,
         ) from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
@@ -200,7 +201,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         others = [option for option in arguments if option is not type(None)]
-        # An optional value: the message about its type is more precise.
+        # `hint` is optional. An error message about its other type is more precise.
         if len(others) == 1 and value is not None:
             return convert(value, others[0], where)
         for option in arguments:
@@ -255,7 +256,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
-    """Return how to write `value` if one was given for a list, or a list for one."""
+    """Return advice for a number in place of a list, or a list in place of one value.
+
+    None if neither is the mistake.
+    """
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"
     if hint in (int, float, str) and isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
 """Client states between rounds.
 
-They change one whole step at a time. What did not change is not copied.
+All changes of a step are applied together. Unchanged states are not copied.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from fedexp.core.trees import Tree, Trees
 
 
 class ClientStates(Mapping[int, Trees]):
-    """A mapping from client to state, of all clients that have one.
+    """A mapping from client index to state, for all clients that have a state.
 
-    A subclass decides where the states are stored. The changes of a step come in one
-    `commit`. Values that were handed out do not change.
+    A subclass decides where the states are stored. One call of `commit` applies all
+    changes of a step. A state that was read before does not change.
     """
 
     version = 0  # number of committed steps
@@ -28,15 +28,15 @@ class ClientStates(Mapping[int, Trees]):
         """
 
     def spill(self) -> None:
-        """Move states elsewhere if the subclass limits memory.
+        """Move states out of memory if the subclass limits memory.
 
         It is called after every commit.
         """
 
     def commit(self, changes: Mapping[int, Trees]) -> None:
-        """Take over the changes of a step.
+        """Apply the changes of a step.
 
-        If this is interrupted, the same commit has to be made again.
+        If the call is interrupted, it must be repeated with the same changes.
         """
         for client, state in changes.items():
             self.put(client, state)
@@ -66,9 +66,9 @@ class StatesInMemory(ClientStates):
 class After(Mapping[int, Trees]):
     """The states after a step: its changes on top of the states before it.
 
-    Nothing is committed before the run goes on from here. An interruption therefore
-    leaves the states of a finished step. The mapping is usable until the step after the
-    next is asked for. Later reads raise RuntimeError.
+    The changes are committed only when the run begins the next step. An interruption
+    therefore leaves the states of a finished step. The mapping is usable until the run
+    begins the step after the next one. Later reads raise RuntimeError.
     """
 
     def __init__(self, before: ClientStates, changes: Mapping[int, Trees]) -> None:
@@ -76,7 +76,10 @@ class After(Mapping[int, Trees]):
         self._version = before.version
 
     def committed(self) -> ClientStates:
-        """Return the states with the changes of this step and of no later one."""
+        """Commit the changes of this step, if still pending, and return the states.
+
+        The states contain no changes of later steps.
+        """
         if self.before.version == self._version:
             self.before.commit(self.changes)
         return self._base()
@@ -104,9 +107,10 @@ class After(Mapping[int, Trees]):
 
 
 def committed(clients: Mapping[int, Trees]) -> ClientStates:
-    """Return the states to go on from after a snapshot with these `clients`.
+    """Return the client states from which a run continues after a snapshot.
 
-    A plain mapping is copied.
+    `clients` are the client states of the snapshot. Their pending changes are
+    committed. A plain mapping is copied.
     """
     if isinstance(clients, After):
         return clients.committed()
@@ -116,8 +120,8 @@ def committed(clients: Mapping[int, Trees]) -> ClientStates:
 def owned(state: Trees) -> Trees:
     """Return `state` without views of larger tensors.
 
-    The results of an engine may be slices of one large tensor, which a slice would keep
-    in memory.
+    The results of an engine may be slices of one large tensor. A stored slice would
+    keep the whole tensor in memory.
     """
     return {name: _owned(tree) for name, tree in state.items()}
 

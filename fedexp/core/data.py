@@ -1,6 +1,6 @@
 """Data as engines see them: samples on the device, clients as lists of indices.
 
-Samples lie on the device once.
+The device holds each sample only once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The 'client' that holds every client's training data, for centralised training.
+# Index of a virtual client that holds the training data of all clients. It is used for
+# centralised training.
 POOLED = -1
 
 Targets = Literal["labels", "masks"]
@@ -27,7 +28,7 @@ the object.
 
 
 class Noise(Protocol):
-    """A source of uniform numbers in [0, 1) that depend on client, step and name."""
+    """A source of uniform numbers in [0, 1), a function of client, step and name."""
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -49,8 +50,8 @@ class InputDomain:
         mean: Mean per channel of images with values in `pixel_range`, or of
             floating-point samples. Empty if inputs are not normalised.
         std: Standard deviation per channel, in the same unit.
-        pixel_range: (0, 1) for data sets of 8-bit images, which count as value / 255.
-            None for floating-point samples with any values.
+        pixel_range: (0, 1) for data sets of 8-bit images, whose values are divided by
+            255. None for floating-point samples with any values.
         augment: Random transform of the clients' normalised training batches, or None.
         dtype: Type of the inputs.
     """
@@ -62,7 +63,9 @@ class InputDomain:
     dtype: torch.dtype = torch.float32
 
     def affine(self, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return scale and shift of raw samples (8 bits if there is a pixel range).
+        """Return the scale and the shift that turn raw samples into inputs.
+
+        Raw samples are 8-bit images if `pixel_range` is set.
 
         Args:
             dim: Number of dimensions, including the batch.
@@ -82,8 +85,9 @@ class InputDomain:
     def normalise(self, images: Tensor) -> Tensor:
         """Return the inputs for (batch, *shape) images with values in `pixel_range`.
 
-        Gradients flow through. The result equals that of `Samples.inputs` for the same
-        image bit-exactly, because ``x / 255 * 255`` is x for all of the 256 values.
+        The operation is differentiable. The result is bit-identical to that of
+        `Samples.inputs` for the same image, because ``x / 255 * 255`` is x for all of
+        the 256 values.
         """
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)
@@ -97,9 +101,8 @@ class Samples:
     Args:
         x: (n, *shape), uint8 (images, 0..255) or floating point, on the training
             device.
-        y: (n, ...) `Targets`.
-        mean: Mean per channel, in the unit of ``x`` after division by 255 (uint8) or of
-            ``x``.
+        y: (n, ...), the targets (see `Targets`).
+        mean: Mean per channel of ``x / 255`` if ``x`` is uint8, else of ``x``.
         std: Standard deviation per channel, in the same unit.
         augment: Random transform, applied only to training batches.
         dtype: Type of the inputs.
@@ -139,7 +142,7 @@ class Samples:
     def labels(self, index: Tensor) -> Tensor:
         """Return the (batch,) int64 labels at `index`.
 
-        If the targets are masks, all samples belong to one class and the labels are
+        If the targets are masks, all samples count as one class and the labels are
         zeros.
         """
         return self.y.index_select(0, index) if self.y.dim() == 1 else torch.zeros_like(index)
@@ -149,13 +152,14 @@ class Samples:
 class Partition:
     """The assignment of samples to clients, as two flat arrays.
 
-    Client ``c`` holds ``indices[offsets[c]:offsets[c + 1]]``, positions in the training
-    pool.
+    The samples of client ``c`` have the positions
+    ``indices[offsets[c]:offsets[c + 1]]`` in the training pool.
 
     Args:
         indices: (n,) int64.
         offsets: (clients + 1,) int64, ascending from 0 to n.
-        info: Plain facts of how it was sampled (scheme, attempts, dropped clients ...).
+        info: Details of the sampling of the partition (scheme, attempts, dropped
+            clients ...).
     """
 
     indices: np.ndarray
@@ -208,23 +212,23 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The data of a run. Aggregators never see them, only `Env`.
+    """The data of a run. Aggregators see only `Env`, never this object.
 
     Args:
-        train: The training pool without the samples that `proxy` took.
-        partition: The clients' parts of `train` after the validation cut.
-        test: The test set, untouched except for a proxy that the config takes from it.
+        train: The training pool, without samples that the config moves to `proxy`.
+        partition: The clients' parts of `train`, without validation samples.
+        test: The test set, without samples that the config moves to `proxy`.
         num_classes: Number of classes.
         fingerprint: sha256 of the arrays as loaded, before any split.
         labels: (n,) int64 labels of `train` as a NumPy array, zeros for masks. It may
             share memory with ``train.y``.
-        val: The clients' held-out parts together, or samples that no client has, or
-            None.
+        val: Validation samples, or None. They are the clients' held-out parts together,
+            or samples that no client has.
         proxy: Server data, or None.
         proxy_source: Source of `proxy`: ``none``, ``train``, ``test`` or ``noise``.
         proxy_dataset: Name of the other data set that `proxy` was taken from, or None.
         proxy_fingerprint: Fingerprint of that data set, or None.
-        after_split: State of the legacy generator after it sampled the partition
+        after_split: State of NumPy's legacy generator after it sampled the partition
             (``RandomState.get_state``), or None.
     """
 

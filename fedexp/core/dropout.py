@@ -1,6 +1,6 @@
 """Dropout whose random numbers are a function of names.
 
-With it, runs resume and engines agree bit-exactly.
+A resumed run and every engine therefore use the same dropout masks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Dropout(nn.Module):
     Attributes:
         noise: Function that returns uniform numbers in [0, 1) for a stream's name and a
             shape, on the input's device. ``Net.set_noise`` sets it.
-        stream: This layer's name within the model. ``Net`` sets it. Two layers must not
-            share one module, or they would drop the same units.
+        stream: This layer's name within the model. ``Net`` sets it. A model must not
+            use one dropout module twice, because both uses would drop the same units.
     """
 
     def __init__(self, p: float = 0.5) -> None:

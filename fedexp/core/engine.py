@@ -1,6 +1,6 @@
 """Engine interface: how client jobs are executed.
 
-An engine knows no method, and a method knows no engine.
+No engine depends on a particular method, and no method on a particular engine.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class EngineContext:
-    """The facts that an engine may use to make its choices.
+    """The information from which an engine makes its choices.
 
-    Its choices change at most the last bits of a result.
+    The choices change at most the last bits of a result.
 
     Args:
         jobs: Jobs of the first step that has any, with client states attached.
         data: Data of the run.
-        rounds: Number of rounds from this one on, this one included.
+        rounds: Number of remaining rounds, including the current one.
         threads: Number of threads that all processes of the run share.
-        numerics: Numerics that are already fixed. Their engine is still open.
+        numerics: Numerics of the run. Their `engine` and `threads` are set after the
+            engine has made its choices.
         note: Callback that shows the user what was chosen and why.
-        most_stacked: Upper bound on the clients of a stack. It is set if several
-            processes share the jobs of a step, so that each process has some.
+        most_stacked: Upper bound on the number of clients per stack. It is set if
+            several processes share the jobs of a step, so that every process gets jobs.
     """
 
     jobs: Sequence[ClientJob]
@@ -75,14 +76,14 @@ class Engine(ABC):
     note: Callable[[str], None] = staticmethod(lambda text: None)
 
     def choose(self, context: EngineContext) -> Engine:
-        """Return this engine with every choice made that a result's bits depend on.
+        """Return this engine with all choices made that affect the bits of a result.
 
         On CUDA it may time candidates on the jobs of the context.
         """
         return self
 
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
-        """Return the engine for a run that an earlier launch began.
+        """Return the engine that resumes a run of an earlier launch.
 
         Args:
             computing: Engine that computed in the earlier launch.
@@ -95,12 +96,12 @@ class Engine(ABC):
     def computing(self) -> Engine:
         """The engine whose arithmetic this one uses.
 
-        It is this engine itself, unless it hands its jobs to others.
+        It is this engine itself, unless this engine passes its jobs to another engine.
         """
         return self
 
     def threads_each(self, num_threads: int) -> int:
-        """Return the number of threads of each process, this one included.
+        """Return the number of threads of each process, including the calling process.
 
         Args:
             num_threads: Number of threads that all processes share.
@@ -121,19 +122,19 @@ class Engine(ABC):
     ) -> Generator[ClientResult, None, None]:
         """Yield the results in the order of the jobs.
 
-        The runner closes the stream. Only one stream is open at a time. Probes are
-        answered in the process that trained the model. If a job is `trained`, they are
-        answered in the process that the model was sent to.
+        The runner closes the stream. Only one stream is open at a time. Probes run in
+        the process that trained the model. If a job is `trained`, its probes run in the
+        process that receives the model.
 
         Raises:
             ClientError: A job failed. The message names the client.
         """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """Divide the jobs into parts that may be mapped apart without changing a bit.
+        """Divide the jobs into parts whose separate runs give bit-identical results.
 
-        Other processes may map the parts. The division is a function of the jobs only.
-        The number of processes and their speed do not change it.
+        Different processes may run the parts. The division is a function of the jobs
+        only. It does not depend on the number of processes or their speed.
 
         Returns:
             The ascending positions of the jobs of each part.
@@ -152,9 +153,9 @@ class Engine(ABC):
 
     @property
     def cached_steps(self) -> int:
-        """Number of local steps so far that were cached and not executed.
+        """Number of local steps so far that were not executed.
 
-        They come from earlier runs.
+        Their results were read from the client cache, which earlier runs filled.
         """
         return 0
 
@@ -172,8 +173,8 @@ def describe(engine: Engine) -> dict[str, Any]:
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
     """Return `result` with the answers to the job's probes on its model.
 
-    The probes run in this process. A model with NaN or infinity is not probed, and the
-    runner refuses it.
+    The probes run in this process. If `result` contains NaN or infinity, no probe runs.
+    The runner raises an error for such a result or skips the client.
     """
     if not job.probes or result.nonfinite() is not None:
         return result

@@ -1,6 +1,7 @@
 """The environment of an aggregator: clients, sampling and jobs.
 
-It holds no client's data and no test data.
+It holds no client's training data. It holds test data only if the config moves test
+samples to the server's proxy data.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Sampling:
 
     Args:
         kind: ``fixed`` (exactly `m` clients, without replacement) or ``bernoulli``
-            (every client independently with probability m / N, sampled again while no
-            client was chosen).
+            (every client independently with probability m / N, sampled again until at
+            least one client is chosen).
         m: Expected number of clients per round.
     """
 
@@ -70,14 +71,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Extent:
-    """Facts of a run that are known before its data are loaded.
+    """The size of a run, which is known before its data are loaded.
 
     Args:
         rounds: Number of communication rounds.
         clients: Number of clients.
         sampling: The rule by which clients take part.
         limit_server_steps: The config's ``limit.server_steps``, an upper bound for
-            small test runs. Methods call `server_steps` instead of reading it.
+            small test runs, or None. Methods call `server_steps` instead of reading it.
     """
 
     rounds: int
@@ -95,7 +96,7 @@ class Specs:
     """The networks of the server and the clients.
 
     Args:
-        server: The server's network. Clients have it too if `clients` is empty.
+        server: The server's network. If `clients` is empty, clients train it too.
         clients: Networks of clients. Client c has ``clients[c % len(clients)]``.
     """
 
@@ -118,7 +119,7 @@ class Specs:
 
 @dataclass(frozen=True, eq=False)
 class Env:
-    """The world as an aggregator sees it in step `step` of round `round`, both from 0.
+    """The environment of an aggregator in one step of a round.
 
     Args:
         sizes: Number of training samples of each client, (clients,), int64.
@@ -130,8 +131,8 @@ class Env:
         local_training: The config's ``local.*``, with the step size of round 0.
         rounds: Number of communication rounds.
         sampling: The rule by which clients take part.
-        init: ``same`` (all clients start from the global model, or that of their
-            architecture) or ``different`` (each from its own initialisation).
+        init: ``same`` (all clients with the same architecture share initial weights) or
+            ``different`` (every client has other initial weights).
         device: Device of training.
         dtype: Type of parameters.
         num_classes: Number of classes.
@@ -139,16 +140,17 @@ class Env:
         proxy: Server data, or None.
         validation: The clients' held-out parts together if a plug-in needs them, else
             None.
-        domain: How an image becomes an input: ``env.domain.normalise(images)``.
-        round: Communication round.
-        step: Step within the round.
-        trace: Receives the server's intermediate models within a round, if the config
-            asks for them.
+        domain: The rule by which images become inputs. Methods call
+            ``env.domain.normalise(images)``.
+        round: Communication round, from 0.
+        step: Step within the round, from 0.
+        trace: Receiver of the server's intermediate models within a round. It ignores
+            them unless the config asks for a trace.
         models: The storage behind `store`.
         limit_server_steps: The config's ``limit.server_steps``, an upper bound for
-            small test runs. Methods call `server_steps` instead of reading it.
+            small test runs, or None. Methods call `server_steps` instead of reading it.
         legacy: State of the generator that sampled the split, or None. Methods call
-            `after_split`.
+            `after_split` instead of reading it.
     """
 
     sizes: np.ndarray
@@ -250,8 +252,8 @@ class Env:
     def initial_weights(self, client: int | None = None) -> Weights:
         """Return the initial weights of the global model, or of `client`.
 
-        A client's weights have its architecture. With ``init=different`` they have an
-        initialisation of their own.
+        A client's weights have the client's architecture. With ``init=different`` every
+        client has its own seed.
         """
         names = ("init",) if client is None or self.init == "same" else ("init", client)
         spec = self.server_spec if client is None else self.spec_of(client)
@@ -283,7 +285,7 @@ class Env:
             shared: Trees that the server broadcasts.
             frozen: Names of parameters that must not change, besides those that the
                 model declares.
-            probes: Questions about the trained model and the client's data.
+            probes: Functions of the trained model and the client's data (see `Probe`).
             local_training: Local training of this job, made from
                 `local_training_this_round` by `dataclasses.replace`. None stands for
                 `local_training_this_round`.

@@ -81,7 +81,7 @@ class StorageError(FedexpError):
 
 
 def overflow(what: str) -> FedexpError:
-    """Return the error for values that are not finite although all weights are.
+    """Return the error for non-finite values that were computed from finite weights.
 
     Args:
         what: Name of the values, a plural.
@@ -93,9 +93,9 @@ def overflow(what: str) -> FedexpError:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """Suggest the nearest of `options` that is not `name`.
+    """Return advice that names the option nearest to `name`, other than `name` itself.
 
-    If none is near, the result lists all options.
+    If no option is near, the advice lists all options.
     """
     known = sorted({*options} - {name})
     if (near := nearest(name, known)) is not None:
@@ -106,9 +106,14 @@ def suggest(name: str, options: Iterable[str]) -> str:
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option that `name` most likely means, or None.
 
-    Capitals and separators do not count. The candidates are, in this order: the same
-    letters, the initials of the name's words (learning_rate: lr), similar letters, the
-    option's initials (wd: weight_decay) or its first word (skip: skip_client).
+    Capitals and separators are ignored. The result is the first option that matches in
+    one of these ways:
+
+    1. It has the same letters as `name`.
+    2. It equals the initials of the words of `name` (``lr`` for ``learning_rate``).
+    3. It has similar letters.
+    4. It is the only option whose initials (``weight_decay`` for ``wd``) or first word
+       (``skip_client`` for ``skip``) equal `name`.
     """
     by_letters: dict[str, str] = {}
     for option in sorted(options):

@@ -30,9 +30,9 @@ class ClientJob:
         step: Step within the round, from 0.
         state: This client's state. The runner attaches it and stores the new one.
         frozen: Names of parameters that must not change.
-        probes: Questions about the trained model and the client's data.
-        trained: Whether this client has trained `start` already. Then only the probes
-            are answered.
+        probes: Functions of the trained model and the client's data (see `Probe`).
+        trained: Whether this client has already trained `start`. If so, the job only
+            runs the probes.
     """
 
     client: int
@@ -50,12 +50,15 @@ class ClientJob:
     trained: bool = False
 
     def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
-        """Return the job that asks `probes` about `weights`, which this job trained."""
+        """Return a job that runs `probes` on `weights`, the result of this job."""
         return replace(self, start=weights, shared={}, state=None, probes=probes, trained=True)
 
     @property
     def first(self) -> bool:
-        """Whether the job is of the run's first step, which depends on no other."""
+        """Whether the job belongs to the run's first step.
+
+        That step depends on no other step.
+        """
         return self.round == self.step == 0
 
 
@@ -66,17 +69,17 @@ class ClientResult:
     Args:
         client: Index of the client.
         weights: The locally trained model. It has no tensors if the job was `trained`,
-            because the sender has them.
+            because the process that sent the job has the model.
         num_examples: Number of training samples of the client.
         num_steps: Number of optimizer steps taken (tau_i).
         payload: Further trees that are sent to the server.
-        state: The new client state, or None if the client keeps none.
+        state: The new client state, or None if the client keeps no state.
         metrics: ``loss`` is the mean training loss over the steps. ``loss_last_epoch``
             is the mean over the steps of the last epoch. The trainer's measured scalars
             are averaged over the steps. Empty if nothing was trained.
-        probes: Answers to ``job.probes`` by name. Empty if the model holds NaN or
+        probes: Answers to ``job.probes`` by name. Empty if the result contains NaN or
             infinity.
-        probe_seconds: Time that the probes took, part of the time of the job.
+        probe_seconds: Seconds that the probes took, a part of the job's time.
     """
 
     client: int
@@ -98,9 +101,9 @@ class ClientResult:
     def in_order(self) -> ClientResult:
         """Return this result with its tensors contiguous in memory.
 
-        Results from the client cache, a file or another process are contiguous. A
-        matrix product can differ in its last bits for a transposed operand. If
-        everything is contiguous already, the result itself is returned.
+        Results from the client cache, a file or another process are always contiguous.
+        The last bits of a matrix product can differ if an operand is transposed in
+        memory. If all tensors are contiguous already, the result itself is returned.
         """
         trees = [
             self.weights.params,
@@ -146,7 +149,7 @@ def _in_order(tree: Tree) -> Tree:
 def bytes_down(job: ClientJob) -> int:
     """Return the bytes that a server would send for a job.
 
-    They are those of the model and the broadcast trees.
+    They are the sizes of the model and of the broadcast trees.
     """
     return sum(map(num_bytes, (job.start.params, job.start.buffers, *job.shared.values())))
 
@@ -154,7 +157,7 @@ def bytes_down(job: ClientJob) -> int:
 def bytes_up(result: ClientResult) -> int:
     """Return the bytes that a client would send.
 
-    They are those of the model, the payload and the probe answers.
+    They are the sizes of the model, of the payload and of the probe answers.
     """
     sent = (
         result.weights.params,

@@ -79,7 +79,7 @@ def train_client(
     trainable = {
         name: value.requires_grad_() for name, value in params.items() if name not in job.frozen
     }
-    # The same memory without a graph.
+    # Views of the same memory without a graph.
     values = {name: value.detach() for name, value in trainable.items()}
 
     noise = StepNoise(job.seed, samples.x.device)
@@ -141,7 +141,7 @@ def train_client(
 
 
 def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
-    """Return the scalars measured in one step by name, the loss first."""
+    """Return the scalars of one step by name, with the loss first."""
     if not isinstance(loss, Measured):
         return {"loss": loss}
     if taken := _OWN_NAMES & loss.scalars.keys():
@@ -215,7 +215,7 @@ def take_step(
     vectors: type[Vectors],
     after_step: Callable[[Tree], Tree] | None,
 ) -> None:
-    """Apply everything in a step after the gradient, in the order given in `Trainer`.
+    """Apply all operations of a step after the gradient, in the order of `Trainer`.
 
     `values` are changed in place.
     """
@@ -292,7 +292,7 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
 def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
     """Return ``gradient * g + pull * (w - toward) + shift``.
 
-    `start` is used if `toward` is None.
+    If ``how.toward`` is None, `start` replaces it.
     """
     if how.gradient != 1:
         grad = trees.scale(grad, how.gradient)
@@ -377,7 +377,7 @@ def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
 
 
 class StepNoise:
-    """Uniform numbers as a function of client seed, step and name.
+    """A source of uniform numbers that are a function of job seed, step and name.
 
     A batch gets the same dropout mask in every forward pass of a step. This object is
     also the client's `Clock`.
@@ -397,7 +397,7 @@ class StepNoise:
 
 
 class Once:
-    """Tensors by name that stay the same during a step of the clock (`Ctx.once`)."""
+    """A store of tensors by name that are computed once per local step (`Ctx.once`)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._step = clock, -1
@@ -417,7 +417,7 @@ def _full_gradient(
 ) -> Tree:
     """Compute the mean gradient of the task's loss over the client's data.
 
-    The network is in training mode. The job's buffers stay as they are.
+    The network is in training mode. The job's buffers do not change.
 
     Args:
         job: The client's work.

@@ -1,4 +1,4 @@
-"""The linear and convolutional layers of a network, and whether it has a head."""
+"""The linear and convolutional layers of a network, and a check that it has a head."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Layer:
     Args:
         weight: Name of its weight.
         bias: Name of its bias, or None.
-        kind: ``linear`` (out, in) or ``conv`` (out, channels, kernel height, kernel
-            width).
+        kind: ``linear``, with a weight (out, in), or ``conv``, with a weight (out,
+            channels, kernel height, kernel width).
         kernel: Size of a convolution's kernel, (height, width).
         stride: Stride of a convolution, (height, width).
         padding: Padding of a convolution, (height, width).
@@ -72,7 +72,10 @@ def layers_in(net: Net) -> dict[str, Layer]:
 
 @by_spec
 def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
-    """Return the linear and convolutional layers in forward order, the output last."""
+    """Return the linear and convolutional layers in forward order.
+
+    The last one is the output layer.
+    """
     net, weights = _sample_model(spec)
     layers = layers_in(net)
     with torch.no_grad():
@@ -84,7 +87,7 @@ def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...
 
 @by_spec
 def check_head(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-    """Refuse a network without a head that runs on penultimate features only.
+    """Check that a network has a head: a module that maps features to the output.
 
     Raises:
         ConfigError: There is no such head. The message names the reason.

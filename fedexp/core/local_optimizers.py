@@ -1,7 +1,8 @@
 """Local optimizers on lists of tensors, equal to those of ``torch.optim``.
 
-No optimizer object is built per client. ``torch.optim.SGD(...)`` costs more than a
-whole round of a small model the first time, and more than a step after that.
+They build no ``torch.optim`` object per client. The first call of
+``torch.optim.SGD(...)`` takes longer than a whole round of a small model. Every later
+call takes longer than a step.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class LocalOptimizer:
 
     def __init__(self, local_training: LocalTraining) -> None:
         self._local_training = local_training
-        # Adam's two moments (and the maximum of the second), RMSprop's second moment,
-        # the momentum buffer, or nothing.
+        # Adam: both moments. AMSGrad: both moments and the maximum of the second.
+        # RMSprop: the second moment. SGD: the momentum buffer, or nothing.
         self._averages: list[list[Tensor]] = []
         self._t = 0
 
@@ -113,9 +114,9 @@ def adam_step(
         lr: Step size.
         betas: Decay rates of the moments.
         eps: Number that is added to the root.
-        largest: Elementwise maxima of the second moments so far, from zero. If given,
-            they replace `second` in the step (AMSGrad, Reddi, Kale & Kumar 2018, with
-            torch's bias correction after the maximum).
+        largest: Elementwise maxima of the second moments so far, which start at zero.
+            They replace `second` in the step (AMSGrad, Reddi, Kale & Kumar 2018). As in
+            torch, the bias correction follows the maximum. None for plain Adam.
     """
     beta_1, beta_2 = betas
     torch._foreach_lerp_(first, grads, 1 - beta_1)

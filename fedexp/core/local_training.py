@@ -1,4 +1,7 @@
-"""How much a client trains in a round, and with which optimizer."""
+"""The amount of a client's local training in a round, and its optimizer.
+
+The local steps themselves are in `fedexp.core.kernel`.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ class LocalTraining:
     The comments in ``conf/config.yaml`` are the reference.
 
     Args:
-        epochs: Passes over the client's data. Ignored if `steps` is set.
+        epochs: Passes over the client's data, or None. Ignored if `steps` is set.
         steps: A fixed number of optimizer steps, or None.
-        batch_size: Samples of a step. The last batch of an epoch may be smaller.
+        batch_size: Samples per step. The last batch of an epoch may be smaller.
         optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad``
             (`betas`, `eps`), or ``rmsprop`` (the second of `betas`, `eps`). Its state
             starts empty in every round.
-        lr: Step size of round 0, or of the round that `at_round` was asked for.
+        lr: Step size of round 0, or of one round in a result of `at_round`.
         lr_decay: Factor of the step size per round.
         momentum: Coefficient of the heavy ball.
-        weight_decay: Coupled, ``g + weight_decay * w``, after clipping.
+        weight_decay: Coefficient of coupled weight decay, ``g + weight_decay * w``. It
+            is applied after clipping.
         clip: Bound of the gradient's norm over all parameters, or None.
         betas: Decay rates of the moment estimates.
         eps: Number that is added to the denominator.
-        max_steps: Upper bound of the steps of a round, for epochs as for steps, or
-            None.
+        max_steps: Upper bound on the steps of a round, or None. It applies to `epochs`
+            and to `steps`.
     """
 
     epochs: int | None

@@ -15,8 +15,10 @@ class Demand:
     Args:
         key: A config key such as ``local.momentum``, or a group of plug-ins such as
             ``server_optimizer``.
-        value: The required value. For a group, the required class or a base of it.
-        why: The reason. It follows the plug-in's name: "needs SGD at the clients".
+        value: The required value. For a group, the required class or a base class of
+            it.
+        why: The reason, as a text that follows the plug-in's name in messages, for
+            example "needs SGD at the clients".
         instead: An alternative setting, as text, or empty.
     """
 
@@ -34,22 +36,24 @@ SAME_INIT = Demand("init", "same", "starts every client from one model")
 class Needs:
     """The requirements of a plug-in.
 
+    Each flag below names the requirement that applies if the flag is true.
+
     Args:
-        demands: Values that keys of the config must have. Those of two plug-ins must
-            agree.
+        demands: Values that keys of the config must have. The demands of two plug-ins
+            must not contradict each other.
         proxy: Server data must be configured.
         proxy_labels: Server data must be configured with labels.
         unseen_proxy: In runs with a single round, server data must not be test data,
             unless they come from another data set (``proxy.dataset``).
         validation: The config must cut a validation share. An aggregator gets it as
             ``env.validation``.
-        update_norms: RoundStats.squared_norms must be filled.
+        update_norms: ``RoundStats.squared_norms`` must be computed.
         same_architecture: All clients and the server must have the same architecture.
             Methods that average or match models need it.
         lifted_by: A setting that lifts `same_architecture`, for example
             ``aggregator.student_start=fresh``, or empty.
-        global_model: Clients must receive a model of several clients, not the one that
-            they trained last.
+        global_model: Clients must receive a model that combines several clients, not
+            the model that they trained last.
         broadcasts: Clients start from the server's model from the second round on. Runs
             of several rounds therefore need the same architecture.
         images: Samples must be 8-bit images. Methods that generate images need it.

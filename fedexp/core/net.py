@@ -36,7 +36,7 @@ class Observed:
         output: The network's output.
         layers: Inputs of linear and convolutional layers, by the names of their
             weights, in forward order.
-        features: The head's input, (batch, ...). None unless it was asked for.
+        features: The head's input, (batch, ...), or None if it was not requested.
         norms: Inputs (batch, channels, ...) of BatchNorms by module name, in forward
             order. The running statistics of each are the buffers
             ``<name>.running_mean`` and ``<name>.running_var``.
@@ -51,8 +51,9 @@ class Observed:
 class Net:
     """A network that runs on given parameters and buffers.
 
-    It is one module whose tensors are swapped in. Method code runs networks only
-    through this class. Training mode updates the given buffers in place (BatchNorm).
+    It holds one module and puts the given tensors into it. Method code runs networks
+    only through this class. In training mode, BatchNorm updates the given buffers in
+    place.
 
     A model's class may declare two attributes. ``frozen_parameters`` lists fnmatch
     patterns of the names of parameters and buffers that clients never train.
@@ -68,8 +69,9 @@ class Net:
 
     Attributes:
         linear_chain: Names (weight, bias or None) of linear layers, first to last. A
-            module offers it if the network is ``flatten``, then these layers with ReLU
-            between them, and nothing else. Engines train such a network faster.
+            model's class declares it if the network consists only of ``flatten`` and
+            these layers with ReLU between them. Engines train such a network faster.
+            Empty for other networks.
         head_module: Name of the module that computes the output from the penultimate
             features, empty if there is none. By default it is the last linear layer.
         has_batch_norm: Whether a training batch needs at least two samples. BatchNorms
@@ -132,7 +134,8 @@ class Net:
         """Put tensors into the module.
 
         Binding the same dictionaries again costs nothing. To change values, write into
-        the tensors. Replaced entries of a dictionary are not noticed.
+        the tensors. If an entry of a bound dictionary is replaced, the module keeps the
+        old tensor.
         """
         if self._bound is not None and self._bound[0] is params and self._bound[1] is buffers:
             return
@@ -143,15 +146,16 @@ class Net:
         self._bound = (params, buffers)
 
     def release(self) -> None:
-        """Forget the bound dictionaries. The next `bind` sets its tensors again."""
+        """Forget the bound dictionaries. The next `bind` puts in all tensors again."""
         self._bound = None
         for net in self._beside.values():
             net.release()
 
     def beside(self, spec: ModelSpec) -> Net:
-        """Return another network of `spec` in evaluation mode. It is created once.
+        """Return another network of `spec`, in evaluation mode.
 
-        Running it does not change this network's tensors or mode.
+        It is created at the first call. Running it does not change the tensors or the
+        mode of this network.
         """
         if spec not in self._beside:
             first = next(self._module.parameters())
@@ -192,7 +196,7 @@ class Net:
             norms: Whether to return the inputs of BatchNorms.
 
         Raises:
-            ConfigError: `features` of a network without a head.
+            ConfigError: `features` is true and the network has no head.
         """
         shown = (
             self._layers if layers == "all" else {weight: self._layers[weight] for weight in layers}
@@ -204,7 +208,8 @@ class Net:
         }
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        # Cheaper than torch's hooks, and free if nothing is observed.
+        # Replacing `forward` is cheaper than torch's hooks. It costs nothing if nothing
+        # is observed.
         for name, module in watched:
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
@@ -273,9 +278,9 @@ def _joined(module: str, name: str) -> str:
 
 
 def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Find the places of each named tensor in the module tree.
+    """Find the pairs (dictionary of a module, key) that hold each named tensor.
 
-    A shared (tied) tensor has several places.
+    A shared (tied) tensor has several pairs.
     """
     first: dict[int, str] = {}
     slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -289,10 +294,10 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
 
 
 def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
-    """Return the module's declared chain, if it can be trusted.
+    """Return the module's declared chain, or () if the chain may be wrong.
 
-    It is trusted if the class that wrote `forward` declares it and it names every
-    parameter.
+    A chain is trusted if the class that defines `forward` also declares the chain, and
+    if the chain names every parameter.
     """
     if not same_author(type(module), "linear_chain", "forward"):
         return ()
@@ -302,9 +307,10 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
 
 
 def same_author(kind: type, claim: str, about: str) -> bool:
-    """Return whether the class that states `claim` also defines `about`.
+    """Return whether the class that declares `claim` also defines `about`.
 
-    A subclass may override one of them. Then the claim may no longer be true.
+    `claim` names an attribute that describes the attribute `about`. If a subclass
+    overrides only one of the two, the description may be wrong.
     """
 
     def author(name: str) -> type | None:

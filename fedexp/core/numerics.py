@@ -1,4 +1,4 @@
-"""Settings besides config and code that the bits of a run depend on."""
+"""Settings, besides config and code, that affect the bits of a run's results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class Numerics:
-    """The settings besides config and code that the bits of a run depend on.
+    """The settings, besides config and code, that affect the bits of a run's results.
 
     They are fixed at the first launch and reused on resume.
 
     Args:
-        engine: Config node of the engine that computes, with every choice made (see
-            `describe`).
+        engine: Config node of the engine that trains, with every choice made (see
+            `fedexp.core.engine.describe`).
         threads: Number of threads of each process that trains or aggregates.
         device: Device that the run computes on.
         dtype: Name of the floating-point type.

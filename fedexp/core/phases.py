@@ -1,4 +1,4 @@
-"""Names of the phases of a run, as they appear in a profile (``debug=profile``)."""
+"""Named phases of a run, as they appear in a profile (``debug=profile``)."""
 
 from __future__ import annotations
 

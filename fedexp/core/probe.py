@@ -1,6 +1,7 @@
-"""Probes: questions of an aggregator about a local model and its client's data.
+"""Probes: functions of a local model and its client's data that an aggregator requests.
 
-The answers go up besides the weights.
+The client sends the results to the server in addition to the weights. The results are
+called answers.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """Recorded facts of a client's training samples. None means that a fact is unknown.
+    """A record of what is known about a client's training samples.
 
     Args:
-        num_examples: Number of samples.
-        class_counts: Number of samples of each class.
+        num_examples: Number of samples, or None if it is unknown.
+        class_counts: Number of samples of each class, or None if it is unknown.
     """
 
     num_examples: int | None = None
@@ -35,7 +36,7 @@ class ClientRecord:
 class Probe(ABC):
     """A pure function of a local model, its client's data and a seed.
 
-    It runs after training, in the place where the data are.
+    It runs after training, in a process that has the client's data.
     """
 
     # The key of the answer in `ClientResult.probes`.
@@ -58,8 +59,9 @@ class Probe(ABC):
         """
 
     def from_record(self, record: ClientRecord) -> Tree | None:
-        """Return the answer on the CPU if `record` holds it, else None.
+        """Return the answer if `record` suffices to compute it, else None.
 
-        With an answer the client's data are not used.
+        The tensors of the answer are on the CPU. If there is an answer, the probe does
+        not run on the client's data.
         """
         return None

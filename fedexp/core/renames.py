@@ -1,7 +1,7 @@
 """Names of version 0.1 that have changed: the table, and the errors for old names.
 
-The table is `renames.yaml`. No old name is an alias. A config or a module that uses one
-is refused with the new name.
+The table is `renames.yaml`. Old names are not aliases. A config or a module that uses
+an old name is refused, and the error message states the new name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Members:
 
     Args:
         renamed: New name by old name. ``method.argument`` is an argument of a method.
-        argument: The name under which hooks receive an instance, or None.
+        argument: Name of the hooks' argument that is an instance of the class, or None.
     """
 
     renamed: Mapping[str, str]
@@ -75,8 +75,8 @@ class Renames:
         names: New dotted path by old dotted path, for names that did not move with
             their module.
         members: Renamed members by the new path of their class.
-        values: By the new path of a class and an attribute, the new value by the old
-            one.
+        values: Renamed values of class attributes. The keys are, from outside to
+            inside, the new path of the class, the attribute and the old value.
         keys: Renamed config keys by the old dotted key.
     """
 
@@ -87,7 +87,7 @@ class Renames:
     keys: Mapping[str, Key]
 
     def new_path(self, path: str) -> str | None:
-        """Return the new path of a module, a class or an attribute of one, or None."""
+        """Return the new path of an old module, class or attribute, else None."""
         for known in (self.names, self.modules):
             if path in known:
                 return known[path]
@@ -157,7 +157,8 @@ def renamed_key(key: str, where: str | None = None) -> RenamedError | None:
 
     Args:
         key: Dotted key.
-        where: The override that sets it. None for the key itself.
+        where: The override that sets the key, for the message. None if the message
+            shall name the key.
     """
     found = renames().keys.get(key)
     if found is None:

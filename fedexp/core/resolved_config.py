@@ -11,15 +11,15 @@ _FACTS = ("contents", "choices", "overrides")  # keys of config.yaml beside the 
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A config without interpolations, and how it came about.
+    """A config without interpolations, and its origin.
 
     ``config[key]`` is the value of a top-level key. An empty config is false.
 
     Args:
         values: Value of every key, plain Python objects.
-        contents: Hash of every file that counts by its content, by the dotted key that
-            names it.
-        choices: Chosen option of each group.
+        contents: Hash of every file whose content is part of the config, by the dotted
+            key that names the file.
+        choices: Chosen option of each config group.
         overrides: Overrides as typed, without Hydra's own.
     """
 
@@ -30,9 +30,9 @@ class ResolvedConfig:
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
-        """Read what `to_stored` returned.
+        """Build a config from a mapping that `to_stored` returned.
 
-        Facts that an earlier version did not store are empty.
+        Entries that an earlier version did not store are empty.
         """
         return cls(
             values={key: value for key, value in stored.items() if key not in _FACTS},
@@ -42,7 +42,7 @@ class ResolvedConfig:
         )
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the content of ``config.yaml``: values and facts in one mapping."""
+        """Return the content of ``config.yaml``: all fields in one flat mapping."""
         return {
             **self.values,
             "contents": dict(self.contents),

@@ -27,11 +27,11 @@ OnNonfinite = Literal["raise", "skip_client"]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All that a run needs to continue after a step.
+    """The server and client states that a run needs to continue after a step.
 
-    States are not copied from step to step, so keep only the latest snapshot. The one
-    before it stays usable until a further step is asked for. Older ones raise a
-    RuntimeError when their client states are read.
+    Client states are not copied from step to step, so keep only the latest snapshot.
+    The second-latest snapshot stays usable until the run begins another step. Older
+    snapshots raise a RuntimeError when their client states are read.
 
     Args:
         step: Number of finished steps.
@@ -55,7 +55,8 @@ class Step:
         ends_round: Whether it was the last step of that round.
         ends_run: Whether it was the last step of the run.
         metrics: Values to log.
-        seconds: Time by phase.
+        seconds: Seconds by phase: ``train``, ``aggregate`` and, if there are probes,
+            ``probe``.
     """
 
     after: Snapshot
@@ -78,22 +79,23 @@ def run(
 ) -> Iterator[Step]:
     """Execute a method from `snapshot`, or from its start, and yield after every step.
 
-    To stop, stop iterating. Client states change once the aggregator has consumed the
-    whole stream, so a step happens completely or not at all.
+    To stop the run, stop iterating. Client states change only after all results of a
+    step have been consumed, so a step happens completely or not at all.
 
     Args:
         aggregator: The method.
-        env: Its world.
+        env: The environment of the aggregator.
         engine: The engine that executes client jobs.
         data: The data.
         snapshot: The snapshot to continue from, or None.
         on_nonfinite: Reaction to NaN or infinity in a client's result: ``raise`` an
             error, or ``skip_client``.
-        on_client: Callback with the number of finished jobs and of all jobs of the
-            step.
+        on_client: Callback with two arguments: the number of finished jobs and the
+            number of all jobs of the step.
 
     Raises:
-        ClientError: A client failed or returned NaN or infinity.
+        ClientError: A client failed, or returned NaN or infinity and `on_nonfinite` is
+            ``raise``.
         RuntimeError: The aggregator's positions do not ascend.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))
@@ -109,13 +111,13 @@ def run(
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
-            # An aggregator may stop early. The step is over when every client is.
+            # An aggregator may stop reading early. The step ends after the last client.
             for _ in results:
                 pass
 
         now = Snapshot(now.step + 1, state, After(states, stream.states))
         total = time.perf_counter() - began
-        # An estimate if several processes work side by side.
+        # The time of probes is only an estimate if several processes run in parallel.
         probing = min(stream.probe_seconds, stream.seconds)
         seconds = {"train": stream.seconds - probing, "aggregate": total - stream.seconds}
         if any(job.probes for job in jobs):
@@ -141,7 +143,7 @@ def run(
 
 
 def env_of(aggregator: Aggregator, env: Env, now: Snapshot) -> Env:
-    """Return the world of the step that follows `now`."""
+    """Return the environment of the step that follows `now`."""
     return env.at(*aggregator.position(now.state, now.step))
 
 
@@ -152,7 +154,7 @@ def _trained(job: ClientJob) -> Tree:
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """Return the client jobs of the step that follows `now`, with client states."""
     jobs = aggregator.plan(now.state, env_of(aggregator, env, now))
-    # Many clients share one start, so they share one first state.
+    # Many clients start from the same model. Their initial state is computed once.
     first: dict[tuple[int, int, frozenset[str]], Trees | None] = {}
 
     def state(job: ClientJob) -> Trees | None:
@@ -174,7 +176,7 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
 
 
 class _Stream:
-    """Checks and counts results on their way to the aggregator.
+    """A stream that checks and counts each result on its way to the aggregator.
 
     It also collects the clients' states.
     """
@@ -193,7 +195,7 @@ class _Stream:
         self.states: dict[int, Trees] = {}
         self.seconds = self.probe_seconds = 0.0
         self.steps = self.up = self.down = self.skipped = 0
-        # By metric, the samples of the clients that measured it.
+        # Number of samples by metric, summed over the clients that measured the metric.
         self.examples: dict[str, int] = {}
         self.totals: Metrics = {}
 
@@ -235,9 +237,10 @@ class _Stream:
         )
 
     def metrics(self) -> Metrics:
-        """Return the facts of the step that do not depend on the method.
+        """Return the metrics of the step that the runner computes for any method.
 
-        All are deterministic.
+        They are the clients' metrics (means weighted by samples), the local steps, the
+        bytes and the number of skipped clients. All values are deterministic.
         """
         if not self.jobs:
             return {}

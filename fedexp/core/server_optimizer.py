@@ -1,4 +1,4 @@
-"""The server optimizer interface: the use of an averaged update."""
+"""The server optimizer interface: a step of the server along an averaged update."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ State = Any
 
 @dataclass(frozen=True)
 class ServerOptimizer(ABC):
-    """The server's step with an averaged update.
+    """The server's step along an averaged update.
 
-    ``direction`` points downhill (new minus old). The plain step is
-    ``w + lr * direction``.
+    The update, ``direction``, is new minus old, so it points downhill. The plain step
+    is ``w + lr * direction``.
     """
 
     @property
@@ -33,7 +33,7 @@ class ServerOptimizer(ABC):
     def changes_update(self) -> bool:
         """Whether the step differs from ``w + direction``.
 
-        If it does, the averaged update is needed.
+        If it does, the optimizer needs an aggregator that averages updates.
         """
         return True
 
@@ -55,8 +55,8 @@ class ServerOptimizer(ABC):
         """
 
     def evaluated(self, state: State, params: Tree) -> Tree:
-        """Return the parameters that are evaluated and reported.
+        """Return the parameters that are evaluated and reported after a round.
 
-        Training continues from `params`.
+        Training continues from `params`, not from the returned parameters.
         """
         return params

@@ -1,6 +1,6 @@
 """Models that a state refers to instead of holding them.
 
-With such references a state may be larger than memory.
+The models of a state can therefore together be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class StoredWeights:
     """A reference to a model as it was when it was stored.
 
     The tensors of the model must not be changed afterwards. Two references are equal if
-    their specs and the contents of their models are. The model of this class is in
-    memory. The model of a run may be on disk.
+    their specs and the contents of their models are equal. This class has the model in
+    memory. A subclass may have it on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
@@ -64,7 +64,7 @@ class StoredWeights:
 class ModelStore:
     """A store of models.
 
-    This one holds them in memory as long as a reference to them exists.
+    This class holds a model in memory as long as a reference to the model exists.
     """
 
     def store(self, weights: Weights) -> StoredWeights:
@@ -75,7 +75,7 @@ class ModelStore:
     def keep_only(self, state: Any) -> None:
         """Drop the models that `state` does not refer to.
 
-        It is called before each step with the state that the step begins with.
+        It is called before each step with the state before the step.
         """
 
 
@@ -94,5 +94,5 @@ def flat(weights: Weights) -> Tree:
 
 
 def unflat(spec: ModelSpec, tree: Tree) -> Weights:
-    """Return the weights that `flat` made into `tree`."""
+    """Return the weights of a tree that `flat` returned."""
     return Weights(spec, part_of(tree, "params"), part_of(tree, "buffers"))

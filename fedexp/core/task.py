@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """The part of an experiment that knows the meaning of a network's output.
+    """The part of an experiment that defines the meaning of a network's output.
 
     Examples are classification, segmentation and generative models.
     """
@@ -42,7 +42,8 @@ class Task(ABC):
     # Targets of the data sets that the task is for.
     targets: ClassVar[Targets] = "labels"
 
-    # Upper bound of all metrics that are to be maximised. A target above it is refused.
+    # Upper bound of all metrics that are to be maximised. The config must not set a
+    # target above this bound.
     highest: ClassVar[float] = math.inf
 
     @abstractmethod
@@ -63,7 +64,7 @@ class Task(ABC):
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
         """Compute the model's output in evaluation mode.
 
-        The inputs are those of a batch, or only unlabelled samples.
+        The inputs are those that `inputs` returns, or only unlabelled samples.
         """
 
     @abstractmethod
@@ -74,7 +75,7 @@ class Task(ABC):
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return sums over the batch as scalar tensors.
 
-        `metrics` divides them once every batch was added.
+        After the sums of all batches have been added, `metrics` turns them into means.
         """
 
     @abstractmethod
@@ -82,22 +83,22 @@ class Task(ABC):
         """Compute the final values by name (``acc``, ``loss`` ...).
 
         Args:
-            totals: Sums of `totals` over all batches.
+            totals: Sums over all batches of what `totals` returns.
             count: Number of samples.
         """
 
     @property
     @abstractmethod
     def metric_names(self) -> tuple[str, ...]:
-        """Names that `metrics` returns. The first one is compared by default."""
+        """Names that `metrics` returns. The first is the default headline metric."""
 
     def higher_is_better(self, name: str) -> bool:
-        """Return whether metric `name` is to be maximised. It may have prefixes."""
+        """Return whether metric `name`, which may have prefixes, is to be maximised."""
         return "loss" not in name
 
     @abstractmethod
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's output for one sample of a data set.
 
-        The first number is passed to the model as its number of classes.
+        The first entry is passed to the model as its number of classes.
         """

@@ -1,7 +1,7 @@
 """The private interfaces of torch that fedexp uses.
 
-Nothing else in the package touches names that torch does not document. A test in
-``tests/core/test_torch_private.py`` checks each one after an update of torch.
+No other module uses ``torch._*`` names, except ``torch._foreach_*``. The tests in
+``tests/core/test_torch_private.py`` check each interface after an update of torch.
 """
 
 from __future__ import annotations

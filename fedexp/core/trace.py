@@ -9,15 +9,17 @@ from fedexp.core.outcome import Outcome
 
 
 class Trace:
-    """A receiver of intermediate models from an aggregator. This one wants none.
+    """A receiver of intermediate models from an aggregator.
 
-    The aggregator never sees test data. They stay with the receiver.
+    This class receives none. A subclass may evaluate the models on test data. The
+    aggregator never sees the test data.
     """
 
     def wants(self, iteration: int) -> bool:
-        """Return whether `iteration` is of interest.
+        """Return whether the receiver wants the models of `iteration`.
 
-        Iterations are counted through the steps of a round. 0 is before the first.
+        Iterations are counted across all steps of a round. Number 0 stands for the
+        models before the first iteration.
         """
         return False
 
@@ -28,11 +30,11 @@ class Trace:
         clients: Sequence[int] = (),
         values: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Receive the models of `iteration`, by the name of each series.
+        """Receive the models of `iteration`, grouped by series.
 
         Args:
             iteration: Number of the iteration in the round.
-            outcomes: Models by series.
-            clients: The clients of the models, for series of one model per client.
+            outcomes: Models by name of the series.
+            clients: The clients of the models, for a series with one model per client.
             values: Further values of the iteration, by name.
         """

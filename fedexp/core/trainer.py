@@ -1,4 +1,4 @@
-"""The trainer interface: one client's step, and the server half that belongs to it."""
+"""The trainer interface: a client's local steps, and the server's part of a trainer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def elementwise(hook: Hook) -> Hook:
-    """Mark a hook that treats every number of its trees alike and independently.
+    """Mark a hook that treats all elements of its trees alike and independently.
 
     The hooks that can be marked are `adjustment`, `correct` and `after_step`. A marked
-    hook uses no norms, means or indices. Of the context it uses only `start`, `shared`,
-    `state`, `local_training` and `round`. An engine may call it with the trees of
-    several clients stacked along a first axis. Any other hook is called client by
-    client.
+    hook uses no norms, means or indices. The only context fields that it uses are
+    `start`, `shared`, `state`, `local_training` and `round`. An engine may call it once
+    with the trees of several clients, stacked along a first axis. Hooks without the
+    mark are called once per client.
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
@@ -87,11 +87,11 @@ class Measured(NamedTuple):
 
 
 class Clock(Protocol):
-    """The position of a client in its round, which kernels advance.
+    """The position of a client in its round. Kernels advance it.
 
     Attributes:
-        step: Number of steps begun before this one.
-        epoch: Number of epochs begun before this one.
+        step: Number of the current step, from 0.
+        epoch: Number of the current epoch, from 0.
     """
 
     step: int
@@ -114,14 +114,15 @@ class Ctx:
         num_steps: Number of optimizer steps of this round, tau_i.
         net: The network that is trained.
         clock: The source of `step` and `epoch`.
-        once: ``once(name, make)`` returns the tensor that ``make()`` returns at this
-            step. It is computed without a graph at the first call and reused by every
-            gradient computation of that step (SAM takes two). Use it for values that
-            depend on the batch and on no trained parameter.
+        once: Function. ``once(name, make)`` returns the result of ``make()`` and caches
+            it during the step. The first call computes it without a graph. Every
+            gradient computation of the step reuses it (SAM has two). Use it for values
+            that depend on the batch but not on trained parameters.
         noise: Uniform numbers in [0, 1) by name and shape. They depend on the client,
             the round and the step.
-        full_gradient: Mean task gradient over the client's data at given parameters, in
-            training mode, without augmentation and with the received buffers.
+        full_gradient: Function that returns the mean gradient of the task's loss over
+            the client's data at given parameters. It uses training mode, the received
+            buffers and no augmentation.
         count_classes: Function that computes `class_counts`.
     """
 
@@ -162,9 +163,9 @@ class Ctx:
 
     @property
     def reference(self) -> Net:
-        """A second network like the trained one, in evaluation mode.
+        """A second network with the trained network's spec, in evaluation mode.
 
-        It runs any parameters and buffers and changes none. For example,
+        It takes any parameters and buffers and does not change them. For example,
         ``ctx.reference(*ctx.received, batch.x)`` is the output of the received model.
         """
         return self.net.beside(self.net.spec)
@@ -186,15 +187,17 @@ class Adjustment:
 
     Before clipping, the gradient g becomes
     ``gradient * g + pull * (w - toward) + shift``. After the optimizer's step,
-    ``w -= lr * outside``. Engines can apply it to the stacked gradients of several
-    clients. Most methods that change gradients can be expressed this way.
+    ``w -= lr * outside`` follows. Engines can apply an adjustment to the stacked
+    gradients of several clients. Most methods that change gradients can be expressed
+    this way.
 
     Args:
         gradient: Factor of the gradient.
         pull: Factor of the distance to `toward`.
         toward: Parameters that w is pulled toward. None stands for w^t.
         shift: Tree that is added to the gradient, or None.
-        outside: Tree that stays outside clipping, weight decay and momentum, or None.
+        outside: Tree that is applied without clipping, weight decay and momentum, or
+            None.
     """
 
     gradient: float = 1.0
@@ -253,13 +256,15 @@ class TermValue(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTerm:
-    """Everything that `Trainer.loss` adds to the task's loss, in closed form.
+    """The closed form of everything that `Trainer.loss` adds to the task's loss.
 
     It is a function of the representations of a batch, called as
     ``of(z, received, share, task_gradient)``:
 
-    - z has shape (..., b, d). It is the representation by w.
-    - received is the same by the received model, in evaluation mode.
+    - z is the representation of the batch by the trained model w, with shape (..., b,
+      d).
+    - received is the representation by the received model in evaluation mode, with the
+      shape of z.
     - share is the weight of a sample in its client's mean: ``1 / b``, or a tensor (...,
       b) with zeros for padding.
     - task_gradient is a function that returns the gradient of the task's loss with
@@ -279,21 +284,21 @@ class FeatureTerm:
 
 @dataclass(frozen=True)
 class RoundStats:
-    """Facts of a finished round for server halves and server optimizers.
+    """Statistics of a finished round for trainers' server halves and server optimizers.
 
     Args:
         round: Communication round, from 0.
         N: Number of clients that may take part.
         m: Number of clients whose results were aggregated.
-        share: Weight of these m among the N, in (0, 1]: m / N, or their share of all
-            samples.
+        share: Weight of the m clients among the N clients, in (0, 1]: m / N, or their
+            share of all samples.
         lr: Local step size of this round.
         lr_0: Local step size of round 0.
         p: Aggregation weights in client order. They sum to 1.
         tau: Local steps in client order.
         squared_norms: Squared norms of the clients' updates in float64, in client
-            order, as the updates entered the mean (after division by a method's
-            normaliser a_i). Empty unless a plug-in needs them.
+            order. The updates are those that entered the mean, after division by a
+            method's normaliser a_i. Empty unless a plug-in needs them.
     """
 
     round: int
@@ -311,21 +316,19 @@ class RoundStats:
 class Trainer:
     """Local training as pure functions of trees (`fedexp.core.trees`).
 
-    Override the hooks that a method needs. The others cost nothing. A trainer may have
-    a server
-    half: trees that the server keeps for it (`init_shared`, `update_shared`). A step
-        runs in
-    this order:
+    Override the hooks that a method needs. Hooks that are not overridden cost nothing.
+    A trainer may have a server half: trees that the server stores for it
+    (`init_shared`, `update_shared`). A local step runs in this order:
 
-    1. ``grad``. If there is an ``ascent``, twice: at w, then at w + e. w itself does
-       not change.
+    1. ``grad`` at w. If there is an ``ascent``, ``grad`` runs again at w + e. w itself
+       does not change.
     2. The gradient part of ``adjustment``, then ``correct``.
     3. Clipping, weight decay, the local optimizer.
     4. The part of ``adjustment`` outside the optimizer, then ``after_step``.
 
-    Frozen parameters never change. ``adjustment`` and ``ascent`` are called once per
-    round, before its first step. Engines can stack clients whatever the hooks do. The
-    only exception is a trainer that overrides `grad`: it runs serially.
+    Frozen parameters never change. ``adjustment`` and ``ascent`` are called before the
+    first local step of a round, not at every step. Engines can stack the clients of any
+    trainer, except one that overrides `grad`. Clients of such a trainer run serially.
     """
 
     @property
@@ -348,8 +351,8 @@ class Trainer:
         """Return a client's state before its first round, or None if it keeps no state.
 
         Args:
-            start: The value that ``ctx.start`` will have.
-            received: The value that ``ctx.received`` will have.
+            start: The later value of ``ctx.start``.
+            received: The later value of ``ctx.received``.
         """
         return None
 
@@ -386,17 +389,17 @@ class Trainer:
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
 
     def feature_term(self) -> FeatureTerm | None:
-        """Return everything that `loss` adds to the task's loss, in closed form.
+        """Return the closed form of everything that `loss` adds to the task's loss.
 
-        None states that `loss` adds nothing. Kernels that write the backward pass by
-        hand use it. The class that defines `loss` must also define this hook. If a
-        class defines only `loss`, because its term has no closed form, such a kernel
-        does not train it.
+        None means that `loss` adds nothing. Kernels with a hand-written backward pass
+        use this hook. They train only with trainers whose `loss` and `feature_term` are
+        defined in the same class. If the added term has no closed form, override only
+        `loss`.
         """
         return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
-        """Return the point at which gradients are taken. None means w.
+        """Return the point at which gradients are taken, or None for w.
 
         The SAM family overrides it.
         """
@@ -410,11 +413,17 @@ class Trainer:
         return None
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        """Change the gradient before clipping where `adjustment` cannot express it."""
+        """Return the gradient after a change that `adjustment` cannot express.
+
+        The hook runs before clipping.
+        """
         return grad
 
     def after_step(self, params: Tree, ctx: Ctx) -> Tree:
-        """Change the parameters after the optimizer's step, outside its momentum."""
+        """Return the parameters after a change that follows the optimizer's step.
+
+        The change does not enter the optimizer's momentum.
+        """
         return params
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
@@ -442,7 +451,7 @@ class Trainer:
 
     @property
     def payload_weights(self) -> Literal["uniform", "models"]:
-        """Weights of the mean of payloads.
+        """The weights with which the server averages the clients' payloads.
 
         ``uniform``: equal weights. ``models``: the aggregation weights p_i.
         """
@@ -458,7 +467,7 @@ class Trainer:
             payload_mean: Mean of the participants' payloads with the weights
                 `payload_weights`.
             update: The server's step of this round.
-            stats: Facts of the round.
+            stats: Statistics of the round.
         """
         return shared
 

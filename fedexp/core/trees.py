@@ -1,6 +1,6 @@
 """Arithmetic on trees: ``dict[str, Tensor]`` with equal keys in equal order.
 
-All functions are pure. Each makes one fused call per tree.
+All functions are pure. An arithmetic function makes one fused call per tree.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def joined(parts: Trees) -> Tree:
 
 
 def part_of(tree: Tree, part: str) -> Tree:
-    """Return one of the trees that `joined` joined."""
+    """Return the tree that `joined` joined under the name `part`."""
     prefix = f"{part}/"
     return {
         name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)
@@ -127,7 +127,7 @@ def part_of(tree: Tree, part: str) -> Tree:
 
 def digest(tree: Tree) -> str:
     """Return a hash of names, types, shapes and bytes."""
-    # Computed in hardware, it is about as fast as a disk writes the bytes.
+    # In hardware, SHA-256 is about as fast as a disk writes the bytes.
     state = hashlib.sha256()
     for part in _bytes_of(tree):
         state.update(part)
@@ -137,8 +137,8 @@ def digest(tree: Tree) -> str:
 def checksum(tree: Tree) -> int:
     """Return the CRC-32 of names, types, shapes and bytes.
 
-    It shows damage at a fraction of the cost of `digest`. It does not identify a
-    content.
+    It detects damage at a fraction of the cost of `digest`. Unlike `digest`, it cannot
+    identify a tree, because two trees may have the same checksum.
     """
     return functools.reduce(lambda crc, part: zlib.crc32(part, crc), _bytes_of(tree), 0)
 

@@ -1,4 +1,4 @@
-"""Users' code: the place of an error in it, and the form of its hooks."""
+"""Checks of users' code: the line of an error, and the signatures of hooks."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def place_of_class(kind: type) -> str:
 
 
 def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | None:
-    """Return the error message for an exception that a user's code raised.
+    """Return a `FedexpError` for an exception that a user's code raised.
 
     Args:
         error: The exception.
         do: Next step for the message.
 
     Returns:
-        The error, or None if the exception did not arise in a user's code or is already
-        a `FedexpError`.
+        The new error, or None if the exception did not arise in a user's code or is
+        already a `FedexpError`.
     """
     if isinstance(error, FedexpError) or (place := place_of_error(error)) is None:
         return None
@@ -82,9 +82,9 @@ def describe_exception(error: BaseException) -> str:
 def check_hooks(kind: type, where: str) -> None:
     """Refuse a plug-in whose methods cannot be called as their interface calls them.
 
-    Every method that a class outside fedexp overrides must accept the arguments of the
-    method that it replaces, in their order. Their names are free. Further arguments
-    need defaults.
+    A method of a user's class must accept the arguments of the fedexp method that it
+    overrides, in the same order. Positional arguments may have other names. Further
+    arguments need defaults.
 
     Args:
         kind: Class of the plug-in.
@@ -106,7 +106,7 @@ def check_hooks(kind: type, where: str) -> None:
 
 @cache
 def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
-    """List every hook that is missing or cannot be called.
+    """List every hook that is missing, has an old name or cannot be called.
 
     Returns:
         One tuple per hook: what is wrong, where, what was expected, what was found.
@@ -145,10 +145,10 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
 
 
 def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield the hooks and values of `cls` that have another name since 0.2.
+    """Yield a problem for each hook or value of `cls` that was renamed in 0.2.
 
-    `cls` derives from the base class of `kind`. Without this check a hook with an old
-    name would be ignored.
+    `cls` is `kind` or one of its base classes outside fedexp. Without this check a hook
+    with an old name would be ignored.
     """
     own = {**inspect.get_annotations(cls), **vars(cls)}
     for old, new in renames().members_of(kind).items():
@@ -184,7 +184,7 @@ def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
 
 
 def _function(own: Any) -> Any:
-    """Return the code object of a method, whatever kind of attribute it is."""
+    """Return the code object of a method or property, or None if it has none."""
     function = getattr(own, "__func__", None) or getattr(own, "fget", None) or own
     return getattr(function, "__code__", None)
 

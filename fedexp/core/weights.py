@@ -20,9 +20,10 @@ from fedexp.core.trees import Tree
 _CHANNELS_LAST_ON = ("cuda",)
 
 by_spec = lru_cache(maxsize=16)
-"""Cache of a function of specs (or `Net`) for the specs used last.
+"""Decorator that caches a function or class (such as `Net`) whose argument is a spec.
 
-Widths may change in every round.
+Only the results used last are cached, because the widths in a spec may change in every
+round.
 """
 
 
@@ -96,11 +97,11 @@ class ModelSpec:
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
     def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
-        """Return the frozen extractor, the tuned head and the shape of their features.
+        """Return the frozen extractor, the trained head and the shape of the features.
 
-        A class offers them as a static method ``extractor_and_head(kwargs)``. The
-        network must equal ``head(extractor(x))``. None means that the network is
-        trained as one.
+        They come from the static method ``extractor_and_head(kwargs)`` of the class.
+        The network must equal ``head(extractor(x))``. None means that the network is
+        not split.
         """
         parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
         answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(
@@ -120,7 +121,7 @@ class ModelSpec:
         """Return the spec with the changes that a static method of the class gives.
 
         The static method receives all constructor arguments (defaults included) and
-        `arguments`. It returns those that change.
+        `arguments`. It returns the constructor arguments that change.
 
         Args:
             rule: Name of the static method.
@@ -179,7 +180,8 @@ class Weights:
     """Parameters and buffers of the network `spec`.
 
     Models are passed between parts of fedexp only in this form. On CUDA, 4-D parameters
-    are stored channels last, whatever their source.
+    are stored channels last, unless the network's class refuses
+    (`computes_channels_last`).
 
     Args:
         spec: Architecture of the network.
@@ -235,9 +237,9 @@ class Weights:
     def of_state_dict(cls, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> Weights:
         """Build weights from a module's ``state_dict()``, on the CPU.
 
-        Buffers that a state dict leaves out (non-persistent ones) have their initial
-        values. The type is that of the floating tensors, or float32 if they have
-        several types.
+        Non-persistent buffers, which a state dict does not contain, have their initial
+        values. The dtype is that of the floating-point tensors in `state`, or float32
+        if they have several dtypes.
 
         Args:
             spec: Architecture of the network.
@@ -280,7 +282,7 @@ class Weights:
 
 @cache
 def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Return those of `names` that clients of this architecture never change."""
+    """Return the subset of `names` that clients with this network never change."""
     patterns: tuple[str, ...] = getattr(locate(arch, nn.Module, "model"), "frozen_parameters", ())
     return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
@@ -289,7 +291,7 @@ def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
 def computes_channels_last(spec: ModelSpec, device: str) -> bool:
     """Return whether 4-D tensors of this network are stored channels last on `device`.
 
-    The network's class may refuse with ``channels_last = False``.
+    A network's class refuses this layout with ``channels_last = False``.
     """
     return device in _CHANNELS_LAST_ON and getattr(
         locate(spec.arch, nn.Module, "model"), "channels_last", True

@@ -1,6 +1,6 @@
 """The image bank: batches of generated images in 8 bits.
 
-A state holds the batches. Together they are samples to train on.
+An aggregator's state stores the batches. The student trains on all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def stored(images: Tensor, labels: Tensor, rounding: Rounding = "round") -> Tree
     """Return a batch as the bank stores it.
 
     Args:
-        images: Images with values in [0, 1]. The stored values differ by at most 1 /
-            510, with ``floor`` by less than 1 / 255, downwards.
-        labels: Their labels.
-        rounding: Rounding of pixels to 8 bits.
+        images: Images of shape (b, c, H, W), with values in [0, 1].
+        labels: Labels of the images, of shape (b,).
+        rounding: Rounding of pixels to 8 bits. ``round`` changes a value by at most
+            1 / 510. ``floor`` lowers it by less than 1 / 255.
 
     Returns:
         ``x`` of shape (b, c, H, W), uint8, and ``y`` of shape (b,), int64.

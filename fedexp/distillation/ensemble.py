@@ -1,6 +1,7 @@
 """The clients' models as one frozen teacher.
 
-It gives mean logits, and statistics of generated images in the inner layers.
+The teacher returns mean logits. On request it also returns the distance of BatchNorm
+statistics and the mean activation of generated images.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ class EnsembleOutput(NamedTuple):
     Scalars that were not requested are 0.
 
     Args:
-        logits: D(x), of shape (b, C).
-        statistics: L_BN, a scalar.
+        logits: D(x), the mean or weighted mean of the teachers' logits, of shape (b,
+            C).
+        statistics: L_BN, a scalar: the mean over the teachers of
+            `distance_of_statistics`.
         activation: ``-(1 / m) sum_k mean |phi_k|`` of the teachers' penultimate
             features, a scalar.
     """
@@ -47,14 +50,15 @@ class TeacherEnsemble:
     Args:
         teachers: f^1 ... f^m.
         at_once: Number of teachers that may hold activations for a gradient at a time.
-            The activations of the others are recomputed for the gradient. None: up to
-            ten teachers hold all activations, and nothing is computed twice. Of more
-            than ten, one holds them at a time, or ten if they are stacked.
-        stacked: Whether these run as one network, with their tensors stacked along a
-            first axis. They must have one architecture. Otherwise they run one after
-            the other.
-        bf16: Whether networks run under autocast, which does not support convolutions
-            of stacks. Outputs have the inputs' type, and statistics are computed in it.
+            If there are more teachers, their activations are recomputed for the
+            gradient. None: up to ten teachers hold all activations, and nothing is
+            computed twice. With more than ten teachers, one at a time holds its
+            activations, or ten at a time if teachers are stacked.
+        stacked: Whether the teachers run as one network, with their tensors stacked
+            along a first axis. They must have the same architecture. Otherwise they run
+            one after the other.
+        bf16: Whether networks run under autocast to bfloat16. Stacked teachers do not
+            support it. Outputs are cast to the inputs' dtype.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class TeacherEnsemble:
 
     @property
     def _starts(self) -> range:
-        """Numbers of the first teachers of the parts."""
+        """The index of the first teacher of each part that runs at once."""
         return range(0, len(self), self._at_once)
 
     def _part(self, start: int) -> list[Weights]:
@@ -107,7 +111,7 @@ class TeacherEnsemble:
         )
 
     def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the ensemble's logits (b, C) of normalised inputs, as in `show`."""
+        """Return the logits D(x) of shape (b, C), with the arguments of `show`."""
         return self.show(inputs, weights).logits
 
     def show(
@@ -122,10 +126,10 @@ class TeacherEnsemble:
 
         Args:
             inputs: Normalised inputs of shape (b, ...).
-            weights: Weights of the logits, of shape (m,), by `shares_of`. None: D(x) is
-                their mean.
+            weights: Weights of the teachers' logits, of shape (m,). `shares_of`
+                normalises them. None: D(x) is the plain mean.
             norms: Whether the statistics of BatchNorms' inputs are requested.
-            features: Whether penultimate activations are requested.
+            features: Whether the mean activation of penultimate features is requested.
         """
         m = len(self)
         shares = inputs.new_full((m,), 1 / m) if weights is None else shares_of(weights)
@@ -143,8 +147,8 @@ class TeacherEnsemble:
         """Compute sums over the teachers of the part that begins at `start`.
 
         Returns:
-            Sums of weighted logits, of distances of statistics and of negative
-            activations.
+            The sum of the weighted logits (b, C), the sum of the distances of
+            statistics, and minus the sum of the mean absolute features.
         """
         if self._stacks:
             each, distances, sizes = self._run_stacked(start, inputs, norms, features)
@@ -158,7 +162,7 @@ class TeacherEnsemble:
         return torch.stack(logits).sum(0), statistics, activation
 
     def _run_stacked(self, start: int, inputs: Tensor, norms: bool, features: bool) -> Sums:
-        """Compute `_observe` of the k teachers of a part, stacked along a first axis.
+        """Run `_observe` for the k stacked teachers of a part in one pass.
 
         Returns:
             Tensors of shape (k, b, C), (k,) and (k,).
@@ -226,9 +230,9 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
 
 
 class _InParts(torch.autograd.Function):
-    """The function `_total` without a graph.
+    """The function `_total`, whose forward pass records no autograd graph.
 
-    Its gradient recomputes every part's outputs with a graph, one part after the other.
+    The backward pass recomputes the outputs with a graph, one part after the other.
     torch.utils.checkpoint would do the same, but its first call takes seconds to import
     its compiler.
     """
@@ -261,9 +265,10 @@ def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
     """Compute the distance of a network's batch statistics from its running ones.
 
     It is ``sum_l ||mu_l - running_mean_l|| + ||sigma^2_l - running_var_l||``, a scalar.
-    mu_l and sigma^2_l (biased) are over the batch and positions of BatchNorm l's input,
-    in float32 or a wider type (DeepInversion, Yin et al. 2020, without squares, as
-    released).
+    mu_l and sigma^2_l are the mean and the biased variance of BatchNorm l's input over
+    the batch and all positions. They are computed in float32 or a wider type.
+    Reference: DeepInversion, Yin et al. 2020. As in its released code, the norms are
+    not squared.
 
     Args:
         norms: Inputs of the BatchNorms, as in `Observed`.

@@ -1,4 +1,4 @@
-"""The generator of FedSyn and related methods, unconditional, from noise to images."""
+"""The unconditional generator of FedSyn and related methods: noise to images."""
 
 from __future__ import annotations
 
@@ -67,21 +67,22 @@ class Generator(nn.Module):
 
 
 def doubled(x: Tensor, weight: Tensor) -> Tensor:
-    """Convolve the upsampled x with a 3x3 kernel in 4 instead of 9 products per output.
+    """Upsample x by 2 and convolve it with a 3x3 kernel, without the upsampled tensor.
 
-    It is ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``. Equal pixels
-    are multiplied by sums of weights. This is a transposed convolution of stride 2,
-    whose 4x4 kernel holds the sums of 2x2 neighbours.
+    The result is ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``. An
+    output needs 4 products instead of 9, because the weights of equal pixels are summed
+    first. This is a transposed convolution of stride 2, whose 4x4 kernel contains the
+    sums of 2x2 neighbouring weights.
     """
     kernel = functional.avg_pool2d(weight.flip(2, 3), 2, stride=1, padding=1, divisor_override=1)
     return functional.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)
 
 
 def generator_spec(shape: tuple[int, ...], nz: int, ngf: int) -> ModelSpec:
-    """Return the generator of images of `shape`.
+    """Return the spec of the generator of images of `shape`.
 
     Raises:
-        ConfigError: There is no generator of this shape.
+        ConfigError: `shape` is not (c, H, W) with multiples of 4 for H and W.
     """
     if len(shape) != 3 or shape[1] % 4 or shape[2] % 4:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Losses of data-free distillation on logits and images.
 
-Losses of a batch are means unless stated otherwise. They are computed from log-softmax
-on both sides, so that gradients stay finite if a probability underflows.
+Losses are means over the batch unless stated otherwise. Divergences use the log-softmax
+of both teacher and student, so that gradients stay finite if a probability underflows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Mask = Literal["disagree", "agree", "none"]
-"""The samples that count.
+"""The samples that count in a loss.
 
-Teacher and student predict different classes (``disagree``), the same class, or
-anything.
+``disagree``: samples for which teacher and student predict different classes.
+``agree``: samples for which they predict the same class. ``none``: all samples.
 """
 Variation = Literal["l2", "l1"]
 """The form of `total_variation`."""
@@ -56,9 +56,10 @@ def boundary_support(
 
 
 def hard_similarity(logits: Tensor, labels: Tensor, hardness: float) -> Tensor:
-    """Compute the mean of ``(1 - p_y)^h CE(logits, y)``, p_y without a gradient.
+    """Compute the mean of ``(1 - p_y)^h CE(logits, y)``, where h is `hardness`.
 
-    With h = 0 it is cross-entropy. Reference: Co-Boosting, Dai et al. 2024.
+    p_y is the probability of class y and counts as a constant for the gradient. With
+    h = 0 the loss is cross-entropy. Reference: Co-Boosting, Dai et al. 2024.
     """
     loss = F.cross_entropy(logits, labels, reduction="none")
     return ((1 - (-loss.detach()).exp()) ** hardness * loss).mean()
@@ -73,9 +74,10 @@ def one_hot(logits: Tensor) -> Tensor:
 
 
 def information_entropy(logits: Tensor, base: float = 10.0) -> Tensor:
-    """Compute the information entropy ``L_ie = sum_c p_c log p_c``, at least -log C.
+    """Compute ``L_ie = sum_c p_c log p_c``, the negative entropy, at least -log C.
 
-    p is the mean softmax of the batch. Reference: DAFL, whose code takes base 10.
+    p is the mean softmax of the batch. Logarithms have base `base`. Reference: DAFL,
+    whose code has base 10.
     """
     p = F.softmax(logits, 1).mean(0).clamp_min(_TINY)
     return (p * p.log()).sum() / math.log(base)
@@ -84,9 +86,9 @@ def information_entropy(logits: Tensor, base: float = 10.0) -> Tensor:
 def competition(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute ``R_c = 1 - JS``, in [0, 1], as in the authors' code.
 
-    There P and Q are softmaxes at temperature 3, and M is their mean. All are clamped
-    to [0.01, 0.99]. The divergences are KL(M || P) and KL(M || Q). Reference: Adaptive
-    DeepInversion, Yin et al. 2020.
+    P and Q are the softmaxes of student and teacher at temperature 3, and M is their
+    mean. P, Q and M are clamped to [0.01, 0.99]. JS is the mean of KL(M || P) and KL(M
+    || Q). Reference: Adaptive DeepInversion, Yin et al. 2020.
     """
     p, q = F.softmax(student / 3, 1), F.softmax(teacher / 3, 1)
     middle, p, q = (value.clamp(0.01, 0.99) for value in ((p + q) / 2, p, q))
@@ -97,13 +99,13 @@ def competition(teacher: Tensor, student: Tensor) -> Tensor:
 def total_variation(images: Tensor, form: Variation = "l2") -> Tensor:
     """Compute the total variation of images (b, c, H, W).
 
-    It uses the differences of horizontal, vertical and both kinds of diagonal
-    neighbours.
+    There are four tensors of differences: those of horizontal neighbours, vertical
+    neighbours and the two kinds of diagonal neighbours.
 
     Args:
         images: The images.
-        form: ``l2``: the sum of the four Frobenius norms over the whole batch
-            (DeepInversion's code for CIFAR-10). ``l1``: the sum of the four mean
+        form: ``l2``: the sum of the four tensors' Frobenius norms, each over the whole
+            batch (DeepInversion's code for CIFAR-10). ``l1``: the sum of the four mean
             absolute differences (the other form in DeepInversion's code).
     """
     across, down = (

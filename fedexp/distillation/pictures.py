@@ -1,4 +1,4 @@
-"""Pictures of a server's images: a few per class, or fresh ones of a generator."""
+"""Example images of a server: stored images by class, or new images of a generator."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fedexp.distillation.synthesis import generated_by
 from fedexp.distillation.views import View
 
 _COLUMNS = 8
-# Images of a generator per class. Their actual classes may differ.
+# Number of generated images per class, on average. The generator is unconditional, so
+# that single classes may get more or fewer.
 _DRAWN = 16
 _AT_ONCE = 128
 
 
 def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Arrange the last 8 images of each class in a grid, white if there are fewer.
+    """Arrange the last 8 images of each class in a grid. Free cells are white.
 
     Args:
-        images: Images of shape (n, c, H, W), with 8 bits per value or in [0, 1].
-        classes: Their classes, of shape (n,).
+        images: Images of shape (n, c, H, W), uint8 or with values in [0, 1].
+        classes: Classes of the images, of shape (n,).
         num_classes: Number of classes.
 
     Returns:
@@ -39,7 +40,7 @@ def by_class(images: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 
 @torch.no_grad()
 def generated(generator: Weights, student: Weights, nz: int, env: Env) -> tuple[Tensor, Tensor]:
-    """Return images of fresh noise (n, `nz`) and the classes that the student assigns.
+    """Generate images from new noise (n, `nz`), and classify them with the student.
 
     Returns:
         Images of shape (n, c, H, W), and classes of shape (n,).

@@ -1,11 +1,14 @@
 """The choice between stacked teachers and teachers that run one after the other.
 
-It depends on the device and, on CUDA, on a short timing. Stacking turns a layer into a
-grouped convolution, which is slower on a CPU. Ten teachers with input gradient took
-1.65 and 2.18 times as long on two cores (``scripts/bench_distillation.py`` measures
-it). There nothing is timed, so that equal runs are bit-identical. On CUDA the number
-of kernel launches decides. The caller stores the choice, because the last bits depend
-on it.
+The choice depends on the device and, on CUDA, on a short timing.
+
+Stacking turns a convolution into a grouped convolution, which is slower on a CPU.
+With ten teachers, a pass with input gradient took 1.65 and 2.18 times as long on two
+cores (measured with ``scripts/bench_distillation.py``). On a CPU teachers are therefore
+never stacked by ``auto``. Nothing is timed there, so that equal runs are bit-identical.
+
+On CUDA the number of kernel launches decides which way is faster. The caller stores the
+choice, because the last bits of the results depend on it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ Running = Literal["auto", "stacked", "looped"]
 
 _TIMED_ON = ("cuda",)  # device types on which stacking may be faster
 _REPEATS = 5
-# Largest time of stacked teachers, relative to that of teachers one after the other
+# Stacked teachers are chosen if their time is below this fraction of the looped time
 _GAIN = 0.95
 
 
@@ -33,13 +36,14 @@ def stacks(
 ) -> bool:
     """Decide whether `teachers` run stacked on inputs like `inputs` (b, ...).
 
-    With ``auto`` teachers of several architectures run one after the other. Others run
-    in the faster way. Memory does not count.
+    With ``auto``, teachers of several architectures and teachers on a CPU run one after
+    the other. On CUDA both ways are timed and the faster one is chosen. Memory use is
+    not compared.
 
     Args:
-        running: ``auto``, ``stacked`` or ``looped``.
+        running: ``auto``, ``stacked`` or ``looped`` (one after the other).
         teachers: The teachers.
-        at_once: Size of the parts, as in `TeacherEnsemble`.
+        at_once: Number of teachers that run at once, as in `TeacherEnsemble`.
         inputs: Inputs of a batch.
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
@@ -54,9 +58,10 @@ def stacks(
 
 
 def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) -> float:
-    """Measure the fastest forward pass with statistics and its gradient.
+    """Measure the seconds of a forward and backward pass, the minimum of `repeats`.
 
-    The gradient is with respect to `inputs`. A first pass does not count.
+    The pass includes the statistics of BatchNorms' inputs and the gradient with respect
+    to `inputs`. One more pass before them is not counted.
     """
     return min([_pass_seconds(ensemble, inputs) for _ in range(1 + repeats)][1:])
 

@@ -1,6 +1,6 @@
-"""The student: its initialisation, one pass of distillation, and its answers.
+"""The student: its initialisation, its training by distillation, and its logits.
 
-It answers in evaluation mode while images are made.
+While images are generated, the student runs in evaluation mode.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ def distil(
     tau: float,
     noise: StepNoise,
 ) -> tuple[Weights, State, Tensor]:
-    """Take one step per batch towards ``KL_tau(D(x) || S(x))``.
+    """Train the student with one optimizer step per batch on ``KL_tau(D(x) || S(x))``.
+
+    S(x) are the student's logits in training mode.
 
     Args:
         student: The student.
-        state: State of its optimizer.
+        state: State of the student's optimizer.
         distillation_batches: Normalised inputs x (b, ...) and the teachers' logits D(x)
             (b, C).
-        optimizer: Its optimizer.
+        optimizer: The student's optimizer.
         lr: Step size.
         tau: Temperature.
         noise: Random numbers of the student's random layers.
 
     Returns:
-        The student, its optimizer's state, and losses of shape (steps,).
+        The trained student, its optimizer's state, and losses of shape (steps,).
     """
     net = net_of(student, training=True)
     net.set_noise(noise)
@@ -81,7 +83,7 @@ def answers(student: Weights) -> Callable[[Tensor], Tensor]:
 
 
 def net_of(weights: Weights, training: bool) -> Net:
-    """Return a separate network for `weights`."""
+    """Return a new network module for `weights`, in training or evaluation mode."""
     first = next(iter(weights.params.values()))
     net = Net(weights.spec, first.device, first.dtype)
     net.train(training)

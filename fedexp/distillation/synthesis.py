@@ -1,6 +1,6 @@
-"""Synthesis: images or their sources are optimised against a loss.
+"""Synthesis: images, or a generator and its noise, are optimised to lower a loss.
 
-The best iterate is returned.
+The images of the iterate with the lowest loss are returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer
 
 Terms = dict[str, Tensor]
-"""A loss as scalars by name: ``loss``, which is minimised, and its terms."""
+"""Scalars by name: ``loss``, which is minimised, and the terms of this loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +31,11 @@ class Synthesis:
     """The result of a synthesis.
 
     Args:
-        images: Images of the iterate with the lowest loss. Every iterate is measured
-            before its step.
+        images: Images of the iterate with the lowest loss. The iterates are those
+            before each step. The result of the last step is not among them.
         learned: The optimised tensors after the last step.
         optimizer: The optimizer's state after the last step.
-        terms: Terms of every iterate.
+        terms: ``loss`` and its terms for every iterate.
     """
 
     images: Tensor
@@ -45,7 +45,7 @@ class Synthesis:
 
     @property
     def lowest(self) -> Metrics:
-        """Terms of the iterate that is returned, the first one with the lowest loss."""
+        """The terms of the iterate with the lowest loss, the first one among ties."""
         return min(self.terms, key=lambda row: row["loss"])
 
 
@@ -59,20 +59,21 @@ def synthesise(
     steps: int,
     optimizer_key: str = "generator",
 ) -> Synthesis:
-    """Take `steps` steps of `optimizer` on `learned`.
+    """Take `steps` steps of `optimizer` on `learned` to minimise ``loss``.
 
-    The host waits for the device once, at the end.
+    The host waits for the device only once, at the end.
 
     Args:
         learned: The tensors that are optimised.
         state: State of the optimizer before the first step.
         images_of: Differentiable function that returns the images of `learned`.
-        terms_of: Function that returns the terms of images and the step's number.
+        terms_of: Function of the images and the step number that returns ``loss`` and
+            its terms.
         optimizer: The optimizer.
         lr: Step size.
-        steps: Number of steps.
-        optimizer_key: The optimizer's key in the aggregator's config, for messages. The
-            key of `lr` begins with ``lr_``.
+        steps: Number of steps, at least 1.
+        optimizer_key: The optimizer's key in the aggregator's config, for error
+            messages. The key of `lr` is ``lr_<optimizer_key>``.
 
     Raises:
         FedexpError: A loss is NaN or infinite.
@@ -125,7 +126,7 @@ def synthesise(
 
 
 def named(terms: Metrics) -> Metrics:
-    """Return the terms under the names that are logged."""
+    """Return the terms under the names of the log, ``synthesis/<name>``."""
     return {f"synthesis/{name}": value for name, value in terms.items()}
 
 
@@ -139,9 +140,9 @@ def generate(
     steps: int,
     precision: Precision = "float32",
 ) -> Synthesis:
-    """Run `synthesise` with a new generator of `spec`, drawn under `seed`.
+    """Run `synthesise` with a new generator of `spec`, initialised from `seed`.
 
-    Its noise `z` (b, nz) is optimised together with it.
+    The noise `z` (b, nz) is optimised together with the generator's parameters.
     """
     generator = Weights.init(spec, seed, z.device, z.dtype)
     learned = {**generator.params, "z": z}
@@ -154,7 +155,8 @@ def generate(
 def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:
     """Return a function that computes the images of a generator in training mode.
 
-    Its argument is a tree of the generator's parameters and the noise ``z`` (b, nz).
+    The argument of the returned function is a tree of the generator's parameters and
+    the noise ``z`` (b, nz).
 
     Args:
         generator: A generator of the same architecture, whose buffers are copied.

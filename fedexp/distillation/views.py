@@ -1,4 +1,4 @@
-"""Views of generated images: normalised as the clients' images are, and augmented."""
+"""Views of generated images: the images after normalisation and augmentation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from fedexp.data.augment import Augment
 Views = Literal["none", "clients", "authors", "crop_flip"]
 """The augmentation of generated images.
 
-``clients`` is the transform of the clients' training batches. ``authors`` is the same,
-always with a flip with probability 1/2 (as in DENSE's code, whose clients crop only on
-CIFAR). ``crop_flip`` is a crop of the image padded by 4 pixels, and that flip.
+``none`` is no augmentation. ``clients`` is the transform of the clients' training
+batches. ``authors`` is this transform with a flip probability of 1/2 for every data
+set, as in DENSE's code, whose clients crop only on CIFAR. ``crop_flip`` is a crop of
+the image padded by 4 pixels, and a flip with probability 1/2.
 """
 
 
 def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
-    """Return the random transform of normalised batches that `views` names."""
+    """Return the random transform that `views` names, or None for no transform."""
     if views == "crop_flip":
         return Augment(flip=0.5, crop_padding=4)
     if views == "authors":
@@ -36,15 +37,16 @@ def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The transform of images or inputs for the networks of a step.
+    """The transform of images to network inputs: normalisation and augmentation.
 
-    Random numbers come from a separate stream. The host does not wait for the device.
+    Each view has its own stream of random numbers. The host does not wait for the
+    device.
 
     Args:
-        scale: Scale of pixels in 8 bits (`InputDomain.affine`), on the device once for
-            all steps.
-        shift: Shift of pixels in 8 bits (`InputDomain.affine`).
-        augment: Augmentation, or None.
+        scale: Factor of 8-bit pixel values (`InputDomain.affine`). It is copied to the
+            device once for all steps.
+        shift: Summand of 8-bit pixel values (`InputDomain.affine`).
+        augment: Augmentation of normalised inputs, or None.
         noise: Random numbers of the augmentation.
     """
 
@@ -69,6 +71,6 @@ class View:
         return self.augmented(images * 255.0 * self.scale + self.shift, step)
 
     def augmented(self, inputs: Tensor, step: int) -> Tensor:
-        """Return the same for inputs that are already normalised."""
+        """Return normalised inputs after the augmentation of step number `step`."""
         self.noise.step = step
         return inputs if self.augment is None else self.augment(inputs, self.noise)

@@ -1,6 +1,6 @@
 """Choice of the engine that is expected to be fastest for a run.
 
-It is chosen when the first clients train. From then on it is part of the run's
+The engine is chosen when the first clients train. From then on it is part of the run's
 numerics.
 """
 
@@ -22,8 +22,9 @@ from fedexp.engines.workers import Workers
 class Auto(Engine):
     """The automatic choice among the engines.
 
-    It is `Vectorized` if stacking gains. Otherwise, on a CPU, it is `Workers` if local
-    workers gain (`fedexp.engines.rule`), or else `Serial`.
+    The choice is `Vectorized` if stacking is expected to be faster. Otherwise it is
+    `Workers` if the device is a CPU and local workers are expected to be faster
+    (`fedexp.engines.rule`). In all other cases it is `Serial`.
     """
 
     def choose(self, context: EngineContext) -> Engine:
@@ -33,9 +34,10 @@ class Auto(Engine):
         return Workers() if Workload.of(context).repays_workers else here
 
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
-        """Return the engine of an earlier launch, whose choice the thread numbers show.
+        """Return the engine that an earlier launch chose.
 
-        `Workers` were chosen if a process had fewer threads than the run has.
+        The choice was `Workers` if a process of that launch had fewer threads than all
+        processes of this launch share.
         """
         return (
             Workers().restore(computing, threads, num_threads)

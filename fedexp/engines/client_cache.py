@@ -32,19 +32,19 @@ from fedexp.storage.tensors import load_sealed, save_sealed
 class ClientCache(Engine):
     """A wrapper of an engine that looks up first-round jobs by content.
 
-    Only jobs that are not found are run. A key consists of the digest of the start, the
+    Only jobs that are not found are run. A cache key is a hash of the start model,
     trainer, task, local training, seed, broadcast trees, the client's state and its
     samples, byte for byte. If several processes ask for the same jobs, one trains them
-    and the others wait. A folder that cannot be used, or a damaged entry, costs time
-    and a note to the user.
+    and the others wait. If the folder cannot be used or an entry is damaged, the jobs
+    are trained again and the user sees a note.
 
     Args:
         inner: Engine that trains what is missing.
         root: Folder that runs share.
         max_gb: Maximum size of the folder. Beyond it, the least recently used entries
             are deleted.
-        numerics: Numerics of the run, a part of every key. Results with other bits have
-            other keys.
+        numerics: Numerics of the run, a part of every key, so that results with other
+            bits have other keys.
         code: Fingerprint of the code, a part of every key.
     """
 
@@ -106,7 +106,7 @@ class ClientCache(Engine):
     def _locked(self, path: Path) -> Iterator[None]:
         """Hold the lock of these jobs, so that only one process trains them.
 
-        In a folder that cannot be written, each process trains them.
+        If the folder cannot be written, there is no lock and each process trains them.
         """
         lock = FileLock(path)
         try:
@@ -126,7 +126,7 @@ class ClientCache(Engine):
         try:
             yield
             with contextlib.suppress(OSError):
-                path.unlink()  # a process that waits for it finds everything trained
+                path.unlink()  # a process that waits for the lock finds every result
         finally:
             lock.release()
 
@@ -151,8 +151,11 @@ class ClientCache(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Yield models from the folder, or from the engine if the folder lacks them."""
-        loaded: dict[int, ClientResult] = {}  # models that are to be probed, all in memory
+        """Yield the result of each job, from the folder if it has the model.
+
+        The wrapped engine trains the other models and answers the probes of `jobs`.
+        """
+        loaded: dict[int, ClientResult] = {}  # stored models to be probed, all in memory
         for i, job in enumerate(jobs):
             if (
                 job.probes
@@ -192,7 +195,10 @@ class ClientCache(Engine):
                 yield result
 
     def _answers(self, job: ClientJob, key: str, data: FederatedData) -> dict[str, Tree]:
-        """Return the stored answers to the job's probes about the model of this key."""
+        """Return the stored answers to the job's probes, by probe name.
+
+        `key` is the cache key of the job.
+        """
         answers = {}
         for probe in job.probes:
             found = load_sealed(
@@ -205,12 +211,13 @@ class ClientCache(Engine):
     def _keys(
         self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData
     ) -> list[str]:
-        digests: dict[int, str] = {}  # clients often share one start
+        digests: dict[int, str] = {}  # by id of the start model, which clients often share
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                # The last bits depend on which clients are padded to whose size.
+                # The last bits of a result depend on the sizes of all clients in its
+                # part, because batches are padded to the largest.
                 batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], batch_group, data, digests)
         return keys
@@ -250,7 +257,7 @@ class ClientCache(Engine):
         return self.root / key[:2] / f"{key}.safetensors"
 
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
-        """Store an entry.
+        """Store a tree and JSON values (`facts`) under a key.
 
         Nothing is stored if this call of `map` has written as much as the folder may
         hold.
@@ -320,20 +327,21 @@ class ClientCache(Engine):
 class _InnerRequests:
     """The requests to the wrapped engine.
 
-    It is asked for models that are missing and for probes of models that exist, in one
-    stream if possible. Whole parts of the engine's split are trained, because the last
-    bits within a part may depend on each other.
+    The wrapped engine trains the missing models and answers probes about stored models,
+    in one stream if possible. If one model of a part is missing, the whole part is
+    trained, because its jobs may depend on each other in their last bits.
 
     Args:
         inner: Wrapped engine.
         jobs: All jobs of the call.
-        parts: Parts of the wrapped engine's split.
+        parts: Positions of the jobs in each part of the wrapped engine's split
+            (`Engine.split`).
         data: Data of the run.
-        is_stored: Whether the model of each job is stored.
-        loaded: The stored models that are to be probed, by position.
+        is_stored: Whether each job needs no training, because its model is stored.
+        loaded: Stored results whose models are to be probed, by position of the job.
 
     Attributes:
-        missing: Positions of the jobs that are trained.
+        missing: Positions of the jobs that the wrapped engine trains.
     """
 
     def __init__(
@@ -356,7 +364,8 @@ class _InnerRequests:
             if i not in self.missing:
                 self._requests[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
-        # Otherwise a shorter list of jobs would be split in another way.
+        # A shorter list of jobs could be split into other parts. One stream is used
+        # only if all parts have one job, or if no job or every job is trained.
         each_alone = all(len(part) == 1 for part in parts)
         self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
@@ -389,15 +398,19 @@ class _InnerRequests:
 
 
 def _answer_key(key: str, probe: Probe) -> str:
-    """Return the key of the answer to a probe about the model of `key`."""
+    """Return the cache key of a probe's answer.
+
+    `key` is the cache key of the job whose model the probe is about.
+    """
     parts = [key, _described(probe), probe_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
 def _client_data(data: FederatedData, client: int) -> list[Any]:
-    """Return the hash of a client's inputs and targets, and their normalisation.
+    """Return a hash of a client's samples, and the mean and std of the inputs.
 
-    The samples are in the client's order.
+    The hash covers inputs and targets in the client's order. Mean and std are those of
+    the normalisation.
     """
     index = data.positions(client)
     content = digest({"x": data.train.x[index], "y": data.train.y[index]})

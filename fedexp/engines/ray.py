@@ -29,9 +29,9 @@ from fedexp.engines.ray_cluster import (
 )
 from fedexp.engines.ray_wire import JobBatch, Packer, Reply, SentData, SentResult
 
-MAX_LOSSES = 3  # actors that may die over the same jobs before the jobs are blamed
-# Approximate number of clients per actor, for the choice of the inner engine if the
-# number of actors is open.
+MAX_LOSSES = 3  # jobs fail once this many actors have died while working on them
+# Approximate number of clients per actor, for the choice of the inner engine if
+# `actors` is auto.
 _STACK = 8
 # Small jobs are sent together, because a message costs about a millisecond.
 _BATCH_CHUNKS, _BATCH_BYTES = (
@@ -44,17 +44,18 @@ _BATCH_CHUNKS, _BATCH_BYTES = (
 class Ray(Engine):
     """An engine that hands chunks of jobs to actors.
 
-    The bits of the results are those of `inner` at `threads` threads, whatever the
-    actors. Data are sent once per node, weights and broadcast trees once per round.
+    The results are bit-identical to those of `inner` with `threads` threads, whatever
+    the number of actors. Data are sent once per node, weights and broadcast trees once
+    per round.
     This process aggregates, and it must run on a machine of the cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
             ``local`` (start a cluster for this run).
-        actors: Number of actors, or ``auto`` for what the CPUs and GPUs of the cluster
-            allow.
+        actors: Number of actors, or ``auto`` for as many as the CPUs and GPUs of the
+            cluster allow.
         threads: Number of CPUs and threads of each actor.
-        gpus: Number of GPUs of each actor, a fraction or a whole number.
+        gpus: Number of GPUs of each actor, a fraction of one GPU or a whole number.
         inner: Config node of the engine that each actor runs.
     """
 
@@ -203,10 +204,10 @@ class Ray(Engine):
     def _packing(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Callable[[Packer, list[list[int]]], JobBatch]:
-        """Return a function that makes a batch of chunks.
+        """Return a function that makes a batch from chunks of jobs.
 
-        The batch has the reference to the data and the fingerprint of the code that the
-        jobs use.
+        Each batch has the reference to the data and the fingerprint of the code that
+        the jobs use.
         """
         import ray
 
@@ -237,8 +238,9 @@ class _SentBatch:
 class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
-    `result` returns them in job order. At most a window of results wait here or are on
-    their way, so that memory does not grow with the number of jobs.
+    `result` returns the results in job order. The number of results that wait here or
+    are not finished yet is bounded, so that memory does not grow with the number of
+    jobs.
     """
 
     def __init__(
@@ -256,9 +258,10 @@ class _Sending:
 
         self._packer = Packer(jobs, lambda value: _put(value, ray))
         self._waiting = deque(chunks)
-        # Lost chunks are sent again in separate batches, so that the suspect is known.
+        # The chunks of a lost actor are sent again in separate batches. If another
+        # actor dies, the chunk that it worked on is then known.
         self._retries: deque[list[int]] = deque()
-        # Number of actors that died over a chunk, by its first position.
+        # Number of actors that died over a chunk, by the position of its first job.
         self._lost: dict[int, int] = {}
         self._in_flight: dict[Any, _SentBatch] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
@@ -284,7 +287,7 @@ class _Sending:
         return found
 
     def close(self) -> None:
-        """Cancel the batches whose results were not asked for."""
+        """Cancel the batches whose results have not arrived."""
         for reference, sent in self._in_flight.items():
             sent.actor.batches.remove(reference)
             if self._ray.is_initialized():
@@ -313,7 +316,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return many small chunks while many wait, and single chunks at the end."""
+        """Return several chunks while many wait, and single chunks at the end."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 
@@ -325,7 +328,7 @@ class _Sending:
                 where="engine=ray",
                 do="look at 'ray status', then repeat the command to resume this run",
             )
-        # If no actor works, new actors must start within that time.
+        # If no actor works, a new actor must start within `START_SECONDS`.
         alone = START_SECONDS if not self._in_flight else None
         done, _ = self._ray.wait([*self._in_flight, *starting], num_returns=1, timeout=alone)
         if not done:
@@ -379,9 +382,9 @@ class _Sending:
 
 
 def _put(value: object, ray: Any) -> Any:
-    """Store `value` in the object store.
+    """Store `value` in the object store and return its reference.
 
-    Every node whose actors ask for it fetches it once.
+    Each node whose actors need the value fetches it once.
     """
     try:
         return ray.put(value)

@@ -26,6 +26,8 @@ from fedexp.storage.identity import code_hash
 def code_of(targets: tuple[str, ...]) -> str:
     """Return the fingerprint of fedexp's and the plug-ins' code in this process.
 
+    `targets` are the import paths of the plug-ins.
+
     Raises:
         ConfigError: The module of a plug-in is missing.
     """
@@ -84,14 +86,14 @@ class Worker:
         return None
 
     def run(self, batch: JobBatch) -> Reply:
-        """Return the results of every job, chunk by chunk.
+        """Run the jobs of a batch and return their results, chunk by chunk.
 
         Each chunk is one `map` of the inner engine.
         """
         before = self._engine.stacked_steps
         chunks: list[list[SentResult]] = []
         failure: FedexpError | None = None
-        # The setting is per thread, and Ray may call from another one.
+        # The setting is per thread, and Ray may call this method from another thread.
         torch.set_num_threads(self._threads)
 
         try:
@@ -132,7 +134,8 @@ class Worker:
     def _trees(self, travelling: Mapping[int, Any]) -> dict[int, Tree]:
         """Return the trees of a batch.
 
-        Shared trees are fetched once and kept only for the next batch.
+        A tree in the object store is fetched once. It is kept until a batch does not
+        use it.
         """
         import ray
 

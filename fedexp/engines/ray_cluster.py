@@ -23,13 +23,12 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
-# In bytes. fedexp and Ray add 84 bytes to it, and systems allow the path of a socket
-# 103 (macOS) or
-# 107.
+# Longest path of the folder for temporary files, in bytes. fedexp and Ray add 84 bytes
+# to it. A system allows 103 (macOS) or 107 bytes for the path of a socket.
 _LONGEST_PARENT = 19
 START_SECONDS = 60.0  # seconds until at least one actor must have started
-# Batches that an actor holds: one that runs and one that waits, so that it is never
-# idle between two.
+# Batches that an actor holds: one that runs and one that waits, so that the actor is
+# never idle between two batches.
 DEPTH = 2
 
 _QUIET = {
@@ -42,7 +41,7 @@ _QUIET = {
 class Connection:
     """The membership of this process in a Ray cluster.
 
-    `close` ends only what this object began.
+    `close` leaves the cluster only if this object joined or started it.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
@@ -52,7 +51,7 @@ class Connection:
 
     Raises:
         ConfigError: There is no cluster at the address, or this process belongs to
-            another one.
+            another cluster.
     """
 
     def __init__(self, address: str, cpus: int, gpus: bool) -> None:
@@ -85,8 +84,8 @@ class Connection:
         else:
             del options["include_dashboard"]  # the cluster itself decides about a dashboard
             _check_reachable(address)
-            # With several nodes on the loopback of one machine, the node to join is
-            # named.
+            # Several nodes may run on the loopback interface of one machine, so the
+            # node to join must be named.
             if address.startswith("127."):
                 options["_node_ip_address"] = address.partition(":")[0]
 
@@ -116,10 +115,10 @@ class Connection:
 
 
 def _session_folder() -> str:
-    """Return a new folder for a local cluster.
+    """Create a folder for the files of a local cluster and return its path.
 
-    It is in the system's folder for temporary files, or in ``/tmp`` if that path is too
-    long.
+    The folder is in the system's folder for temporary files, or in ``/tmp`` if the path
+    of that folder is too long.
     """
     usual = tempfile.gettempdir()
     parent = usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp"
@@ -147,7 +146,7 @@ def _check_same(asked: str, joined: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address that nothing listens to. Ray itself would wait for minutes."""
+    """Refuse an address where no process listens. Ray itself would wait for minutes."""
     import ray
 
     if address == "auto":
@@ -187,9 +186,12 @@ class Actor:
     Args:
         handle: Ray's handle.
         node: ID of the node that the actor is pinned to.
-        starting: Reference to the result of its `Worker.ready`, None once it is ready.
-        batches: Batches that it holds, the one it works on first.
-        suspect: Batch that it worked on when it was lost.
+        starting: Ray's reference to the result of `Worker.ready`, or None once the
+            actor is ready.
+        batches: Ray's references to the results of the batches that the actor holds. It
+            works on the first one.
+        suspect: Reference of the batch that the actor worked on when it was lost, or
+            None.
     """
 
     handle: Any
@@ -207,11 +209,11 @@ class ActorPool:
     Args:
         wanted: Number of actors, or None for as many as the CPUs and GPUs of the
             cluster allow.
-        threads: Number of CPUs reserved for each.
-        gpus: Number of GPUs reserved for each.
-        inner: Config node of the engine that they run.
-        numerics: Numerics of the engine.
-        note: Callback that shows the user a line.
+        threads: Number of CPUs reserved for each actor.
+        gpus: Number of GPUs reserved for each actor.
+        inner: Config node of the engine that each actor runs.
+        numerics: Numerics of that engine.
+        note: Callback that shows the user a line of text.
 
     Raises:
         ConfigError: The cluster is too small, or no actor could start.
@@ -257,11 +259,14 @@ class ActorPool:
 
     @property
     def starting(self) -> dict[Any, Actor]:
-        """Actors that are starting, by the reference that becomes ready with them."""
+        """Actors that are starting, by their reference `Actor.starting`."""
         return {actor.starting: actor for actor in self.actors if actor.starting is not None}
 
     def fill(self) -> None:
-        """Start missing actors, each on the node with room that has fewest actors."""
+        """Start missing actors.
+
+        Among the nodes with room, each actor gets the node with the fewest actors.
+        """
         if len(self.actors) >= self.size:
             return
         here = Counter(actor.node for actor in self.actors)
@@ -279,17 +284,18 @@ class ActorPool:
         """Take in an actor whose start has ended.
 
         Returns:
-            The reason if the start failed, else None.
+            The reason if the start failed, or None if the actor is ready.
 
         Raises:
-            ConfigError: Its machine has other code or versions.
+            ConfigError: The actor refused to start, for example because its machine has
+                another version of torch.
         """
         import ray
 
         try:
             refusal = ray.get(actor.starting)
         except lost_actor_errors() as error:
-            # A new actor on the same node would fail too.
+            # If the node is still alive, a new actor on it would fail too.
             self.lose(actor, refill=actor.node not in self._room())
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
@@ -329,7 +335,7 @@ class ActorPool:
         self.actors = []
 
     def _room(self) -> dict[str, int]:
-        """Return the number of actors that each living node could hold."""
+        """Return the total number of actors that fit on each living node."""
         import ray
 
         room = {}
@@ -374,11 +380,11 @@ class ActorPool:
         """Wait until no actor is starting.
 
         Args:
-            seconds: Maximum time to wait.
-            patience: Maximum time to wait if an actor is ready.
+            seconds: Maximum number of seconds to wait.
+            patience: Maximum number of seconds to wait in total if an actor is ready.
 
         Returns:
-            The reason of the last failed start, None if none failed.
+            The reason of the last failed start, or None if no start failed.
         """
         import ray
 
@@ -409,9 +415,9 @@ def lost_actor_errors() -> tuple[type[Exception], ...]:
 
 
 def unexpected_error(error: Exception) -> FedexpError:
-    """Return the error for an exception in an actor that no engine expects.
+    """Return the error to raise for an unexpected exception in an actor.
 
-    Its usual cause is a module that the actor's machine does not have.
+    The usual cause is a module that is missing on the actor's machine.
     """
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()

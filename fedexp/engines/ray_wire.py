@@ -1,7 +1,7 @@
 """Values that are sent between the run's process and Ray's actors.
 
-Trees are sent as byte arrays. Jobs refer to their trees by keys. Batches and replies
-carry them.
+Trees are sent as byte arrays. A batch contains each tree of its jobs once, and the jobs
+refer to their trees by keys. A reply contains the trees of the results.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor as (bytes,) uint8, which the object store maps without a copy.
+    """A tensor as a flat uint8 array, which the object store maps without a copy.
 
-    Every type of torch has such a view.
+    Tensors of every torch dtype can be viewed as uint8.
     """
 
     data: np.ndarray
@@ -51,9 +51,9 @@ class Packed:
         return flat.view(self.dtype).reshape(self.shape)
 
     def tensor(self, device: torch.device) -> Tensor:
-        """Return a copy with torch's alignment.
+        """Return a copy on `device`, aligned in memory as torch aligns tensors.
 
-        The bits of some kernels depend on the alignment.
+        The results of some kernels depend on the alignment in their last bits.
         """
         value = self.view()
         return value.clone() if device.type == "cpu" else value.to(device)
@@ -105,7 +105,10 @@ class SentData:
 
 @dataclass(frozen=True, eq=False)
 class SentJob:
-    """A job whose trees are keys of `JobBatch.trees`. `job` itself holds none."""
+    """A job that refers to its trees by their keys in `JobBatch.trees`.
+
+    The field `job` has no trees.
+    """
 
     job: ClientJob
     params: int
@@ -120,10 +123,10 @@ class JobBatch:
 
     Args:
         data: Reference to a `SentData` in the object store.
-        trees: Each distinct tree once. It is a reference if several jobs use it, else
-            the tree itself.
+        trees: Each distinct tree once, by key. The value is a reference if several jobs
+            use the tree, else the packed tree.
         chunks: Jobs of each chunk.
-        targets: Plug-ins that the jobs use.
+        targets: Import paths of the plug-ins that the jobs use.
         code: Fingerprint of the code of the run's process for these plug-ins.
     """
 
@@ -136,7 +139,10 @@ class JobBatch:
 
 @dataclass(frozen=True, eq=False)
 class SentResult:
-    """A `ClientResult` whose trees are bytes. `rest` itself holds none."""
+    """A `ClientResult` whose trees are packed as bytes.
+
+    The field `rest` has no trees.
+    """
 
     rest: ClientResult
     params: PackedTree
@@ -177,8 +183,8 @@ class Reply:
 
     Args:
         chunks: Results of each chunk.
-        failure: Error that ended the last chunk.
-        stacked: Steps of this batch that ran stacked.
+        failure: Error that ended the last chunk, or None.
+        stacked: Number of local steps of this batch that ran stacked.
         notes: Notes for the user.
     """
 
@@ -191,7 +197,8 @@ class Reply:
 class Packer:
     """The jobs of one `map` call as `SentJob` objects.
 
-    A tree is recognised by its tensors, so that equal dictionaries are sent once.
+    A tree is identified by its tensor objects, so that two dictionaries with the same
+    tensors are sent once.
 
     Args:
         jobs: Jobs of the call.
@@ -260,9 +267,10 @@ def _keys(job: SentJob) -> list[int]:
 def rebuilt(
     sent: SentJob, trees: Mapping[int, Tree], starts: dict[tuple[int, int], Weights]
 ) -> ClientJob:
-    """Return the job that was sent.
+    """Return the original job of a `SentJob`.
 
-    Jobs that shared a start share it again. `starts` collects these.
+    Jobs that shared a start model share it again. `starts` collects the start models by
+    their keys.
     """
     key = (sent.params, sent.buffers)
     if key not in starts:

@@ -3,13 +3,13 @@
 The rule uses the model, the work and the number of threads.
 
 - Chains of linear layers are stacked in this process, with any number of threads.
-- Everything else trains one client after the other. It trains in local workers of one
-  thread each if that is worth their start, or else in this process. It is stacked
-  (``engine.kernel=vmap``) only if asked for.
+- All other jobs train one client after the other. They train in local workers of one
+  thread each if the gain repays starting the workers, or else in this process. They are
+  stacked only if the user asks for it (``engine.kernel=vmap``).
 
 Nothing is timed. Equal runs have the same engine and are bit-identical, whatever else
-the machine does. The constants were measured on two cores and are first values.
-``scripts/bench_engines.py`` measures what they are worth on a machine.
+runs on the machine. The constants were measured on two cores and are first estimates.
+``scripts/bench_engines.py`` compares the choice with the fastest engine on a machine.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedexp.core.trees import num_bytes
 # one by one. The gain ends when the weights, which every step reads and writes, do not
 # fit into the cache. Stacks above 20 MiB gain nothing.
 _STACK, _STACK_BYTES = 32, 20 << 20
-# A network of 1.7 million parameters gained by workers. One of 11 million (ResNet-18)
-# did not. The limit in between is not known.
+# A network with 1.7 million parameters trained faster in workers. A network with 11
+# million (ResNet-18) did not. The limit between the two is not known.
 _WORKERS_PARAMETERS = 4_000_000
-# This much work takes one process a few seconds. Below it, starting workers is assumed
-# to cost more than they gain.
+# Work in parameters times samples. One process needs a few seconds for this much. For
+# less work, starting workers is assumed to cost more than they gain.
 _LONG = 1e10
-_STEP = 2_500_000  # work of a step besides its arithmetic
+_STEP = 2_500_000  # overhead of a step besides its arithmetic, in the same unit
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class Workload:
     """The quantities that the rule uses.
 
     Args:
-        jobs: Number of jobs of the first step that trains.
+        jobs: Number of jobs in the first step that has jobs.
         most_stacked: Upper bound on the clients of a stack (see `EngineContext`).
         parameters: Number of parameters of the largest client model.
-        bytes: Bytes of the largest client model.
-        steps: Number of local steps of the whole run, if every round is like the first.
+        bytes: Bytes of the parameters of the largest client model.
+        steps: Number of local steps of all clients from this round on, if every round
+            has the same jobs.
         batch_size: Batch size of each step.
         threads: Number of threads that all processes of the run share.
     """
@@ -78,25 +79,25 @@ class Workload:
     def stack_size(self) -> int:
         """Maximum number of clients of a stack.
 
-        It depends only on the model, because a step with fewer jobs makes smaller
-        stacks (`Vectorized.split`).
+        It depends on the model, and on `most_stacked` if several processes share the
+        jobs. A step with fewer jobs makes smaller stacks (`Vectorized.split`).
         """
         return max(1, min(_STACK, self.most_stacked, _STACK_BYTES // self.bytes))
 
     @property
     def is_long(self) -> bool:
-        """Whether the run trains for seconds.
+        """Whether training is expected to take at least a few seconds.
 
-        The measure is the number of parameters times samples, plus what steps cost
-        besides. It is the same on every machine.
+        The measure is the number of parameters times samples, plus a fixed overhead per
+        step. The answer is the same on every machine.
         """
         return self.steps * (_STEP + self.parameters * self.batch_size) >= _LONG
 
     @property
     def repays_workers(self) -> bool:
-        """Whether clients that are not stacked train faster in workers.
+        """Whether unstacked clients are expected to train faster in workers.
 
-        The comparison is with all threads in one process.
+        The alternative is one process that uses all threads.
         """
         return (
             self.threads > 1

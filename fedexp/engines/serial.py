@@ -1,6 +1,6 @@
 """Reference engine: one client after the other in this process.
 
-One network is reused, and the data are moved to the device once.
+One network per model spec is reused. The data are already on the run's device.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Serial(Engine):
 def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
     """Turn an unexpected exception into a `ClientError` that names the clients.
 
-    A draw from a global generator is also such an error.
+    A draw from a global random generator is reported as a `ClientError` too.
     """
     job = jobs[0]
     probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
@@ -97,9 +97,9 @@ def _watched(
 
 
 def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:
-    """Return the error for an unexpected `error` in the training of `jobs`.
+    """Return the `ClientError` for an unexpected `error` in the training of `jobs`.
 
-    The unexpected error is its cause.
+    Its ``__cause__`` is `error`.
     """
     who, place = _clients_text(jobs), place_of_error(error)
     sizes = ", ".join(str(data.partition.size(job.client)) for job in jobs)

@@ -16,25 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ALIGN = 64  # as torch aligns its memory, so that kernels take the same path
+_ALIGN = 64  # bytes, as torch aligns its memory, so that kernels take the same path
 _GROWTH = 1 << 20
 _MOST_VIEWS = 8192
 _DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
-# Offset, shape, strides, dtype, whether on an accelerator
+# Offset in bytes, shape, strides, number of the dtype, whether on an accelerator
 Place = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]
 
 
 class Segment:
-    """Anonymous shared memory.
+    """A segment of anonymous shared memory.
 
-    It has no name, grows and never shrinks. It is freed with the last process that
-    holds it.
+    The segment has no name. It can grow but never shrinks. It is freed when no process
+    holds it any more.
 
     Args:
-        fd: File descriptor of a segment that another process made. None makes a new
-            one.
+        fd: File descriptor of a segment that another process made, or None to create a
+            new segment.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -85,7 +85,10 @@ class Segment:
         return self._map[offset : offset + length]
 
     def close(self) -> None:
-        """Release the segment, once. Tensors that are views of it keep their memory."""
+        """Release the segment unless it is closed already.
+
+        Tensors that are views of the segment keep their memory.
+        """
         if self.closed:
             return
         fd, self.fd = self.fd, -1  # another file may soon have this number
@@ -109,12 +112,12 @@ def pack(
         value: Value to write.
         segment: Segment to write into.
         at: Offset of the first byte.
-        constants: Numbers, by ``id``, of objects that the reader already has.
-        move_tensors: Whether the tensors on the CPU become those in the segment, so
-            that there is no second copy.
+        constants: Objects that the reader already has, as their ``id`` and number.
+        move_tensors: Whether the CPU tensors of `value` are changed in place to use the
+            memory of the segment, so that there is no second copy.
 
     Returns:
-        Offset and length of the pickled part, which `unpack` needs.
+        Offset and length of the pickled part in bytes, which `unpack` needs.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, at, constants or {})
@@ -152,7 +155,7 @@ def unpack(
         extent: Value that `pack` returned.
         device: Device for tensors that were on an accelerator.
         constants: Objects in the order of the numbers that `pack` was given.
-        copy: Whether tensors are copied. Otherwise they are views of the segment.
+        copy: Whether CPU tensors are copied. Otherwise they are views of the segment.
     """
     return _Unpickler(segment, segment.read(*extent), device, constants, copy).load()
 

@@ -1,9 +1,10 @@
 """Training of several clients as one.
 
 Their tensors are stacked along a first axis, and their steps are taken together. The
-step kernel (`fedexp.core.kernel`) decides the order of a step's operations. No client
-takes a step that it would not take by itself. No client's numbers depend on another's,
-except for their last bits. These depend on which clients are padded to whose size.
+step kernel (`fedexp.core.kernel`) decides the order of a step's operations. Each client
+takes the same steps as if it trained on its own. Its results do not depend on other
+clients, except for the last bits. These depend on the sizes of all clients in the
+stack, because batches are padded to the largest.
 """
 
 from __future__ import annotations
@@ -75,15 +76,15 @@ def train_stack(
 
     The jobs agree in everything except client, start, seed and trees. Training is over
     when this function returns. The payload and the new state of a client are made when
-    its result is asked for. They are then still in the processor's cache where the
+    its result is requested. They are then still in the processor's cache when the
     server reads them.
 
     Args:
         jobs: Jobs of the stack.
-        net: Network that all of them train.
+        net: Network of the model spec that all jobs have.
         samples: Training pool.
-        indices: Positions in `samples` of each client, (n,) int64, on the device of
-            `samples`.
+        indices: For each client, the positions of its samples in `samples`, (n,) int64,
+            on the device of `samples`.
         num_classes: Number of classes.
         kind: Kernel that computes the gradients.
     """
@@ -93,7 +94,8 @@ def train_stack(
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
         clients.append(_StackedClient(job, index, schedule, noise, ctx))
 
-    # Clients that still train are always the first ones.
+    # The order is by descending number of steps, so that clients that still train are
+    # always the first ones.
     order = sorted(range(len(jobs)), key=lambda i: -len(clients[i].schedule))
     clients = [clients[i] for i in order]
     net.train()
@@ -106,9 +108,10 @@ def train_stack(
 
 
 class _Training:
-    """The joint steps of the clients.
+    """The joint training of the clients of a stack.
 
-    It has the trees of those that still train, and everything that changes these trees.
+    It has the trees of the clients that still train. It also has the kernel, optimizer
+    and hooks that change these trees.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class _Training:
             fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         )
 
-        # For every step, one tensor of shape (clients that still train,).
+        # By name, one tensor per step, of shape (clients that still train,).
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._active = len(clients)
         self._stack = self._whole
@@ -155,7 +158,7 @@ class _Training:
     def step(self, batch: StackBatch) -> None:
         """Take one step of each client in `batch`.
 
-        These are the first clients, never more than before.
+        These are the first clients of the stack. Their number never grows.
         """
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
@@ -267,7 +270,10 @@ def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
 
 
 def _rows(values: list[Tensor]) -> list[list[float]]:
-    """Return the numbers of every step, one per client, with one synchronisation."""
+    """Return, for each step, the list of the clients' values.
+
+    The device is synchronised only once.
+    """
     numbers = iter(torch.cat(values).tolist())
     return [list(islice(numbers, len(step))) for step in values]
 
@@ -281,7 +287,7 @@ def _contiguous_copies(tree: Tree) -> Tree:
 def _joined(trees: list[Tree]) -> Tree:
     """Return the trees stacked along a first axis.
 
-    One tensor that all clients share is repeated without a copy.
+    A tensor that all clients share is repeated without a copy.
     """
     joined: Tree = {}
     for name, value in trees[0].items():
@@ -312,7 +318,7 @@ def _first(stack: StackTrees, count: int) -> StackTrees:
 def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
     """Return the context of an elementwise hook for all clients of a stack.
 
-    Using what such a hook may not use raises an error or gives NaN.
+    Members that such a hook may not use raise an error or are NaN.
     """
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
@@ -360,8 +366,9 @@ def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
 def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | None:
     """Return the adjustment of the stack, or None.
 
-    It is made client by client, and each is copied at once. Stacking its tensors later
-    would move twice as much memory.
+    An elementwise adjustment is made once if all clients have the same tensors.
+    Otherwise one adjustment is made per client, and its tensors are copied into the
+    stack at once. Stacking them later would move twice as much memory.
 
     Raises:
         NotStackableError: The adjustments differ in more than their trees.
@@ -406,7 +413,7 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
 
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
-    """Return an adjustment with each of its tensors changed."""
+    """Return an adjustment with `change` applied to each of its tensors."""
     return _with(
         how,
         {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()},
@@ -429,9 +436,9 @@ def _parts(how: Adjustment | None) -> dict[str, Tree]:
 
 
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
-    """Return a trainer's hook for stacked trees.
+    """Return a trainer's hook as a function of stacked trees.
 
-    It is called once if it is elementwise, else client by client.
+    The trainer's hook is called once if it is elementwise, else client by client.
     """
     hook: Callable[..., Tree] = getattr(trainer, name)
 
@@ -450,9 +457,10 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
 
 
 def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[StackBatch]:
-    """Yield the batches of every step, of the clients that still train.
+    """Yield, for each step, the batches of the clients that still train.
 
-    Each client has its own order. The samples are gathered in chunks of steps.
+    Each client has its own order of samples. The samples of several steps are gathered
+    together.
     """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
@@ -473,7 +481,7 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # their samples are consecutive in the epoch's order
+                run = list(group)  # steps of one epoch, whose samples are consecutive in its order
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

@@ -21,8 +21,8 @@ class StoredModels:
     """The models of a folder, as the client models of a federation.
 
     Args:
-        folder: Folder with one model per client. It says which client each model
-            belongs to. Without ``clients.json``, model i belongs to client i.
+        folder: Folder with one model per client. Its ``clients.json`` assigns the
+            models to clients. Without this file, model i belongs to client i.
     """
 
     def __init__(self, folder: ModelFolder) -> None:
@@ -35,7 +35,7 @@ class StoredModels:
         return client in self.number
 
     def result(self, job: ClientJob, data: FederatedData) -> ClientResult:
-        """Return the model of the job's client, as if it had been trained now."""
+        """Return the stored model of the job's client as the result of the job."""
         number = self.number[job.client]
         stored = self.folder.weights(number, data.train.x.device)
         known = self.clients.num_examples
@@ -50,7 +50,10 @@ class StoredModels:
         )
 
     def record(self, client: int) -> ClientRecord:
-        """Return what the folder knows of the client's data."""
+        """Return the client's numbers of samples, in total and per class.
+
+        A number that the folder does not contain is None.
+        """
         number, known = self.number[client], self.clients
         sizes, rows = known.num_examples, known.class_counts
         return ClientRecord(
@@ -61,8 +64,8 @@ class StoredModels:
 class FromStoredModels(Engine):
     """A wrapper of an engine that takes the models of the first round from a folder.
 
-    The wrapped engine trains later rounds, and answers the probes that no record
-    answers.
+    The wrapped engine trains later rounds. It also answers the probes that cannot be
+    answered from the folder's records.
     """
 
     def __init__(self, inner: Engine, models: StoredModels) -> None:
@@ -77,7 +80,7 @@ class FromStoredModels(Engine):
 
         recorded = [self._recorded(job, data.train.x.device) for job in jobs]
         models: dict[int, ClientResult] = {}
-        asked = []  # each of them holds its model in memory
+        asked = []  # jobs with probes, each of which holds its model in memory
 
         for i, job in enumerate(jobs):
             if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):
@@ -94,7 +97,7 @@ class FromStoredModels(Engine):
                 yield replace(result, probes={**recorded[i], **result.probes})
 
     def _recorded(self, job: ClientJob, device: torch.device) -> dict[str, Tree]:
-        """Return the answers that the folder knows, by probe."""
+        """Return the answers that follow from the folder's records, by probe name."""
         record = self.models.record(job.client)
         answers = {probe.name: probe.from_record(record) for probe in job.probes}
         return {

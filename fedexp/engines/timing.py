@@ -17,7 +17,9 @@ from fedexp.core.jobs import ClientJob
 
 _SECONDS = 0.4  # seconds for one candidate
 _REPEATS = 5
-_STEPS = 8  # maximum steps of a client, enough to weigh a step against the start of a client
+# Maximum local steps of a client. They are enough to time steps, and not mainly the
+# start of a client.
+_STEPS = 8
 
 
 def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
@@ -30,9 +32,9 @@ def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
 
 
 def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
-    """Return the shortest time of a local step in a few passes over shortened `jobs`.
+    """Return the seconds per local step in the fastest of a few passes over `jobs`.
 
-    The first pass, which builds networks, does not count.
+    The jobs are shortened. The first pass, which builds networks, does not count.
     """
     first = shortened(jobs, 1)
     _seconds(engine, first, data)  # builds networks and starts processes

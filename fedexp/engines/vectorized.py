@@ -1,6 +1,6 @@
-"""Engine that stacks equal jobs and trains them as one.
+"""Engine that stacks jobs of the same kind and trains them as one.
 
-Jobs that do not fit run one after the other and are counted.
+Jobs that no kernel fits run one after the other. The stacked steps are counted.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from fedexp.engines.timing import seconds_per_step
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACKS = (2, 4, 8, 16, 32)  # maximum numbers of clients per stack that are timed on CUDA
+_STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
 _STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` was called
-# Consecutive jobs are stacked within blocks of this many stacks. No more results than
-# those of a block wait.
+# Consecutive jobs are stacked within blocks of this many stacks. At most the results of
+# one block wait for earlier ones.
 _WINDOW = 8
-_SLOW_STEP = 0.25  # seconds. A model with slower steps fills the processor with one client.
+_SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
 
 
 @dataclass
 class Vectorized(Engine):
-    """An engine that stacks equal jobs and trains them as one.
+    """An engine that stacks jobs of the same kind and trains them as one.
 
     Args:
         stack: Number of clients per stack, or ``auto``.
@@ -63,10 +63,13 @@ class Vectorized(Engine):
         )
 
     def choose(self, context: EngineContext) -> Engine:
-        """Return a fixed stack and kernel, or `Serial` if stacking does not gain.
+        """Return an engine with a fixed stack and kernel, or `Serial`.
 
-        On a CPU a rule decides. On CUDA a short timing decides if the run is long
-        enough to repay it.
+        `Serial` is returned if no kernel fits or stacking is not expected to be faster.
+        If the user set `stack`, this engine is returned unchanged. Otherwise, on a CPU,
+        a rule decides (`fedexp.engines.rule`). On CUDA a short timing decides if the
+        run is long enough to repay the timing. Shorter runs use the first kernel that
+        fits, without a timing.
         """
         engine = self.choose_quietly(context)
         if (
@@ -88,7 +91,8 @@ class Vectorized(Engine):
     def choose_quietly(self, context: EngineContext) -> Engine:
         """Choose as `choose` does, for a caller that did not ask for stacks.
 
-        No note is written if stacks fit and are not expected to gain.
+        On a CPU, no note is written if the jobs can be stacked but stacking is not
+        expected to be faster.
         """
         jobs = context.jobs
         self.open(context.numerics, context.threads)
@@ -196,7 +200,10 @@ class Vectorized(Engine):
             yield next(source.pop(i))
 
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
-        """Yield the results of one stack, trained when the first is asked for."""
+        """Yield the results of one stack.
+
+        The stack is trained when its first result is requested.
+        """
         kind = self._kind(jobs[0])
         if (
             kind is None
@@ -218,8 +225,8 @@ class Vectorized(Engine):
         try:
             with named_client_errors(jobs, data):
                 results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
-                # All results are computed at once, while smaller stacks can still
-                # answer a lack of memory.
+                # On CUDA all results are computed here, because only here a lack of
+                # memory leads to smaller stacks.
                 if data.train.x.is_cuda:
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
@@ -258,9 +265,9 @@ class Vectorized(Engine):
         )
 
     def _why_serial(self, job: ClientJob) -> str:
-        """Return why no kernel takes `job`.
+        """Return the note that explains why no kernel fits `job`.
 
-        It is the reason of the most general kernel.
+        It gives the reason of the most general kernel.
         """
         reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
         return _one_by_one(job, str(reason))
@@ -274,12 +281,15 @@ def _one_by_one(job: ClientJob, reason: str) -> str:
 
 
 def _signature(job: ClientJob) -> Hashable:
-    """Return what the jobs of a stack have in common, except sizes."""
+    """Return a key that is equal for all jobs of a stack.
+
+    It does not contain the numbers of samples.
+    """
     trees = (*job.shared.items(), *(job.state or {}).items())
     shapes = tuple((name, tuple(tree)) for name, tree in trees)
     return (_code_of(job), job.local_training, job.frozen, shapes)
 
 
 def _code_of(job: ClientJob) -> Hashable:
-    """Return what decides whether a job's loss can be vectorised."""
+    """Return the parts of a job that decide whether its loss can be vectorised."""
     return job.start.spec, type(job.trainer), repr(job.trainer), type(job.task), repr(job.task)

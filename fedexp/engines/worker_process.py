@@ -1,9 +1,9 @@
 """Processes of the workers engine: the fork server and the workers.
 
-The fork server has everything imported and forks the workers. A process lives as long
-as the run's own process holds the other end of its socket. Every message is a
-`Message`. Longer values are in shared memory. Nothing here starts a thread before the
-fork.
+The fork server has everything imported and forks the workers. Each of these processes
+lives as long as the run's process holds the other end of its socket. Every message is a
+`Message`. Values that do not fit into a message are in shared memory. Nothing here
+starts a thread before the fork.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.runtime.allocator import keep_freed_memory
 from fedexp.runtime.numerics import use_numerics
 
-# To the fork server: fork with the worker's socket, end a worker, or end a worker and
-# report how it had ended.
+# Messages to the fork server: fork a worker that gets this socket, end a worker, or end
+# a worker and report its exit status.
 FORK, END, ASK = range(3)
-# To a worker: begin with the segments, new data with their segment, or a chunk of jobs.
+# Messages to a worker: the setup with the worker's segments, the training data with
+# their segment, or a chunk of jobs.
 SETUP, DATA, CHUNK = range(3, 6)
-# From a worker: it is ready, a chunk is done, or it cannot continue. From the fork
-# server: how a worker ended.
+# Messages from a worker: it is ready, a chunk is done, or it cannot continue. Message
+# from the fork server: a worker's exit status.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
 BOARD_START = 64  # the first bytes of the board are a `_HEADER`
@@ -55,12 +56,13 @@ class Message(NamedTuple):
 
     Args:
         kind: Kind of the message.
-        number: Number of the worker (fork server) or of the round.
-        slot: Number of the segments that hold the value.
-        offset: Offset of the value in its segment.
-        length: Length of the value.
-        fact: Process ID, exit status or number of stacked steps.
-        seconds: Seconds of the work on a chunk.
+        number: Number of the worker (to and from the fork server) or of the round.
+        slot: Number of the inbox or outbox segment that holds the value.
+        offset: Offset of the value in its segment, in bytes.
+        length: Length of the value in bytes.
+        fact: Process ID (`READY`), exit status (`ENDED`) or number of stacked steps
+            (`DONE`).
+        seconds: Seconds that the work on a chunk took (`DONE`).
     """
 
     kind: int
@@ -113,8 +115,8 @@ class Done:
     """The result of a chunk.
 
     Args:
-        results: Results of its first jobs.
-        error: Error of the next job, unless all jobs have results.
+        results: Results of the chunk's jobs, up to the first job that failed.
+        error: Error of the job that failed, or None.
         notes: Notes for the user.
     """
 
@@ -163,7 +165,7 @@ def serve_forks(fd: int) -> None:
 
     The process has one thread, so that a fork is safe.
     """
-    # Ctrl-C is for the run, which ends this process by leaving.
+    # Ctrl-C is handled by the run's process. This process ends when that one is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}
@@ -189,9 +191,10 @@ def serve_forks(fd: int) -> None:
 
 
 def _end(pid: int) -> int:
-    """Return the exit code of a child, or minus the number of the signal that ended it.
+    """End a child process and return its exit status.
 
-    A child that still runs is killed.
+    A child that still runs is killed. The status is the exit code, or minus the number
+    of the signal that ended the child.
     """
     ended, status = os.waitpid(pid, os.WNOHANG)
     if not ended:

@@ -1,6 +1,6 @@
 """Local worker processes that execute client jobs in parallel.
 
-The results have the bits of the engine that each worker runs.
+The results are bit-identical to those of the engine that each worker runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from fedexp.engines.worker_process import Done, Message, Setup, Training
 # Chunks that a worker may hold: one that it trains, and one that waits or whose results
 # are on their way.
 _SLOTS = 2
-# Seconds. A shorter chunk gets a successor in advance. For a longer one the wait is
-# negligible.
+# In seconds. A worker whose chunks take less time gets its next chunk in advance. For
+# longer chunks, the wait for the next one is negligible.
 _SHORT = 0.05
 _MOST_DEATHS = 3
 _FORK_SERVER = (
@@ -52,16 +52,16 @@ _FORK_SERVER = (
 class Workers(Engine):
     """An engine that hands jobs to worker processes, which stay for the whole run.
 
-    Weights and data are passed through shared memory. A worker that dies costs a retry
-    of its work. Three deaths over the same jobs are a `ClientError`.
+    Weights and data are passed through shared memory. If a worker dies, its work is
+    repeated. The third death over the same jobs raises a `ClientError`.
 
     Args:
         workers: Number of workers. With ``auto`` it is as many as fit into the run's
             threads, or one per GPU on CUDA. If ``auto`` gives one worker on a CPU or a
             single GPU, this process does the work itself.
         threads: Number of threads of each process, this one included.
-        inner: Config node of the engine that each worker runs. Workers receive its
-            parts (`Engine.split`).
+        inner: Config node of the engine that each worker runs. Workers receive the
+            parts into which this engine splits the jobs (`Engine.split`).
     """
 
     workers: Literal["auto"] | int = "auto"
@@ -178,7 +178,7 @@ def _gpus(device: str) -> int:
 
 
 class _WorkerPool:
-    """The workers of one engine, and what they share."""
+    """The workers of one engine and the memory that they share."""
 
     def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
         self.device = device
@@ -281,7 +281,7 @@ class _WorkerPool:
                     link.give(chunk, work)
 
     def _collect(self, work: _Work, wait: bool) -> None:
-        """Take what workers have sent. With `wait`, take at least one message."""
+        """Process the messages of workers. With `wait`, wait for at least one."""
         for fd, _ in self._poll.poll(None if wait else 0):
             link = self._by_fd[fd]
             try:
@@ -372,8 +372,8 @@ class _Work:
             position: number for number, chunk in enumerate(self.chunks) for position in chunk
         }
         self._handed = 0  # number of jobs handed out
-        # Number of jobs that are begun beyond `position`. It bounds the memory for
-        # waiting results.
+        # Maximum number of jobs that are handed out beyond `position`. It bounds the
+        # memory for waiting results.
         self._ahead = 3 * workers * max(map(len, chunks))
 
     def next(self) -> int | None:
@@ -417,7 +417,7 @@ def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
 
 
 class _Link:
-    """The run process's end of one worker."""
+    """The connection from the run's process to one worker."""
 
     def __init__(self, setup: Setup, board: Segment) -> None:
         self.setup, self.board = setup, board
@@ -434,7 +434,7 @@ class _Link:
             self.fork_server = _fork_server(self.setup.inner)
             self.fork_server.fork(self.number, theirs)
 
-        # The worker reads it before anything else is sent.
+        # The worker reads its setup before anything else is sent.
         extent = pack(self.setup, self.inboxes[0])
         fds = [segment.fd for segment in (self.board, *self.segments)]
         self.send(Message(wire.SETUP, 0, 0, *extent), fds)
@@ -445,12 +445,12 @@ class _Link:
             wire.send(self.socket, message, fds)
 
     def give(self, chunk: int, work: _Work, avoid: int | None = None) -> None:
-        """Send a chunk.
+        """Send a chunk to the worker.
 
         Args:
             chunk: Number of the chunk.
             work: Call of `map` that the chunk belongs to.
-            avoid: Slot whose results have not been taken yet.
+            avoid: Slot whose results have not been taken yet, or None.
         """
         used = {slot for slot, _, _ in self.held} | {avoid}
         slot = next(slot for slot in range(_SLOTS) if slot not in used)
@@ -475,7 +475,7 @@ class _Link:
             ask: Whether to wait until the worker has ended.
 
         Returns:
-            Its exit status, or None if it is unknown or was not asked for.
+            The worker's exit status, or None if it is unknown or `ask` is False.
         """
         self.socket.close()
         return self.fork_server.end(self.number, ask)
@@ -530,7 +530,8 @@ class _ForkServer:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, number: int, theirs: socket.socket) -> None:
-        # The worker is gone as well, which is noticed when its messages are awaited.
+        # If the fork server is gone, the worker is gone too. This is noticed when its
+        # messages are awaited.
         with contextlib.suppress(ConnectionError):
             wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
 

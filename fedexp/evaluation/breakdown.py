@@ -1,6 +1,7 @@
 """Metrics of parts of the data: of each class and of each client's data.
 
-They show what a mean over a split hides, and are measured if the config asks for them.
+They show what a mean over a split hides. They are measured only if the config enables
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WORST = 0.1  # share of clients whose mean is ``_worst_10``
 def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> list[str]:
     """Return the metric names of every class, for the task's first metric.
 
-    They have the form ``<split>/<place>/<metric>_of_class_<c>``.
+    They have the form ``<split>/<delivers>/<metric>_of_class_<c>``.
     """
     return [f"{split}/{delivers}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)]
 
@@ -96,10 +97,11 @@ class Breakdown:
         """Measure an outcome by class and by client.
 
         Returns:
-            The metrics of `class_names` on the test set and on the validation set, if
-            there is one. Those of classes without samples are left out. Also the
-            metrics of `client_names` on the clients' training data (``train``), without
-            augmentation, and on the shares that are held out of them (``val``).
+            Metrics by name. The metrics of `class_names` are measured on the test set
+            and on the validation set, if there is one. Classes without samples are left
+            out. The metrics of `client_names` are measured on the clients' training
+            data (``train``), without augmentation, and on the clients' held-out shares
+            (``val``).
         """
         if not outcome.models:
             return {}
@@ -132,9 +134,9 @@ class Breakdown:
     def _of_clients(
         self, outcome: Outcome, order: torch.Tensor, offsets: list[int], split: str
     ) -> Metrics:
-        """Measure one model, or the ensemble, at every client.
+        """Measure one model, or the ensemble, on the data of every client.
 
-        If the clients have separate models, each is measured at its own client.
+        If the clients have separate models, each is measured on its own client's data.
         """
         train = self._data.train
         if outcome.kind == "local":
@@ -153,7 +155,7 @@ class Breakdown:
             (v for v in values if v is not None),
             reverse=not task.higher_is_better(task.metric_names[0]),
         )
-        if not known:  # no client of this round has a sample here
+        if not known:  # no measured client has samples in this split
             return {}
 
         worst = known[: math.ceil(WORST * len(known))]

@@ -1,6 +1,6 @@
 """Evaluation of an outcome on a split.
 
-The metric names state what was measured.
+The metric names contain the split and the kind of the outcome.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-# Endings of a metric's names by the kind of outcome. Those of "local" are the spread
-# over the clients' models
+# Endings of a metric's names by the kind of outcome. For "local" they name the mean,
+# standard deviation and minimum over the clients' models.
 ENDINGS: dict[Delivers, tuple[str, ...]] = {
     "global": ("",),
     "ensemble": ("",),
@@ -30,7 +30,7 @@ ENDINGS: dict[Delivers, tuple[str, ...]] = {
 def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
     """Return the metric names of an evaluation on `split`.
 
-    The first one is compared by default.
+    By default, runs are compared by the first one.
     """
     return [
         f"{split}/{delivers}/{name}{ending}"
@@ -42,7 +42,7 @@ def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
 class Evaluator:
     """An evaluator of outcomes.
 
-    It keeps the networks of the architectures that it met last.
+    It caches the networks of the architectures that it evaluated last.
 
     Args:
         task: Task that defines predictions and metrics.
@@ -58,9 +58,10 @@ class Evaluator:
         """Measure an outcome on a split.
 
         Returns:
-            ``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble.
-            For one model per client, ``<split>/local/*_mean|_std|_min``: the spread
-            over clients, with every model measured on the whole split.
+            ``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble,
+            ``<split>/local/*_mean|_std|_min`` for one model per client. In the last
+            case, every model is measured on the whole split. The values are the mean,
+            the standard deviation and the minimum over the models.
         """
         if not outcome.models:
             return {}
@@ -81,8 +82,8 @@ class Evaluator:
         """Measure every model separately, as ``<split>/local/*``.
 
         Returns:
-            One value per model in the outcome's order, which is that of the clients if
-            there is one model per client.
+            By metric name, one value per model, in the order of the outcome's models.
+            If there is one model per client, this is the client order.
         """
         measured = [self._measure([model], outcome, samples) for model in outcome.models]
         return {
@@ -105,13 +106,14 @@ class Evaluator:
 
         Args:
             models: Models of the outcome that are evaluated.
-            outcome: Outcome that states how they are combined.
+            outcome: Outcome that states how the models are combined.
             samples: Samples that are divided into parts.
-            order: Positions (n,), int64. Part g is ``order[bounds[g]:bounds[g + 1]]``.
-            bounds: Bounds of the parts in `order`.
+            order: Positions of samples, (n,), int64. Part g consists of
+                ``order[bounds[g]:bounds[g + 1]]``.
+            bounds: Ascending bounds of the parts in `order`, one more than parts.
 
         Returns:
-            The metrics of each part, {} for an empty one.
+            The metrics of each part, {} for an empty part.
         """
         nets = [self._net(model) for model in models]
         totals: list[dict[str, Tensor]] = [{} for _ in bounds[1:]]

@@ -1,6 +1,6 @@
-"""The runner's side of `fedexp.core.trace`.
+"""The receiver of traced models, an implementation of `fedexp.core.trace`.
 
-It evaluates and stores the models that a method goes through within a round.
+It evaluates and stores the intermediate models of a method within a round.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Traced:
     """The trace of one step.
 
     Args:
-        rows: One row per iteration. It has the number of the iteration in the round as
-            ``iteration`` and the values that the method reports itself. Values on the
-            test set are ``<series>/<metric>``. If there is a validation share, values
-            on it are ``<series>/val/<metric>``. A series of one model per client has
-            lists, and ``<series>/train/<metric>`` on the clients' own training data.
+        rows: One row per evaluated iteration. A row has the number of the iteration in
+            the round (``iteration``) and the values that the method reports. Values on
+            the test set are ``<series>/<metric>``. Values on the validation samples, if
+            there are any, are ``<series>/val/<metric>``. A series with one model per
+            client has lists of values on the test set. Instead of validation values it
+            has ``<series>/train/<metric>``, measured on each client's training data.
         weights: Stored tensors, named ``<iteration>/<series>/<index>/<parameter>``.
-        seconds: Time that evaluating took.
+        seconds: Seconds that evaluating and storing took.
     """
 
     rows: list[dict[str, Any]]
@@ -38,21 +39,22 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """Return the finite floats of the iteration that is step `within` of a round.
+        """Return the finite float values of the row of step `within` of a round.
 
-        The result is empty for step 0, and if iterations are not steps.
+        The result is empty for step 0, if the step was not evaluated, and if the
+        method's iterations are not the steps of a round.
         """
         row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
         return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class Tracer(Trace):
-    """A trace that evaluates some iterations and stores the weights of some.
+    """A trace that evaluates models and stores weights at chosen iterations.
 
     Args:
         evaluator: Evaluator of the traced outcomes.
-        data: Data that they are evaluated on.
-        every: Every `every`-th iteration is evaluated. 0: none.
+        data: Data on which the outcomes are evaluated.
+        every: Every `every`-th iteration is evaluated. If 0, no iteration is evaluated.
         weights: Iterations whose weights are stored.
     """
 
@@ -95,7 +97,7 @@ class Tracer(Trace):
         if iteration in self._stored_iterations:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
-                    # Copies, because the method may continue in place
+                    # Copies, because the method may change the tensors in place.
                     stored = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
                     self.weights |= {
                         f"{iteration}/{series}/{number}/{name}": v for name, v in stored.items()
@@ -142,5 +144,5 @@ class Tracer(Trace):
 
 
 def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return metrics under their own names, without what they were measured on."""
+    """Return metrics by name, without the prefixes for the split and the outcome."""
     return {name.rpartition("/")[2]: value for name, value in metrics.items()}

@@ -1,6 +1,6 @@
-"""Federated methods, one entry per method that has its own code.
+"""The federated methods, one entry per method that has its own code.
 
-A method with one part is a file, a method with several parts is a folder. The config
-groups ``trainer``, ``aggregator`` and ``server_optimizer`` select the classes. Code
-that several methods derive from is in `fedexp.methods.bases`.
+An entry is a file, or a folder if the method needs several files. The config groups
+``trainer``, ``aggregator`` and ``server_optimizer`` select the classes. Code that
+several methods derive from is in `fedexp.methods.bases`.
 """

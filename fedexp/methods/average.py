@@ -1,12 +1,12 @@
-"""The plain mean of a cohort's models, each with weight 1 / N.
+"""The plain mean of a cohort's N models, each with weight 1 / N.
 
 Reference:
     "Average" of Su, Li, Xue, One-shot Federated Learning without server-side training,
     Neural Networks 2023 (MA-Echo).
 
 Update:
-    Every tensor is averaged plainly. Optionally each row of the last layer is averaged
-    over the clients that know its class.
+    Every floating tensor is averaged with equal weights. With ``last_layer=masked``
+    each row of the last layer is averaged only over the clients that have its class.
 
 Communication:
     Up: y_i. With ``last_layer=masked`` also the class counts n_{i,c}. Down: w.
@@ -40,8 +40,9 @@ class Average(FusionAggregator):
     """The mean of the models. Integer buffers take their maximum.
 
     Args:
-        last_layer: ``plain`` or ``masked``. With ``masked`` row c is the mean over the
-            clients with more than one sample of class c, and zero if there is none.
+        last_layer: Mean of the last layer, ``plain`` or ``masked``. With ``masked`` row
+            c is the mean over the clients with more than one sample of class c, and
+            zero if there is no such client.
     """
 
     last_layer: LastLayer = "plain"

@@ -1,15 +1,16 @@
-"""Local training that is in training mode only in the first local epoch.
+"""Local training with the network in training mode only in the first local epoch.
 
-It reproduces an oddity of DENSE's code, for comparisons with its figures.
+It reproduces an oddity of DENSE's code, for comparisons with DENSE's results.
 
 Reference:
     The authors' code of DENSE (Zhang et al., NeurIPS 2022).
 
 Update:
-    The code tests the model after every local epoch and does not return to training
-    mode. From the second epoch on BatchNorm normalises by the running statistics of the
-    first epoch and updates none, and dropout is off. For networks with neither it
-    equals plain local training bit-exactly.
+    The authors' code tests the model after every local epoch and does not return to
+    training mode. From the second epoch on, BatchNorm normalises by the running
+    statistics of the first epoch and does not update them. Dropout is off. For a
+    network without BatchNorm and dropout, the trainer equals plain local training
+    bit-exactly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Centralised training: one model on the data of all clients, the baseline from above.
+"""Centralised training: one model on the data of all clients, the upper baseline.
 
 A round is one job on the pooled data (``local.epochs`` passes). The optimizer's state
-starts empty every round, as it does for a client.
+starts empty every round, as a client's does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class Centralized(Mean):
-    """The mean over a cohort of one that holds all training data."""
+    """The mean over a cohort of a single client that holds all training data."""
 
     communicates: ClassVar[bool] = False
 

@@ -1,42 +1,45 @@
-"""Co-Boosting: hard images and an ensemble that learns its weights from them.
+"""Co-Boosting: hard generated images, and ensemble weights learned on these images.
 
 Reference:
     Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble
     Co-Boosting, ICLR 2024, and the authors' code, whose values are the defaults.
 
 Update:
-    It is DENSE's loop with D_w(x), the mean of the clients' logits with weights w (1 /
-    m at first). An epoch has four steps:
+    The loop is DENSE's. The teacher is D_w(x), the mean of the m clients' logits with
+    weights w (1 / m at first). An epoch has four steps:
 
-    1. A generator and its noise descend ``L_H + lambda_a L_A + lambda_bn L_BN`` of all
-       images. L_H are cross-entropies weighted by ``(1 - p_y)^h``. L_A is the negative
-       KL of D_w from the student.
-    2. On each batch of the bank, every client's weight takes a step of the sign of the
-       cross-entropy's gradient, within [0, 1].
+    1. A generator and its noise are trained to minimise
+       ``L_H + lambda_a L_A + lambda_bn L_BN`` over all images of a batch. L_H is the
+       mean of cross-entropies weighted by ``(1 - p_y)^h``, where p_y is D_w's
+       probability of the label. L_A is the negative KL divergence of D_w from the
+       student.
+    2. On each batch of the bank, the weights w take a step against the sign of the
+       gradient of D_w's cross-entropy. They stay in [0, 1].
     3. The images join the bank.
-    4. The student follows D_w on the bank. The images are moved by epsilon along the
-       sign of the gradient of randomly weighted softmax outputs.
+    4. The student learns from D_w on the bank's images. Before that, each image is
+       moved by epsilon along the sign of a gradient. It is the gradient of a randomly
+       weighted sum of D_w's softmax outputs.
 
-    Step 2 needs only the clients' logits of the bank. They are computed once, of images
-    without augmentation.
+    Step 2 needs only each client's logits of the bank. They are computed once per
+    image, without augmentation.
 
 Communication:
-    Up: models, of any architectures. Down: as in
-    `fedexp.methods.bases.data_free.DataFree`.
+    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
+    student.
 
 State:
     Server: as in `fedexp.methods.bases.replay.Replay`. ``own`` also holds the weights w
-    and the bank's logits.
+    and each client's logits of the bank.
 
 Logged:
-    ``synthesis/loss``, ``hard``, ``adversarial`` and ``bn`` of the stored images,
-    ``weights/min`` and ``weights/max``, besides those of
-    `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/loss``, ``synthesis/hard``, ``synthesis/adversarial`` and
+    ``synthesis/bn`` of the stored images, ``weights/min`` and ``weights/max``, besides
+    the metrics of `fedexp.methods.bases.replay.Replay`.
 
 Differences from the authors' code:
-    epsilon is in [0, 1] units of the image: 4 / 255 is the code's 8 / 255 of [-1, 1].
-    Batches of the bank are read without augmentation in the weights' steps. The sum
-    that weights are divided by is at least 1e-8.
+    epsilon is in units of images in [0, 1]. The default 4 / 255 equals the code's 8 /
+    255 for images in [-1, 1]. Step 2 reads the bank without augmentation. Weights are
+    divided by their sum, or by 1e-8 if the sum is smaller.
 """
 
 from __future__ import annotations
@@ -75,6 +78,8 @@ from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
 class CoBoostingState(BankState):
     """The bank and the teachers' weights.
 
+    Its ``logits`` holds each teacher's logits (teachers, b, C) for every batch.
+
     Args:
         weights: Weights of the teachers, of shape (teachers,).
     """
@@ -92,14 +97,15 @@ class CoBoosting(Replay):
         generator: Optimizer of the generator.
         nz: Length of the noise (`fedexp.distillation.generator.Generator`).
         ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
-        h: Hardness.
+        h: Exponent of the hardness in L_H.
         lambda_a: Weight of L_A.
         lambda_bn: Weight of L_BN.
         tau_a: Temperature of L_A.
-        mu: Step of the weights in epoch 0. In epoch e (from 0) it is ``mu mu_decay^e``.
-        mu_decay: Factor of that step per epoch.
-        epsilon: Size of the images' perturbation, in [0, 1] units.
-        tau_epsilon: Temperature of its softmax.
+        mu: Step size of the weights w in epoch 0. In epoch e (from 0) it is
+            ``mu mu_decay^e``.
+        mu_decay: Factor of this step size per epoch.
+        epsilon: Size of the images' perturbation, in units of images in [0, 1].
+        tau_epsilon: Temperature of the softmax in the perturbation.
     """
 
     tau: float = 4.0
@@ -139,7 +145,7 @@ class CoBoosting(Replay):
     ) -> tuple[Tensor, Metrics, State]:
         """Make images with the previous weights, then update the weights on the bank.
 
-        The pass over the bank does not contain the new images.
+        The bank does not contain the new images yet.
         """
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
         weights: Tensor = own.get("weights", even)
@@ -204,7 +210,7 @@ class CoBoosting(Replay):
     ) -> tuple[State, Iterator[DistillationBatch]]:
         """Return perturbed batches, whose pixels are not bounded.
 
-        Every pass draws the images' directions u anew.
+        Every pass draws new random weights u of the perturbations.
         """
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 
@@ -215,7 +221,7 @@ class CoBoosting(Replay):
         u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
             env.device, env.dtype
         )
-        # Scale of normalised inputs per [0, 1] unit of the image
+        # Factor from a change of an image in [0, 1] to that of its normalised input
         scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]
         for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
             moved = inputs + self.epsilon * scale * direction(
@@ -244,13 +250,13 @@ def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau:
 def reweighted(
     weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float
 ) -> Tensor:
-    """Return the weights after a signed step of D_w's cross-entropy on each batch.
+    """Return the weights after one sign-gradient step on D_w's cross-entropy per batch.
 
     Args:
         weights: Weights of shape (m,).
         logits: Logits of every client, of shape (m, N, C).
         labels: Labels of shape (N,).
-        order: Positions of each batch, on their device.
+        order: Positions of each batch's samples, on the device of `logits`.
         step: Size of the steps.
 
     Returns:

@@ -1,44 +1,48 @@
-"""DENSE (FedSyn): a student learns from the models' ensemble on generated images.
+"""DENSE (FedSyn): a student learns from the clients' ensemble on generated images.
 
 Reference:
     Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, and the
-    authors' code. Equations and Algorithm 1 are numbered as in its preprint (FedSyn,
-    arXiv 2112.12371v1).
+    authors' code. Equations and Algorithm 1 are numbered as in the paper's preprint
+    (FedSyn, arXiv 2112.12371v1).
 
 Update:
     A generator makes images that the clients' models classify with confidence. An epoch
     draws labels y and noise z. T_G Adam steps minimise
-    ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` of x = G(z), where D is the mean of
-    the clients' logits (Eq. 3, 4, 6, 7). The student then follows D on all images so
-    far (Eq. 8).
+    ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` over x = G(z), where D is the mean
+    of the clients' logits (Eq. 3, 4, 6, 7). The student is then distilled from D on all
+    images made so far (Eq. 8).
 
     Where the paper and the code differ, the default follows the code. The generator's
     weights are drawn anew in every epoch. z is optimised, too. The batch with the
     lowest loss is stored without augmentation. Distillation passes over the bank of all
-    batches. ``variant=paper_literal`` is Algorithm 1: one generator, z fixed, the
-    images after the last step, one step of the student.
+    batches. ``variant=paper_literal`` is Algorithm 1. It has one generator and a fixed
+    z. In each epoch the student takes one step, on the images after the generator's
+    last step.
 
 Communication:
-    Up: models, of any architectures. Down: nothing in one shot.
+    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
+    student.
 
 State:
-    Server: see `fedexp.methods.bases.data_free.DataFree`.
+    Server: as in `fedexp.methods.bases.replay.Replay`. With ``variant=paper_literal``
+    the generator and its optimizer replace the bank.
 
 Logged:
-    ``synthesis/loss``, ``ce``, ``bn`` and ``div`` (unweighted) of the stored images,
-    besides those of `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/loss``, ``synthesis/ce``, ``synthesis/bn`` and ``synthesis/div``
+    (unweighted) of the stored images, besides the metrics of
+    `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
-    L_BN compares with the BatchNorm statistics of the teachers. The paper states those
-    of the generator, whose shapes do not fit. L_BN is divided by the number of
-    teachers, as Eq. 5 is. The student is in evaluation mode while images are made.
-    Pixels are rounded, not cut off. The paper's several rounds (Table 5) have no code:
-    clients and student start from the last student, and its optimizer and the bank
-    start anew.
+    L_BN compares the images' statistics with the BatchNorm statistics of the teachers.
+    The paper names the statistics of the generator, whose shapes do not fit. L_BN is
+    divided by the number of teachers, as Eq. 5 is. The student is in evaluation mode
+    while images are made. Pixels are rounded to 8 bits, not cut off. The paper's
+    experiment with several rounds (Table 5) has no code. Here clients and student start
+    from the last student. The student's optimizer and the bank start empty every round.
 
 Differences from the authors' code:
     All differences from the paper are also differences from the code. The code's L_BN
-    finds no layer.
+    finds no layer to compare.
 """
 
 from __future__ import annotations
@@ -82,11 +86,14 @@ class Dense(Replay):
         nz: Length of the noise (`fedexp.distillation.generator.Generator`).
         ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
         lambda_1: Weight of L_BN.
-        lambda_2: Weight of L_div. With 0 the student is not evaluated.
+        lambda_2: Weight of L_div. With 0 L_div is not computed, and the student takes
+            no part in making the images.
         tau_d: Temperature of L_div.
-        mask: Samples that count in L_div.
-        synthesis_views: Augmentation of the images while they are made, with the values
-            of `views`.
+        mask: Samples that count in L_div: those on which teachers and student predict
+            different classes (``disagree``) or the same class (``agree``), or all
+            samples (``none``).
+        synthesis_views: Augmentation of the images while they are made. It takes the
+            same values as `views`.
     """
 
     variant: Literal["bank", "paper_literal"] = "bank"

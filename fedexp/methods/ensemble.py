@@ -1,13 +1,15 @@
-"""The ensemble of the clients' local models: the baseline of combined outputs.
+"""The ensemble of the clients' local models: the baseline that combines outputs.
 
 Update:
-    The outputs are combined by the mean of logits (plain as in FedSyn, Eq. 3, weighted
-    by samples, or over the members that know a class as in MA-Echo) or of softmax
-    probabilities (as in NAFI and PFNM). A client that is not sampled, or has no data,
-    keeps its model. A client that never trained is not part of the outcome.
+    The ensemble's output is a mean of the members' logits or softmax probabilities. The
+    mean of logits is plain (FedSyn, Eq. 3), weighted by samples, or taken for each
+    class over the members that have the class (MA-Echo). The mean of softmax
+    probabilities is that of NAFI and PFNM. A client that is not sampled, or has no
+    data, keeps its model. A client that never trained is not part of the outcome.
 
 State:
-    Server: one model per client and, with weights, each member's weights.
+    Server: one model per client. With ``samples`` also one weight per client, with
+    ``masked`` one per client and class.
 """
 
 from __future__ import annotations
@@ -40,16 +42,17 @@ class Ensemble(Local):
     """The local models as one ensemble.
 
     Args:
-        combine: ``logits`` (argmax of the summed logits), ``samples`` (argmax of their
-            mean with weights n_i / n), ``probs`` (argmax of the mean softmax
+        combine: ``logits`` (argmax of the summed logits), ``samples`` (argmax of the
+            logits' mean with weights n_i / n), ``probs`` (argmax of the mean softmax
             probabilities) or ``masked``. With ``masked`` a class's logit is the mean
-            over the members with more than one sample of it, and 0 if there is none.
+            over the members with more than one sample of this class, and 0 if there is
+            no such member.
     """
 
     combine: Literal["logits", "samples", "probs", "masked"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
-    # As if members were sent out and collected in every round
+    # Bytes are counted as if members were sent out and collected in every round
     communicates: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:

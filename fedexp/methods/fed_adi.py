@@ -1,31 +1,34 @@
-"""Fed-ADI: Adaptive DeepInversion of the clients' ensemble, which optimises pixels.
+"""Fed-ADI: pixels optimised by Adaptive DeepInversion of the clients' ensemble.
 
 Reference:
     Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion,
     CVPR 2020. FedSyn (Zhang et al. 2021) uses it as a baseline of one-shot federated
-    learning and gives none of its values.
+    learning and reports none of its hyper-parameters.
 
 Update:
-    A batch of images x = sigmoid(u), u ~ N(0, I), takes N_inv Adam steps on
-    ``CE(D(v), y) + w_f R_f + w_tv R_tv(v) + w_2 ||v|| + w_c R_c(v)``. v is x rolled by
-    the same random offset for all images. The iterate with the lowest loss joins the
-    bank. The student follows D on the bank as in FedSyn.
+    An epoch draws labels y and a batch of images x = sigmoid(u), u ~ N(0, I). N_inv
+    Adam steps on u minimise
+    ``CE(D(v), y) + w_f R_f + w_tv R_tv(v) + w_2 ||v|| + w_c R_c(v)``, where D is the
+    mean of the clients' logits. v is x rolled by a random offset, which each step draws
+    anew for the whole batch. The iterate with the lowest loss joins the bank. The
+    student is distilled from D on the bank as in FedSyn.
 
 Communication:
-    Up: models, of any architectures. Down: as in
-    `fedexp.methods.bases.data_free.DataFree`.
+    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
+    student.
 
 State:
-    Server: see `fedexp.methods.bases.replay.Replay`.
+    Server: as in `fedexp.methods.bases.replay.Replay`.
 
 Logged:
-    ``synthesis/loss``, ``ce``, ``f``, ``tv``, ``norm`` and ``c`` (unweighted) of the
-    stored images, besides those of `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/loss``, ``synthesis/ce``, ``synthesis/f``, ``synthesis/tv``,
+    ``synthesis/norm`` and ``synthesis/c`` (unweighted) of the stored images, besides
+    the metrics of `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
     The sigmoid is an addition: the authors optimise normalised pixels without bounds.
-    Total variation and norm are therefore those of images in [0, 1]. R_f is divided by
-    the number of teachers. It is 0 if the teachers have no BatchNorm.
+    Total variation and norm are therefore computed on images in [0, 1]. R_f is divided
+    by the number of teachers. It is 0 if the teachers have no BatchNorm.
 """
 
 from __future__ import annotations
@@ -58,15 +61,16 @@ class FedAdi(Replay):
     """The aggregator of Fed-ADI.
 
     Args:
-        N_inv: Number of steps on a batch.
-        lr_pixels: Size of these steps.
+        N_inv: Number of optimizer steps on a batch of images.
+        lr_pixels: Step size of the pixels.
         pixels: Optimizer of the pixels.
-        w_f: Weight of the statistics R_f.
-        w_tv: Weight of the total variation.
-        w_2: Weight of the norm.
-        w_c: Weight of the competition. With 0 the student is not evaluated.
-        shift: Largest offset along either side, in pixels.
-        tv: Form of the total variation.
+        w_f: Weight of R_f, the distance of the BatchNorm statistics.
+        w_tv: Weight of the total variation R_tv.
+        w_2: Weight of the norm of v.
+        w_c: Weight of the competition R_c between teachers and student. With 0 R_c is
+            not computed, and the student takes no part in making the images.
+        shift: Largest number of pixels by which images are rolled along either axis.
+        tv: Form of `fedexp.distillation.losses.total_variation`, ``l2`` or ``l1``.
     """
 
     N_inv: int = 30
@@ -122,8 +126,8 @@ class FedAdi(Replay):
     ) -> Callable[[Tensor, int], Terms]:
         """Return the function that computes the loss and its terms.
 
-        Its arguments are images (b, c, H, W) and the number of a step, whose offset is
-        ``offsets[step]``.
+        The function's arguments are images (b, c, H, W) and the number of the step. The
+        step's offset is ``offsets[step]``.
         """
         answer = answers(student)
 

@@ -3,23 +3,25 @@
 Reference:
     Chen et al., Data-Free Learning of Student Networks (DAFL), ICCV 2019, and the
     authors' code. FedSyn (Zhang et al. 2021) uses it as a baseline of one-shot
-    federated learning and gives none of its values.
+    federated learning and reports none of its hyper-parameters.
 
 Update:
-    Generator and student learn together on fresh images. A step draws noise z. The
-    generator descends ``w_oh L_oh + w_ie L_ie + w_a L_a`` of D(G(z)). The student
-    descends ``KL(D(x) || S(x))`` on the same images. Their D(x) is computed once.
+    Generator G and student S learn together on new images. Each step draws noise z and
+    makes images x = G(z). D is the mean of the clients' logits. The generator minimises
+    ``w_oh L_oh + w_ie L_ie + w_a L_a`` of D(x). The student minimises
+    ``KL(D(x) || S(x))`` on the same images. D(x) is computed once for both losses.
 
 Communication:
-    Up: models, of any architectures. Down: as in
-    `fedexp.methods.bases.data_free.DataFree`.
+    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
+    student.
 
 State:
-    Server: only the networks and their optimizers.
+    Server: as in `fedexp.methods.bases.data_free.DataFree`. ``own`` holds the generator
+    and the state of its optimizer.
 
 Logged:
-    ``synthesis/loss``, ``oh``, ``ie`` and ``a``, means over the epoch, besides those of
-    `fedexp.methods.bases.data_free.DataFree`.
+    ``synthesis/loss``, ``synthesis/oh``, ``synthesis/ie`` and ``synthesis/a``, means
+    over the epoch, besides the metrics of `fedexp.methods.bases.data_free.DataFree`.
 
 Differences from the paper:
     FedSyn's generator replaces DAFL's, so that images stay in [0, 1] and are normalised
@@ -62,18 +64,21 @@ from fedexp.server_training.optimizers import Adam, Optimizer
 
 @dataclass(frozen=True)
 class FedDafl(DataFree):
-    """The aggregator of Fed-DAFL. An epoch consists of `iterations` joint steps.
+    """The aggregator of Fed-DAFL.
+
+    An epoch consists of `iterations` joint steps of generator and student. The
+    generator is initialised once per run.
 
     Args:
         iterations: Joint steps per epoch, each on b images.
         lr_generator: Step size of the generator.
         generator: Optimizer of the generator.
-        nz: Length of the noise (`fedexp.distillation.generator.Generator`, initialised
-            once).
+        nz: Length of the noise (`fedexp.distillation.generator.Generator`).
         ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
-        w_oh: Weight of L_oh.
-        w_ie: Weight of L_ie.
-        w_a: Weight of L_a. With 0 the teachers need no penultimate features.
+        w_oh: Weight of the one-hot loss L_oh.
+        w_ie: Weight of the information entropy L_ie.
+        w_a: Weight of the activation loss L_a. With 0 the teachers need no penultimate
+            features.
     """
 
     remedy: ClassVar[str] = (
@@ -135,12 +140,14 @@ class FedDafl(DataFree):
 
 
 class _GeneratorEpoch:
-    """The generator during one epoch, with one step before each step of the student.
+    """The generator during one epoch.
+
+    The generator takes one step before each step of the student.
 
     Attributes:
         generator: The generator after its steps so far.
-        optimizer: The state of its optimizer.
-        rows: The terms of every step so far.
+        optimizer: The state of the generator's optimizer.
+        rows: The loss and its terms of every step so far.
     """
 
     def __init__(
@@ -159,8 +166,8 @@ class _GeneratorEpoch:
     def distillation_batches(self) -> Iterator[DistillationBatch]:
         """Yield the batch of each step, after the generator has taken the step.
 
-        A batch holds normalised images and their logits, which the generator's loss has
-        computed.
+        A batch holds normalised images and the teachers' logits of them. Both come from
+        the generator's loss, so the images are from before the generator's step.
         """
         method, env = self._method, self._env
         random = torch_generator(env.seed, "z", env.round, env.step)

@@ -1,13 +1,13 @@
 """FedAdam: an adaptive server step without bias correction.
 
-`fedexp.methods.fedyogi` derives FedYogi from it.
+`fedexp.methods.fedyogi` derives FedYogi from this step.
 
 Reference:
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
 
 Update:
-    With the averaged update U: ``b = beta_1 b + (1 - beta_1) U``. FedAdam:
-    ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi:
+    U is the averaged update. Both methods use ``b = beta_1 b + (1 - beta_1) U``.
+    FedAdam uses ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi uses
     ``v = v - (1 - beta_2) U^2 sign(v - U^2)``. Then ``w += lr b / (sqrt(v) + tau)``. v
     starts at tau^2.
 
@@ -15,7 +15,7 @@ Communication:
     Up: y_i. Down: w.
 
 State:
-    Server: b and v (2D floats).
+    Server: b and v (2 D floats for D parameters).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Reference:
 
 Update:
     ``w <- w + sum_i p_i (y_i - w)``, where y_i is client i's trained model. By default
-    p_i is client i's share of the participants' samples. This is the paper's weighted
-    mean of models. It is written as an update so that all averaging methods round
-    identically.
+    p_i is client i's share of the participants' samples. The result is the paper's
+    weighted mean of models. The mean is written as an update so that all averaging
+    methods round identically.
 
 Communication:
     Up: y_i. Down: w.
@@ -38,13 +38,13 @@ from fedexp.methods.bases.averaging import Averaging
 class PlainTrainer(Trainer):
     """Plain local training: the task's loss and the configured local optimizer.
 
-    A client sends nothing but its model.
+    A client sends only its model.
     """
 
 
 @dataclass(frozen=True)
 class Mean(Averaging):
-    """The weighted mean of the updates, computed as a stream.
+    """The weighted mean of the updates, summed up as they arrive.
 
     Memory does not grow with the number of clients.
     """
@@ -61,7 +61,7 @@ class Mean(Averaging):
 
 @dataclass(frozen=True)
 class PlainServerStep(ServerOptimizer):
-    """The plain server step ``w + lr * direction``. With lr = 1 it is averaging.
+    """The plain server step ``w + lr * direction``. With lr = 1 the step is averaging.
 
     Args:
         lr: Server step size (eta_g).

@@ -1,18 +1,18 @@
-"""FedAvgM: momentum of the server.
+"""FedAvgM: FedAvg with momentum on the server.
 
 Reference:
     Hsu, Qi & Brown, Measuring the Effects of Non-Identical Data Distribution for
     Federated Visual Classification, 2019.
 
 Update:
-    ``b = beta b + U``, ``w += lr b`` (heavy ball). With ``nesterov``:
-    ``w += lr (U + beta b)``.
+    U is the averaged update. ``b = beta b + U``, ``w += lr b`` (heavy ball). With
+    ``nesterov``: ``w += lr (U + beta b)``.
 
 Communication:
     Up: y_i. Down: w.
 
 State:
-    Server: b (D floats).
+    Server: b (D floats for D parameters).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class FedAvgM(ServerOptimizer):
 
     Args:
         lr: Server step size (eta_g).
-        beta: Momentum. With 0 the method is FedAvg.
-        nesterov: Whether the step looks ahead.
+        beta: Momentum. With 0 the step is FedAvg's.
+        nesterov: Whether the step uses Nesterov momentum.
     """
 
     lr: float = 1.0

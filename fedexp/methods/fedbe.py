@@ -5,13 +5,14 @@ Reference:
     ICLR 2021, Algorithm 1.
 
 Update:
-    The teachers are the clients' mean, the m clients and M models sampled from a
-    distribution over models. The mean of their probabilities is sharpened and distilled
-    into the mean on unlabelled proxy data, with averaging of the student's weights
-    (SWA). Proxy data do not change, so every teacher runs once per sample. The paper's
-    distributions are a diagonal Gaussian (mean and variance of the y_i, weighted by
-    p_i) and a Dirichlet mixture (``sum_i s_i y_i``, s_i proportional to ``p_i r_i``, r
-    ~ Dir(alpha)). Sampled models have the mean's buffers.
+    The teachers are the mean of the clients' models, the m clients' models and M models
+    sampled from a distribution over models. The mean of the teachers' probabilities is
+    sharpened and distilled into the mean model on unlabelled proxy data. The student's
+    weights are averaged over steps (SWA). Proxy data do not change, so every teacher
+    runs once per sample. The paper's distributions are a diagonal Gaussian (mean and
+    variance of the y_i, weighted by p_i) and a Dirichlet mixture (``sum_i s_i y_i``,
+    s_i proportional to ``p_i r_i``, r ~ Dir(alpha)). Sampled models have the buffers of
+    the mean model.
 
 Communication:
     Up: y_i. Down: w.
@@ -20,11 +21,13 @@ State:
     Server, within a round: the targets and the running average of the student.
 
 Differences from the paper:
-    Three things follow the authors' code. The code's Gaussian
-    (``distribution=directions``) is one on the clients' directions, tensor by tensor:
-    d_i = u_i / ||u_i||, mean of d plus 0.1 standard deviations, times the mean norm of
-    the u_i. The code's loss is the mean over batch and classes, 1 / C of the
-    divergence. Its temperature 0.5 is an exponent, ``p^(1 / T)``, renormalised.
+    Three parts follow the authors' code instead. First, the Gaussian of
+    ``distribution=directions`` is over the directions d_i = u_i / ||u_i|| of the
+    clients' updates, separately for each tensor. Its mean is the mean of the d_i, and
+    its spread is 0.1 standard deviations of the d_i. A sampled direction is multiplied
+    by the mean norm of the u_i. Second, the loss is the mean over batch and classes,
+    which is 1 / C of the divergence. Third, the temperature 0.5 is an exponent:
+    probabilities become ``p^(1 / T)``, renormalised.
 """
 
 from __future__ import annotations
@@ -54,9 +57,9 @@ from fedexp.methods.bases.server_trained import network, proxy_of, with_frozen
 from fedexp.server_training.forward import logits_of, recomputed_statistics
 from fedexp.server_training.optimizers import Optimizer, Sgd
 
-# Lower bound of the directions' variance, as in the code
+# Lower bound of the directions' variance, as in the authors' code
 _SMALLEST_VARIANCE = 1e-5
-# Number of standard deviations of a sampled direction, as in the code
+# Spread of a sampled direction in standard deviations, as in the authors' code
 _SPREAD = 0.1
 
 
@@ -65,8 +68,8 @@ class FedBE(Distilling):
     """The aggregator of FedBE.
 
     Args:
-        distribution: Distribution over models: ``directions`` (the code's Gaussian),
-            ``gaussian`` or ``dirichlet``.
+        distribution: Distribution over models: ``directions`` (the Gaussian of the
+            authors' code), ``gaussian`` or ``dirichlet``.
         samples: Number of sampled models (M).
         alpha: Concentration of the Dirichlet distribution.
         temperature: Temperature T of the sharpening. 1 means none.
@@ -151,7 +154,11 @@ class FedBE(Distilling):
             yield Weights(mean.spec, with_frozen(mean, params), mean.buffers)
 
     def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
-        """Return means and standard deviations of the cohort's parameters (m, ...)."""
+        """Return the means and standard deviations of the Gaussian over models.
+
+        Both are empty for the Dirichlet distribution. `live` holds the parameters of
+        the cohort's models, stacked to (m, ...).
+        """
         if self.distribution == "dirichlet":
             return {}, {}
 

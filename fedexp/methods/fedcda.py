@@ -1,33 +1,35 @@
-"""FedCDA: the mean of one recent model of every client, chosen to lie close together.
+"""FedCDA: the mean of one recent model per client, with models chosen close together.
 
 Reference:
     Wang et al., FedCDA: Federated Learning with Cross-round Divergence-aware
     Aggregation, ICLR 2024, Algorithm 1.
 
 Update:
-    The server stores the last K models of every client with their loss F, the mean over
-    the last local epoch. In each round the participants' models are chosen anew. All
-    other clients keep their choice. The choice minimises (Eq. 6, wbar is the mean of
-    the chosen models) ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]``. Then
-    w^{t+1} = wbar, with equal weights over all M clients that have a model. Warm-up is
-    a number of rounds of the base method: this aggregator's `weights` with the
-    configured trainer and server optimizer. Models are stored meanwhile. After the
-    warm-up the trainer and its server half continue as before, and wbar replaces the
-    server optimizer's weights.
+    The server stores the last K models of every client, each with its loss F, the mean
+    training loss of the last local epoch. In each round the models of the participants
+    are chosen anew. All other clients keep their chosen model. The choice minimises
+    ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 6), where wbar is the
+    mean of the chosen models. Then w^{t+1} = wbar, with equal weights over all M
+    clients that have a model.
 
-    J does not change if all models move alike. Everything is therefore computed in
-    float64 from one Gram matrix of the candidates minus w^t: ||w_n||^2 is 1e3 to 1e4,
-    while the compared values are 1e-2 to 10. Norms and products are those of the
-    trained parameters. BatchNorm's statistics are averaged over the same models.
-    Counters take their maximum.
+    The first rounds are a warm-up with the base method: averaging with this
+    aggregator's `weights`, the configured trainer and the configured server optimizer.
+    Models are also stored during the warm-up. After the warm-up the trainer and its
+    server half continue as before, and wbar replaces the server optimizer's weights.
+
+    J does not change if the same vector is subtracted from all models. All terms are
+    therefore computed in float64 from one Gram matrix of the candidates minus w^t.
+    Without the subtraction ||w_n||^2 is 1e3 to 1e4, while the compared values are 1e-2
+    to 10. Norms and products are those of the trained parameters. BatchNorm's
+    statistics are averaged over the same models. Counters take their maximum.
 
 Communication:
     Up: y_i and F_i. Down: w.
 
 State:
-    Server: references to K models per client, on disk beyond ``state.memory_gb``, and
-    the sum of the chosen models in float64. During a round memory holds the
-    participants' candidates (m K models) and two such sums.
+    Server: references to K models per client, and the sum of the chosen models in
+    float64. Models beyond the limit ``state.memory_gb`` are on disk. During a round
+    memory holds the participants' candidates (m K models) and two such sums.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ from fedexp.core.weights import Weights
 from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.fedavg import Mean
 
-# Bytes of candidates side by side in float64, while products are summed
+# Size in bytes of the float64 block of candidates from which products are summed
 BLOCK_BYTES = 1 << 22
-# Bound of the combinations of one group, a table of 128 MiB
+# Largest number of combinations of one group. Their table has 128 MiB.
 MOST_COMBINATIONS = 1 << 24
 
 
@@ -105,16 +107,20 @@ class FedCDA(Mean):
     """The aggregator of FedCDA.
 
     Args:
-        weights: p_i of the warm-up's mean. The mean of the chosen models is uniform.
-        K: Number of models per client.
-        B: Number of groups that choose one after the other. The groups before a group
-            and the clients at rest are fixed, the groups after it are left out (Eq. 8).
-            A round with fewer participants has as many groups as participants.
+        weights: Weights p_i of the mean during the warm-up. The mean of the chosen
+            models is uniform.
+        K: Number of stored models per client.
+        B: Number of groups of participants. The models are chosen group by group. For a
+            group, the models of earlier groups and of the clients at rest (clients that
+            do not participate in the round) are fixed. Later groups are left out (Eq.
+            8). A round with fewer participants has as many groups as participants.
         L: Smoothness constant.
-        strategy: ``newest``, ``random`` (participants choose at random),
-            ``approximate`` (B groups) or ``optimal`` (all participants at once, Eq. 7).
-        warm_up: A number of rounds, or a fraction of all rounds.
-        loss_term: Whether F counts.
+        strategy: ``newest`` (the newest models), ``random`` (a random choice for the
+            participants), ``approximate`` (B groups) or ``optimal`` (all participants
+            at once, Eq. 7).
+        warm_up: Length of the warm-up: a number of rounds (an integer), or a fraction
+            of all rounds.
+        loss_term: Whether J contains the losses F.
         unseen: Clients that never took part are ``left_out`` of the mean, or enter it
             with the ``initial`` model.
     """
@@ -149,7 +155,7 @@ class FedCDA(Mean):
         return self.strategy in ("approximate", "optimal")
 
     def warm_up_rounds(self, rounds: int) -> int:
-        """Return the number of rounds of the base method, of `rounds` in total."""
+        """Return the number of warm-up rounds in a run of `rounds` rounds."""
         return self.warm_up if isinstance(self.warm_up, int) else round(self.warm_up * rounds)
 
     def check_extent(self, extent: Extent) -> None:
@@ -288,18 +294,19 @@ class FedCDA(Mean):
         }
 
     def _pushed(self, cache: ClientEntries | None, entry: CacheEntry) -> list[CacheEntry]:
-        """Return a client's entries with a new one.
+        """Return a client's newest K entries, with the new `entry` first.
 
-        w_0 is the only entry until there is a trained model. Then it is no candidate.
+        The initial model w_0 is dropped, because it is an entry only until the client
+        has a trained model.
         """
         return [entry, *(e for e in (cache["entries"] if cache else ()) if e["round"] >= 0)][
             : self.K
         ]
 
     def _fixed(self, state: State, arrived: Mapping[str, CacheEntry], at_rest: bool) -> Tree:
-        """Return the sum of the models chosen by the clients at rest, in float64.
+        """Return the sum of the chosen models of the clients at rest, in float64.
 
-        It is exactly zero if there are no clients at rest.
+        The sum is exactly zero if no client is at rest.
         """
         if not at_rest:
             return trees.zeros_like(state["sum"])
@@ -320,8 +327,9 @@ class FedCDA(Mean):
         """Choose an entry for every participant.
 
         Returns:
-            Each participant's index into its entries. J (Eq. 6) of this choice, of the
-            newest models and of a random choice.
+            Each participant's index into its entries, and the metrics to log. The
+            metrics are J (Eq. 6) of this choice, of the newest models and of a random
+            choice.
         """
         candidates = [entry["model"].parameter for entries in fresh for entry in entries]
         inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
@@ -357,16 +365,16 @@ class FedCDA(Mean):
 
 @dataclass(frozen=True)
 class Selection:
-    """The choice of models as a problem of numbers, without the models.
+    """The problem of choosing models, in terms of their inner products and losses.
 
     Args:
-        products: (n + 2, n + 2) float64, from `products`: candidates by client, the
-            newest first, then the fixed part and the centre.
-        losses: (n,) F of the candidates.
+        products: (n + 2, n + 2) float64, from `products`. Rows and columns are the
+            candidates by client (the newest first), then the fixed part and the centre.
+        losses: (n,) losses F of the candidates.
         sizes: Number of candidates of each participant (K_i).
-        fixed: Number of clients whose choice is fixed.
-        fixed_loss: Sum of their F.
-        fixed_norm: Sum of their ||w||^2.
+        fixed: Number of clients whose chosen model is fixed.
+        fixed_loss: Sum of the losses F of the fixed models.
+        fixed_norm: Sum of ||w||^2 of the fixed models.
         L: Smoothness constant.
     """
 
@@ -379,10 +387,11 @@ class Selection:
     L: float
 
     def choose(self, groups: Sequence[np.ndarray]) -> list[int]:
-        """Choose each participant's candidate by the least J.
+        """Choose one candidate per participant so that J is lowest.
 
-        Groups choose one after the other (Eq. 8). With one group this is Eq. 7. Ties go
-        to newer models, then to the lexicographically first choice.
+        Candidates are chosen group by group (Eq. 8). With one group this is Eq. 7. Ties
+        within a group go to the lexicographically first choice of indices, where index
+        0 is a client's newest model.
 
         Returns:
             Each participant's index among its candidates.
@@ -406,12 +415,12 @@ class Selection:
         return picks
 
     def objective(self, picks: Sequence[int]) -> float:
-        """Return J of a choice, with the terms that all choices share (Eq. 6)."""
+        """Return J of a choice (Eq. 6), including the terms that all choices share."""
         n, M = len(self.losses), self.fixed + len(self.sizes)
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
-        # Sum over the fixed clients of ||w_n - r||^2. Their sum minus M r is the fixed
-        # part.
+        # Sum of ||w_n - r||^2 over the fixed models, where r is the centre. The fixed
+        # part is the sum of the fixed models minus `fixed` times r.
         at_rest = self.fixed_norm - 2 * to_centre - self.fixed * centre
         chosen = self.products[np.ix_(rows, rows)]
         squares = np.trace(chosen) + at_rest
@@ -427,8 +436,8 @@ def products(
     """Compute inner products in float64.
 
     The vectors are the n `candidates` minus `centre`, then ``fixed - count * centre``,
-    then `centre`. A tensor of all candidates is in memory at once, and a part of it in
-    float64.
+    then `centre`. Memory holds one tensor of all candidates at a time, and a block of
+    its values in float64.
 
     Returns:
         Products of shape (n + 2, n + 2).
@@ -438,8 +447,8 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # All blocks share one piece of memory: the first touch of new pages takes half the
-    # time
+    # All blocks share one piece of memory. Otherwise the first touch of new pages takes
+    # half the time.
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
 
     for name, at in centre.items():
@@ -457,12 +466,15 @@ def products(
 
 
 def lowest(unary: np.ndarray, pair: np.ndarray, members: Sequence[np.ndarray]) -> list[int]:
-    """Choose one row of each client by the least sum of terms.
+    """Choose one row per client so that a sum of terms is lowest.
 
-    The sum has ``unary[i]`` of each chosen row and ``pair[i, j]`` of each pair of them.
-    Ties go to the first combination. The table of all combinations is the sum of the
-    tables of the first and the second half of the clients and of a product between
-    them, of rows marked in (combinations, n). No combination is evaluated on its own.
+    The sum contains ``unary[i]`` for each chosen row i, and ``pair[i, j]`` once for
+    each pair of chosen rows. Ties go to the first combination.
+
+    The clients are divided into two halves. Each half has a 0/1 matrix of shape
+    (combinations, n), which marks the rows chosen in each combination of the half. The
+    sum for a pair of combinations is the first half's own sum plus the second half's
+    own sum plus the cross term. Matrix products compute all these sums together.
 
     Args:
         unary: (n,) terms of rows.
@@ -483,9 +495,9 @@ def lowest(unary: np.ndarray, pair: np.ndarray, members: Sequence[np.ndarray]) -
 
 
 def _combinations(members: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all combinations, (combinations, clients) int64.
+    """Return all combinations of one row per client, (combinations, clients) int64.
 
-    The last client's choice changes fastest. Without clients there is one empty
+    The last client's row changes fastest. Without clients there is one empty
     combination.
     """
     if not members:
@@ -496,7 +508,7 @@ def _combinations(members: Sequence[np.ndarray]) -> np.ndarray:
 def _averaged(weights: Weights) -> Tree:
     """Return the tensors of a model that are averaged.
 
-    They are the trained parameters and the floating buffers.
+    They are the trained parameters and the floating buffers that are not frozen.
     """
     frozen = weights.frozen
     floating = {
@@ -510,11 +522,12 @@ def _mean_of(
 ) -> tuple[Tree, Tree]:
     """Compute the mean of the `chosen` models and of the models at rest.
 
-    The sum of the `at_rest` models is `fixed`. The mean is ``w + (1/M) sum (w_n - w)``
-    in the models' own type, which is the rounding of every averaging method.
+    `at_rest` is the number of models at rest. `fixed` is their sum, which is changed in
+    place. The mean is ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that it
+    rounds as in every averaging method.
 
     Returns:
-        The mean, and the sum of all models, which replaces `fixed`.
+        The mean, and the sum of all models.
     """
     start = _averaged(old)
     moved = trees.zeros_like(start)

@@ -12,7 +12,7 @@ Update:
     ``(1 - (1 - alpha)^t) g`` after t rounds.
 
 Communication:
-    Up: y_i. Down: w and Delta (2D).
+    Up: y_i. Down: w and Delta (2 D floats for D parameters).
 
 State:
     Clients: none. Server: Delta (D floats).
@@ -21,12 +21,13 @@ Logged:
     ``server/Delta``, the norm of Delta.
 
 Differences from the paper:
-    The paper and FL-Simulator have equal tau. If clients differ, tau is their mean with
-    the weights p_i, so that every local step counts alike. (The mean of the u_i /
-    (tau_i lr) would send D more numbers up.) As in FL-Simulator, weight decay comes
-    after clipping, outside the mix. Delta carries it from round to round. The fixed
-    points are then those of the decay ``weight_decay / alpha``:
-    ``grad f + (weight_decay / alpha) w = 0``. With ``decay_inside_mix`` the step uses
+    In the paper and in FL-Simulator all clients have the same tau. If the tau_i of the
+    clients differ, tau is their mean with the weights p_i, so that every local step
+    counts alike. A mean of the u_i / (tau_i lr) would send D more numbers up. As in
+    FL-Simulator, weight decay comes after clipping, outside the mix v. Delta carries
+    the decay from round to round. The fixed points are then those of the decay
+    ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With
+    ``decay_inside_mix`` the step uses
     ``v = alpha (g + weight_decay w) + (1 - alpha) Delta`` and the fixed points are
     those of ``weight_decay``.
 """
@@ -50,14 +51,15 @@ NO_BUFFER = Demand(
 
 @dataclass(frozen=True)
 class FedCM(Trainer):
-    """The client's side of FedCM. The momentum Delta is its server half.
+    """The client's side of FedCM. The momentum Delta is kept by its server half.
 
     Args:
         alpha: Share of the fresh gradient (alpha). With 1 the method equals FedAvg
             bit-exactly.
-        decay_inside_mix: Whether weight decay is mixed as the gradient is. The bound of
-            a clipped gradient then holds without the decay
-            ``(1 - alpha) weight_decay w`` that the mix removes.
+        decay_inside_mix: Whether weight decay is mixed as the gradient is. The mix then
+            subtracts ``(1 - alpha) weight_decay w`` before clipping, and the optimizer
+            adds ``weight_decay w`` after it. The clipping bound therefore holds for the
+            gradient that includes the subtracted term.
     """
 
     alpha: float = 0.1
@@ -81,7 +83,7 @@ class FedCM(Trainer):
         excess = (
             (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
         )
-        # The excess of the decay of w, with w = (w - w^t) + w^t
+        # Subtract the excess decay of w = (w - w^t) + w^t. `pull` covers (w - w^t).
         if excess:
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)

@@ -7,11 +7,11 @@ Reference:
 Update:
     The mean of the clients' models is trained on unlabelled proxy data toward
     ``softmax(1/m sum_k logits_k(x))`` by the Kullback-Leibler divergence. Without
-    augmentation every teacher runs once per proxy sample: its logits are summed as it
-    arrives, and no teacher is stored. With ``augment`` the teachers are stored and run
-    on every batch. In one shot the models may have any architectures. The student, the
-    server's network, then starts from a new initialisation (``student_start=fresh``),
-    and nothing is averaged.
+    augmentation every teacher runs once per proxy sample. A teacher's logits are added
+    to a sum when its model arrives, and no teacher is stored. With ``augment`` the
+    teachers are stored and run on every batch. With one round and
+    ``student_start=fresh`` the models may have any architectures. The student, the
+    server's network, then starts from a new initialisation, and no models are averaged.
 
 Communication:
     Up: y_i. Down: w.
@@ -20,15 +20,17 @@ State:
     Server, within a round: the targets, or the teachers with ``augment``.
 
 Differences from the paper:
-    With several architectures the paper trains one student per architecture, each from
-    the mean of its kind. That is not implemented.
+    With several architectures the paper trains one student per architecture. Each
+    student starts from the mean of the models of its architecture. This variant is not
+    implemented.
 
 Differences from the authors' code:
-    The code's defaults differ from the commands that it names for the paper. Both
-    values are in the presets. Its ``avg_losses``, the mean of the divergences from each
-    teacher, has the gradient of ``average=probs``, because the target enters linearly,
-    up to a constant. Two options that are off in the code are left out: teachers
-    weighted by validation accuracy, and dropping teachers below chance.
+    The code's defaults differ from the commands that its authors give for the paper.
+    The presets contain both. The code's option ``avg_losses`` takes the mean of the
+    divergences from each teacher. Its gradient is that of ``average=probs``, because
+    the loss is linear in the target up to a constant. Two options that are off in the
+    code are left out: teachers weighted by validation accuracy, and dropping teachers
+    below chance.
 """
 
 from __future__ import annotations
@@ -72,12 +74,12 @@ class FedDF(Distilling):
         temperature: Temperature tau, which divides the logits of teachers and student.
             The loss has no factor tau^2.
         validate_every: Optimizer steps between two measurements of the student's
-            accuracy on the validation samples. The best student is the round's model.
-            With null it is the last one.
-        patience: Optimizer steps without a better accuracy after which a round's
-            distillation stops, or null.
-        augment: Whether proxy batches pass the random transform of the clients'
-            training batches. Each teacher then runs on every batch.
+            accuracy on the validation samples. The round's model is the best measured
+            student. With null it is the student after the last step.
+        patience: Number of optimizer steps without a better accuracy after which a
+            round's distillation stops. null: it does not stop early.
+        augment: Whether proxy batches are augmented like the clients' training batches.
+            Each teacher then runs on every batch.
     """
 
     student_start: Literal["fedavg", "fresh"] = "fedavg"
@@ -211,9 +213,9 @@ class FedDF(Distilling):
 
 
 class _TeacherMean:
-    """The mean of teachers' logits (b, classes), added as they arrive.
+    """The running mean of the teachers' logits or probabilities, of shape (b, classes).
 
-    If probabilities are averaged, they are added in log-space.
+    Probabilities are added in log-space.
     """
 
     def __init__(self, average: str, temperature: float) -> None:
@@ -233,5 +235,5 @@ class _TeacherMean:
         self._sum, self._m = scaled, self._m + 1
 
     def target(self) -> Tensor:
-        """Return the log-probabilities (b, classes)."""
+        """Return the log-probabilities (b, classes) of the mean."""
         return F.log_softmax(self._sum / self._m if self._average == "logits" else self._sum, 1)

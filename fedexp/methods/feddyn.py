@@ -8,19 +8,21 @@ Reference:
 
 Update:
     A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``. Every step uses the
-    gradient ``g + a (w - (w^t + g_i / a))``. After local training ``g_i -= a u_i``,
-    which at the minimum is the gradient of f_i. The server computes
-    ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``. The
-    correction acts before clipping. Weight decay is part of f_i. N counts the clients
-    that can take part. At a fixed point every u_i is 0 and d is 0, so the gradients sum
-    to zero: w minimises the clients' mean, in which each client counts alike.
+    gradient ``g + a (w - (w^t + g_i / a))``. After local training ``g_i -= a u_i``. If
+    local training reaches the minimum, the new g_i is the gradient of f_i. The server
+    computes ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``.
+    The client's correction is added before clipping. Weight decay is part of f_i. N
+    counts the clients that can take part. At a fixed point every u_i is 0 and d is 0,
+    so the gradients sum to zero. Then w minimises the mean of all f_i, in which every
+    client has the same weight.
 
 Communication:
     Up: y_i. Down: w.
 
 State:
-    Clients: g_i (D floats, from zero). Server: ``d = -h/a`` (D floats, from zero), the
-    mean over all N clients of their movements so far. With d the server needs no a.
+    Clients: g_i (D floats, initially zero). Server: ``d = -h/a`` (D floats, initially
+    zero), the mean over all N clients of the sum of their updates u_i so far. With d in
+    place of h the server does not need a.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ class FedDynState(TypedDict):
 class FedDynServer(ServerOptimizer):
     """The server step ``d += (m/N) U``, ``w += U + d``.
 
-    U is the plain mean of the participants' updates. The norm ||d|| = ||h||/a is
-    logged.
+    U is the plain mean of the m participants' updates. The norm ||d|| = ||h||/a is
+    logged as ``server/d``.
     """
 
     @property

@@ -15,8 +15,9 @@ State:
     Server: the previous iterate (D floats).
 
 Differences from the paper:
-    eps follows the squared local step size, ``eps (lr_t / lr_0)^2``, so that both terms
-    shrink alike. Norms are accumulated in float64.
+    eps is scaled with the squared local step size, ``eps (lr_t / lr_0)^2``, so that
+    both terms of the denominator shrink at the same rate. Norms are accumulated in
+    float64.
 
 Differences from the authors' code:
     The code has ``m eps`` in the denominator. ``eps_scaling=code`` follows it.
@@ -48,8 +49,9 @@ class FedExP(ServerOptimizer):
     """The server step of FedExP.
 
     Args:
-        eps: Number that bounds the ratio near convergence.
-        eps_scaling: ``paper`` (eps) or ``code`` (m eps).
+        eps: Summand of the denominator, which bounds eta_g near convergence.
+        eps_scaling: Summand of the denominator: ``paper`` (eps) or ``code`` (m eps, for
+            m participants).
     """
 
     eps: float = 1e-3

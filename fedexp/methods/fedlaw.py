@@ -6,11 +6,12 @@ Reference:
 
 Update:
     On labelled proxy data the server learns m weights lambda_i, which sum to one, and a
-    shrinking factor gamma: ``w = gamma sum_i lambda_i y_i``. No graph passes through
-    the mix. Let q be the gradient of the loss at w (D numbers, one ordinary backward
-    pass) and ``d_i = <q, y_i>``. The gradient of the scalars is that of
-    ``gamma sum_i lambda_i d_i`` at fixed d. A step therefore needs one pass through the
-    network and two products with the matrix of the models, one for w and one for d.
+    shrinking factor gamma: ``w = gamma sum_i lambda_i y_i``. This sum is not part of an
+    autograd graph. Let q be the gradient of the loss at w (D numbers, one ordinary
+    backward pass) and ``d_i = <q, y_i>``. The gradient of the loss with respect to
+    lambda and gamma is that of ``gamma sum_i lambda_i d_i`` with d held constant. A
+    step therefore needs one pass through the network and two products with the matrix
+    of the models, one for w and one for d.
 
 Communication:
     Up: y_i. Down: w.
@@ -21,7 +22,8 @@ State:
 Differences from the authors' code:
     As in the code, the network is in training mode. The code's BatchNorm statistics
     never leave the server. Here they start from the clients' mean. The code's StepLR
-    halves the step size every 20 epochs, which 20 epochs do not reach. It is left out.
+    halves the step size every 20 epochs. It is left out, because it has no effect on a
+    training of 20 epochs.
 """
 
 from __future__ import annotations
@@ -61,14 +63,16 @@ class FedLAW(ServerTrained):
     """The aggregator of FedLAW.
 
     Args:
-        form: ``exp`` (lambda = softmax(x), gamma = exp(z), from x_i = log p_i, z = 0)
-            or ``quad`` (lambda_i = x_i^2 / sum x^2, gamma = z^2, from x_i = 1 /
-            sqrt(m), z = 1).
-        learn: ``jointly``, or ``swa``: x in the first half of the epochs, on a cosine
-            to 0. In the second half of these epochs x is averaged over epochs (Izmailov
-            et al. 2018). Then z.
-        optimizer: Optimizer of x and z. Each has a separate state, empty in every
-            round.
+        form: How learned numbers x_1 ... x_m and z give lambda and gamma. ``exp``:
+            lambda = softmax(x) and gamma = exp(z), starting at x_i = log p_i, z = 0.
+            ``quad``: lambda_i = x_i^2 / sum x^2 and gamma = z^2, starting at x_i = 1 /
+            sqrt(m), z = 1.
+        learn: ``jointly``: x and z are learned in all epochs. ``swa``: x is learned in
+            the first half of the epochs, with a cosine schedule of the step size to 0.
+            In the second half of these epochs x is averaged over epochs (Izmailov et
+            al. 2018). z is learned in the remaining epochs.
+        optimizer: Optimizer of x and z. x and z have separate optimizer states, which
+            are initialised in every round.
         lr: Step size of the optimizer.
     """
 
@@ -122,12 +126,12 @@ class FedLAW(ServerTrained):
         return (gamma * shares) @ models
 
     def gradients(self, scalars: Tree, models: Tensor, q: Tensor) -> Tree:
-        """Compute the gradient of the loss in x and z.
+        """Compute the gradient of the loss with respect to x and z.
 
         Args:
-            scalars: x and z.
-            models: (m, D) models.
-            q: (D,) gradient of the loss at the mix.
+            scalars: x of shape (m,) and z, a scalar.
+            models: The clients' models, of shape (m, D).
+            q: Gradient of the loss at the mixed model w, of shape (D,).
         """
         d = models @ q
 

@@ -6,14 +6,15 @@ Reference:
 
 Update:
     A round is a communication cycle of the paper. In its first step the clients train
-    the whole model, and the first hidden layer is matched. In each further step the
-    clients retrain the layers that are not matched yet, each from its own model, with
-    the matched layers frozen. Then the next layer is matched. In the last step only the
-    output layer is trained and then merged. Without retraining all layers are matched
-    in the only step of the round.
+    the whole model, and the first hidden layer is matched. In each further step every
+    client retrains the layers of its local model that are not matched yet. The matched
+    layers are frozen. Then the next layer is matched. In the last step only the output
+    layer is trained, and the output layers are merged. Without retraining all layers
+    are matched in the only step of the round.
 
-    In later rounds every client trains its part of the fused network, as wide as its
-    first network was. Its stored assignments cut out this part.
+    In later rounds every client trains its part of the fused network. This part has the
+    widths of the client's first network. It is cut out by the client's stored
+    assignments.
 
 Communication:
     Up: models (in retraining steps, too) and the class counts n_{s,c}. Down: the model
@@ -30,15 +31,16 @@ Logged:
 Differences from the paper:
     All clients have the weight 1 / N in a class that no client has. In the paper all
     clients take part. Here a client that was not in the last cohort gets the units that
-    most of its models have. BatchNorm is folded into the layer before it (NAFI,
-    Appendix E). Fixed widths are an extension: assignments are permutations, all
-    clients get the whole model, and norms and tied layers (ResNet) move with their
-    units. The posterior mean is that of the code. It multiplies every weight by
-    ``c_k / (c_k + sigma / sigma_0)`` in every round. Algorithm 1 has a mean.
+    most of the cohort's models have. BatchNorm is folded into the layer before it
+    (NAFI, Appendix E). Fixed widths are an extension: assignments are permutations, all
+    clients get the whole model, and norm layers and layers with shared units (ResNet)
+    are permuted with their units. Matched units are merged by the code's posterior
+    mean, which multiplies the mean weights of c_k matched units by
+    ``c_k / (c_k + sigma / sigma_0)`` in every round. Algorithm 1 has the plain mean.
 
 Differences from the authors' code:
-    The prior mean 0.1 is that of biases in every layer. The code applies it to a weight
-    from the second layer on.
+    Here the prior mean 0.1 belongs to the bias in every layer. From the second layer
+    on, the code applies it to a weight instead.
 """
 
 from __future__ import annotations
@@ -83,9 +85,10 @@ class Matching(TypedDict):
 
     Args:
         cohort: Clients of the round.
-        models: Their models, with the matched layers replaced.
-        units: By group of hidden units, the matched positions of every model's units.
-        counted: Samples of each class, (models, classes).
+        models: Models of these clients, with the matched layers replaced.
+        units: Common unit of each of a model's units, of shape (models, n), by matched
+            group of hidden units.
+        counted: Number of training samples of each class, of shape (models, classes).
     """
 
     cohort: list[int]
@@ -101,7 +104,8 @@ class FedMAState(TypedDict):
         weights: The fused model.
         round: Number of finished rounds.
         cohort: Clients of the last finished round.
-        units: Their assignments, by group of hidden units.
+        units: Common unit of each of a model's units, of shape (models, n), by group of
+            hidden units. The models are those of `cohort`.
         stage: Number of finished steps in the round.
         matching: The cohort of the round, or None before its first step.
     """
@@ -136,14 +140,15 @@ class FedMA(Aggregator):
             before the first layer is matched.
         retrain: Whether clients retrain between the steps. Otherwise all layers are
             matched at once ("one-shot matching").
-        retrain_epochs: Epochs of retraining and of all training in later rounds. None
-            stands for those of the round's local training.
-        retrain_lr: Step size of the same training, None as above. It decays as
-            ``local.lr`` does.
+        retrain_epochs: Epochs of retraining and of all training in later rounds. None:
+            the epochs of the config's local training.
+        retrain_lr: Step size of retraining and of all training in later rounds. None:
+            ``local.lr``. It decays as ``local.lr`` does.
         output_epochs_factor: Factor of the epochs in the step that trains only the
             output layer.
-        output_lr_factor: Factor of the step size in this step.
-        output_weight_decay: Weight decay in this step.
+        output_lr_factor: Factor of the step size in the step that trains only the
+            output layer.
+        output_weight_decay: Weight decay in the step that trains only the output layer.
     """
 
     sigma: float = 1.0
@@ -222,7 +227,7 @@ class FedMA(Aggregator):
             with_widths(spec, input_shape, {})
 
     def _matched(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
-        """Return the architecture that is matched."""
+        """Return the architecture that is matched, with BatchNorm folded if set."""
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> FedMAState:
@@ -299,7 +304,7 @@ class FedMA(Aggregator):
         ]
 
     def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
-        """Return the local training of every step but the first one of the run."""
+        """Return the settings of retraining and of local training in later rounds."""
         local_training = env.local_training
         if self.retrain_epochs is not None:
             local_training = replace(local_training, epochs=self.retrain_epochs, steps=None)
@@ -371,10 +376,10 @@ class FedMA(Aggregator):
     def _received(
         self, matching: Matching | None, arrived: list[ClientResult], env: Env
     ) -> tuple[PartlyMatched, Tensor]:
-        """Return the trained models and their samples of each class.
+        """Return the trained models and the clients' class counts.
 
         Returns:
-            The models, and counts of shape (models, classes).
+            The models, and numbers of samples of shape (models, classes).
         """
         if matching is not None:
             rows = [matching["cohort"].index(result.client) for result in arrived]
@@ -398,9 +403,9 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
 
     Args:
         models: The models.
-        structure: Their structure.
-        shares: Weights of the output layer's rows, of shape (models, output rows),
-            float64.
+        structure: The common structure of the models.
+        shares: Weight of each model in each row of the output layer, of shape (models,
+            output rows), float64.
     """
     first = models[0]
     *hidden, output = structure.layers

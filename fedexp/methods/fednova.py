@@ -5,9 +5,9 @@ Reference:
     Optimization, NeurIPS 2020, Eq. 8-10.
 
 Update:
-    ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. a_i comes
-    from the trainer, which knows its local dynamics: momentum (`Trainer.normalizer`) or
-    a proximal pull (`FedProx.normalizer`).
+    ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. The trainer
+    computes a_i, because it depends on the local steps: on momentum
+    (`Trainer.normalizer`) or a proximal pull (`FedProx.normalizer`).
 
 Communication:
     Up: u_i and a_i. Down: w.

@@ -43,10 +43,10 @@ class FedProx(Trainer):
         return Adjustment(pull=self.mu) if self.mu else None
 
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
-        """Return a_i with the pull (Wang et al. 2020, Eq. 10).
+        """Return FedNova's a_i with the proximal pull (Wang et al. 2020, Eq. 10).
 
-        It is ``(1 - (1 - lr mu)^tau) / (lr mu)``. With momentum it is computed by
-        recursion.
+        Without momentum it is ``(1 - (1 - lr mu)^tau) / (lr mu)``. The recursion also
+        covers momentum.
         """
         if not self.mu:
             return super().normalizer(tau, local_training)

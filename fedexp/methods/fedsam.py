@@ -6,8 +6,9 @@ Reference:
 
 Update:
     A step takes the gradient at ``w + rho g / (||g|| + eps)``, where g is the gradient
-    of the same batch at w. The norm is over all trained parameters. Clipping and weight
-    decay follow, at w. BatchNorm's statistics are those of the first pass.
+    of the same batch at w. The norm is over all trained parameters. This gradient
+    is clipped. Weight decay is then added with the weights w. BatchNorm's running statistics are those
+    of the first pass.
 
 Communication:
     Up: y_i. Down: w.
@@ -32,8 +33,8 @@ class FedSAM(Trainer):
     """The client's side of FedSAM.
 
     Args:
-        rho: Radius of the perturbation. With 0 the method equals FedAvg bit-exactly, in
-            one pass.
+        rho: Radius of the perturbation. With 0 the method equals FedAvg bit-exactly,
+            and a step takes only one pass.
         eps: Number that is added to the gradient's norm.
     """
 

@@ -1,6 +1,6 @@
 """FedYogi: FedAdam with Yogi's second moment.
 
-Reference and formulas are in `fedexp.methods.fedadam`.
+The reference and the formulas are in `fedexp.methods.fedadam`.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ Update:
     mode moves all models onto the first one.
 
     The library pygmtools is not used. Its graduated assignment for many graphs
-    (`gamgm`) takes one affinity between the nodes of two graphs and one adjacency
-    matrix per graph, both fixed. Here a layer's affinities are recomputed in every
-    sweep. They compare rows and columns that the present assignments of the
-    neighbouring layers have moved. In `gamgm` all temperatures have the same number of
-    Sinkhorn iterations, and only the change of U ends a temperature. The constants of
-    the authors' code cannot be passed to it. Its `sinkhorn` equals `doubly_stochastic`
-    without the early stop. Its `hungarian` is scipy's solver, as here.
+    (`gamgm`) takes one affinity matrix per pair of graphs and one adjacency matrix per
+    graph, which are fixed. Here a layer's affinities are recomputed in every sweep.
+    They compare rows and columns that are permuted by the current assignments of the
+    neighbouring layers. In `gamgm` all temperatures have the same number of Sinkhorn
+    iterations, and a temperature ends only by the change of U. `gamgm` does not accept
+    the constants of the authors' code. The `sinkhorn` of pygmtools equals
+    `doubly_stochastic` without the early stop. Its `hungarian` is scipy's solver, as
+    here.
 
 Communication:
     Up: models. Down: the model that the client starts from.
@@ -30,8 +31,8 @@ Logged:
     `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
 
 Differences from the paper:
-    Common units are named after the first model's units, which changes no function.
-    Networks with biases, norms and residual sums are supported, see
+    Common units take the order of the first model's units, which does not change the
+    networks' outputs. Networks with biases, norms and residual sums are supported, see
     `fedexp.matching.graduated_assignment`. Rounds after the first start from the
     identity, with fewer sweeps. Sinkhorn's iterations may end early.
 """
@@ -72,8 +73,8 @@ class GAMF(FusionAggregator):
             Later rounds start from the identity.
         later_sweeps: Largest number of sweeps of the joint mode in rounds after the
             first.
-        early_stop: Sinkhorn's iterations end once no row's sum differs from one by
-            more. None: they never end early.
+        early_stop: Tolerance of Sinkhorn's iterations. They end early once every row
+            sum differs from one by at most this number. None: they never end early.
         joint: Schedule of the joint mode.
         pairwise: Schedule of the pairwise mode.
     """

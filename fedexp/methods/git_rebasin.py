@@ -17,14 +17,14 @@ State:
 
 Logged:
     ``git_rebasin/moved``: share of the hidden units that moved, over all models but the
-    first. ``git_rebasin/sweeps``: number of visits to all groups of units.
+    first. ``git_rebasin/sweeps``: number of sweeps over all groups of units.
     `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
 
 Differences from the paper:
-    Two models have the weight 1/2 each (the paper interpolates). After many models are
-    merged, units are named in the order of the first model, which changes no function.
-    Networks with norms or residual sums are moved by the groups of units that
-    `fedexp.matching.structure` finds.
+    Two models have the weight 1/2 each. The paper interpolates between them. With more
+    than two models, the common units take the order of the first model's units, which
+    does not change the networks' outputs. In networks with norms or residual sums,
+    units are permuted by the groups that `fedexp.matching.structure` finds.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ Reference:
 
 Update:
     ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest other updates.
-    Krum takes the update with the least score, and the first client's among equal
-    scores. Multi-Krum takes the mean of the m updates with the least scores. For m = n
-    it is the uniform mean. The guarantee needs 2 f + 2 < n. The server computes n^2
-    distances.
+    Krum takes the update with the lowest score. Ties go to the first client. Multi-Krum
+    takes the mean of the m updates with the lowest scores. For m = n it is the uniform
+    mean. The guarantee needs 2 f + 2 < n. The server computes n^2 distances.
 
 Communication:
     Up: y_i. Down: w.
@@ -19,9 +18,9 @@ State:
 
 Differences from the paper:
     The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w over all parameters together. Only parameters are protected:
-    floating buffers (BatchNorm's) and the payloads of trainers are averaged over all
-    participants.
+    updates u_i = y_i - w over all parameters together. Only parameters are protected.
+    Floating-point buffers (of BatchNorm) and the payloads of trainers are averaged over
+    all participants.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class Krum(Collecting):
-    """The aggregator of Krum. Every client counts once, whatever its number of samples.
+    """The aggregator of Krum. Every client counts once.
 
-    If ``on_nonfinite=skip_client`` leaves fewer clients than planned, a score has at
-    least one neighbour.
+    The number of a client's samples has no effect. If ``on_nonfinite=skip_client``
+    leaves fewer clients than planned, a score still has at least one neighbour.
 
     Args:
-        f: Number of attackers among a round's participants: a fraction of them, rounded
-            down, or a count.
+        f: Number of attackers among a round's participants. An int is a count. A float
+            is a fraction of the participants, and the number is rounded down.
         m: Number of updates that are averaged. 1 is Krum.
     """
 
@@ -97,7 +96,7 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # In the worst case all of them are sampled
+        # In the worst case all clients without data are sampled
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 

@@ -9,12 +9,13 @@ Update:
     Let n_j be the client's number of samples of class j. The margins are
     ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``. The loss is the cross-entropy of
     ``s (z - Delta_y e_y)``. The network's output is s z, not z. Evaluation, ensembles,
-    averages and teachers therefore have calibrated logits, and nothing else needs to
-    know s. For a linear head the factor is part of its weights. Then s and M count only
-    by their product, and training starts from ordinary logits. A factor before the loss
-    would multiply every gradient by 30. With ``model.cosine_scale`` = s the head is the
-    authors' normalised one, ``s cos(h, w_j)``. FedSyn does not describe the head, and
-    DENSE's code has linear heads.
+    averages and teachers therefore have calibrated logits, and only the loss needs s.
+    For a linear head the factor s is part of the head's weights. Then only the product
+    of s and M has an effect, and training starts from ordinary logits. A separate
+    factor s = 30 before the loss would multiply every gradient by 30. With
+    ``model.cosine_scale`` = s the head is the authors' normalised head,
+    ``s cos(h, w_j)``. FedSyn does not describe the head, and DENSE's code has linear
+    heads.
 
 Communication:
     Up: y_i. Down: w.
@@ -23,9 +24,9 @@ State:
     Clients: none.
 
 Differences from the authors' code:
-    A class of which a client has no sample has margin 0 and DRW weight 0 and does not
-    enter the maximum. In the authors' formula its margin is infinite and every loss is
-    NaN.
+    If a client has no sample of a class, the class has margin 0 and re-weighting (DRW)
+    weight 0, and is left out of the maximum. In the authors' formula the margin of such
+    a class is infinite and every loss is NaN.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Ldam(Trainer):
     """The client's side of LDAM.
 
     Args:
-        M: The largest margin, that of the rarest class, in units of z. With 0 the loss
-            equals plain cross-entropy bit-exactly.
-        s: The scale of z in the logits.
-        drw: Deferred re-weighting: classes are weighted from this share of a round's
-            steps on. None means never.
-        beta: Parameter of those weights, in [0, 1). With 0 all weights are equal.
+        M: Margin of the rarest class, the largest margin, in units of z. With 0 the
+            loss equals plain cross-entropy bit-exactly.
+        s: Scale of z in the logits.
+        drw: Start of deferred re-weighting, as a share of a round's steps in [0, 1].
+            Later steps weight the classes. None: no step weights them.
+        beta: Parameter of the class weights, in [0, 1). With 0 all weights are equal.
     """
 
     M: float = 0.5
@@ -102,9 +103,10 @@ class Ldam(Trainer):
 
 
 def margins(counts: Tensor, largest: float) -> Tensor:
-    """Return the margins Delta of sample counts (classes,), float64.
+    """Return the margins Delta_j for sample counts n_j, (classes,) float64.
 
-    At least one count must be positive. A class with count 0 has margin 0.
+    `largest` is M. At least one count must be positive. A class with count 0 has margin
+    0.
     """
     powers = torch.where(counts > 0, counts.clamp(min=1).double() ** -0.25, 0.0)
     return largest * powers / powers.max()

@@ -1,8 +1,8 @@
-"""Local training without communication: the baseline from below.
+"""Local training without communication, the lower baseline.
 
-The result is the mean of the accuracies of the clients' models on the whole test set. A
-client that is not sampled, or has no data, keeps its model. A client that never trained
-is not part of the outcome.
+The result is the mean accuracy of the clients' models on the whole test set. A client
+that is not sampled, or has no data, keeps its model. A client that has never trained is
+not part of the result.
 
 State:
     Server: one model per client.
@@ -24,7 +24,7 @@ from fedexp.core.weights import Weights
 
 
 class LocalState(TypedDict):
-    """The state of local training: by client, the latest model."""
+    """The state of local training: the latest model of each client."""
 
     models: dict[str, Weights]
 
@@ -37,7 +37,7 @@ class Local(Aggregator):
     communicates: ClassVar[bool] = False
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
-        """Return the questions about every trained model."""
+        """Return the probes that run on every trained model at its client."""
         return ()
 
     def init(self, env: Env) -> LocalState:
@@ -61,5 +61,5 @@ class Local(Aggregator):
 
 
 def by_client(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge values by client in client order. Those of `new` replace those of `old`."""
+    """Merge two dictionaries by client, in client order. Values of `new` win."""
     return dict(sorted({**old, **new}.items(), key=lambda item: int(item[0])))

@@ -5,8 +5,8 @@ Reference:
     Rates, ICML 2018, Definition 1 and Algorithm 1, option I.
 
 Update:
-    Each coordinate of the update is the median of the clients' values. It withstands
-    fewer attackers than half of the participants.
+    Each coordinate of the update is the median of the clients' values. The median is
+    robust as long as fewer than half of the participants are attackers.
 
 Communication:
     Up: y_i. Down: w.
@@ -16,8 +16,8 @@ State:
 
 Differences from the paper:
     The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w. Only parameters are protected: floating buffers (BatchNorm's)
-    and the payloads of trainers are averaged over all participants.
+    updates u_i = y_i - w. Only parameters are protected. Floating-point buffers (of
+    BatchNorm) and the payloads of trainers are averaged over all participants.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class Median(Collecting):
 
 
 def _middle(values: torch.Tensor) -> torch.Tensor:
-    """Return the median (...) of (n, ...) values over the first dimension."""
+    """Return the median over the first dimension of values (n, ...), of shape (...)."""
     ordered = values.sort(0).values
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

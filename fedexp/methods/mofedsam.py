@@ -10,7 +10,7 @@ Update:
     ascent follows the plain gradient, not the mix.
 
 Communication:
-    Up: y_i. Down: w and Delta (2D).
+    Up: y_i. Down: w and Delta (2D). D is the number of parameters.
 
 State:
     Clients: none. Server: Delta (D floats).

@@ -8,21 +8,22 @@ Update:
     The loss is the task's loss plus mu times the mean over the batch of
     ``-log(exp(s_glob / tau) / (exp(s_glob / tau) + exp(s_prev / tau)))``. Here ``s_glob
     = sim(z, z_glob)`` and ``s_prev = sim(z, z_prev)`` are cosine similarities. z,
-    z_glob and z_prev are the features that the current model, the received model and
-    the client's last model have of the same inputs. The received and the last model run
-    in evaluation mode and without a gradient. Before its first round a client's last
-    model is the one that it receives. The term is then log 2 and has no gradient.
+    z_glob and z_prev are the features of the same inputs in the current model, the
+    received model and the client's last model. The received and the last model run in
+    evaluation mode and without a gradient. In a client's first round the received model
+    also takes the place of the last model. The term is then log 2 and its gradient is
+    zero.
 
 Communication:
     Up: y_i. Down: w.
 
 State:
-    Clients: the last model with its buffers.
+    Clients: the model after the last local training, with its buffers.
 
 Differences from the paper:
     The paper's z is the output of a projection head below the output layer. Here z is
-    the input of the output layer. It is the same if a network's last hidden layer is
-    such a head.
+    the input of the output layer. Both are the same if the network's last hidden layers
+    are such a projection head.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Moon(Trainer):
 
 
 def _features(ctx: Ctx, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-    """Return the features (b, d) of another model."""
+    """Return the features (b, d) of inputs x in the model of `params` and `buffers`."""
     features = ctx.reference.observe(params, buffers, x, features=True).features
     assert features is not None
     return features.flatten(1)

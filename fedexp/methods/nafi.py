@@ -12,7 +12,7 @@ State:
 
 Differences from the paper:
     As in `fedexp.methods.pfnm`. The authors' code has other penalties than the paper
-    (`penalty`) and the coefficient 1 of the popularity.
+    (`penalty`), and its coefficient of the popularity is 1.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ class NAFI(PFNM):
     """The aggregator of NAFI.
 
     A penalty with the factor `lam` is subtracted from the reward of every assignment.
-    With 0 the result equals PFNM with the same options bit-exactly.
+    With ``lam=0`` the result equals PFNM with the same options bit-exactly.
 
-    Several lambdas are a grid on the same local models. Each gives bit-exactly the
-    result that it gives in a run with one lambda. The run delivers the network of the
-    first lambda and continues with it. Lambda number i is iteration i of a trace
-    (``trace.every=1``). The rows of the trace contain ``lam``, the metrics of ``fused``
-    and the values that PFNM logs.
+    Several lambdas are a grid on the same local models. The result of each lambda is
+    bit-identical to that of a run with this lambda only. The run delivers the network
+    of the first lambda and continues with this network. Iteration i of the trace
+    (``trace.every=1``) belongs to lambda number i, from 0. The rows of the trace
+    contain ``lam``, the metrics of ``fused`` and the values that PFNM logs.
 
     Args:
-        penalty: ``paper`` (the divergence of the posteriors before and after),
-            ``code2020`` or ``code2022`` (the forms of the code).
-        lam: Lambda, or several.
-        continued: Whether, with ``visits=raw``, a lambda's orders follow in the stream
-            on those of the lambda before it. Otherwise all begin where the split left
-            the stream.
+        penalty: ``paper`` (the divergence between the posteriors of a global unit
+            before and after an assignment), ``code2020`` or ``code2022`` (the forms of
+            the code).
+        lam: The factor lambda, or several for a grid.
+        continued: With ``visits=raw``, whether a lambda draws its orders from the
+            stream after the orders of the lambda before it. Otherwise every lambda
+            starts at the state in which the split left the stream.
     """
 
     sigma: float = 0.9

@@ -12,7 +12,8 @@ State:
 
 Differences from the paper:
     As in `fedexp.methods.fedma`. A matched layer is the posterior mean, as in the
-    authors' code. Algorithm 2 divides by S however many models have a unit.
+    authors' code. Algorithm 2 divides by the number S of models, even if fewer models
+    have a unit.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from fedexp.methods.fedma import FedMA
 class NAFILayerwise(FedMA):
     """The aggregator of layer-wise NAFI, which subtracts a penalty from every reward.
 
-    The penalty has the factor `lam`. With 0 the result equals FedMA with the same
-    options bit-exactly.
+    The penalty has the factor `lam`. With ``lam=0`` the result equals FedMA with the
+    same options bit-exactly.
 
     Args:
-        penalty: ``paper`` (the divergence of the posteriors before and after),
-            ``code2020`` or ``code2022`` (the forms of the code).
-        lam: Lambda.
+        penalty: ``paper`` (the divergence between the posteriors of a global unit
+            before and after an assignment), ``code2020`` or ``code2022`` (the forms of
+            the code).
+        lam: The factor lambda of the penalty.
     """
 
     sigma0: float = 10.0

@@ -50,10 +50,11 @@ class OTFusion(FusionAggregator):
     """The aggregator of OT fusion, the mean of aligned models.
 
     Args:
-        fold: ``reference``: all models are moved onto the first one (of two, the first
-            onto the second) and then averaged uniformly. ``running``: each further
-            model is moved onto the fusion so far, F. Then F becomes the mean of the
-            two, so that later models have a higher weight.
+        fold: ``reference``: all models are moved onto a reference model and then
+            averaged uniformly. The reference is the first model, or the second if there
+            are two. ``running``: F starts as the first model. Each further model is
+            moved onto F. Then F becomes the mean of F and this model, so that later
+            models have a higher weight.
         last_layer: ``plain`` or ``masked``, as in `fedexp.methods.average.Average`.
         alignment: How units are compared and moved.
     """
@@ -104,9 +105,10 @@ class OTFusion(FusionAggregator):
 def aligned(
     models: Sequence[Weights], env: Env, options: Alignment
 ) -> tuple[list[Weights], list[dict[str, Tensor]], float]:
-    """Move all models onto the first one (of two, the first onto the second).
+    """Move all models onto a reference model.
 
-    The reference's permutations are identities. Units of frozen layers have none.
+    The reference is the first model, or the second if there are two. Its maps are
+    identities. Groups of units with a frozen layer have no map and do not move.
 
     Args:
         models: The models.
@@ -114,8 +116,9 @@ def aligned(
         options: How units are compared and moved.
 
     Returns:
-        The moved models, the map of each model by unit group, and the share of units
-        that moved, over all models but the reference.
+        The moved models, the maps of each model by group of hidden units (permutations,
+        or transport plans with ``solver=sinkhorn``), and the share of units that moved,
+        over all models but the reference.
     """
     structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0

@@ -8,13 +8,15 @@ Update:
     The hidden units of the cohort's models are matched
     (`fedexp.matching.beta_bernoulli`). The fused network consists of posterior means.
     Several hidden layers are matched by the authors' top-down scheme
-    (`fedexp.matching.chains`). Networks without biases leave out that coordinate.
+    (`fedexp.matching.chains`). In networks without biases a unit has no coordinate for
+    the bias.
 
-    In several rounds every client trains its part of the fused network, which its
-    assignments cut out. Matching then begins with these assignments. The authors' code
-    trains later rounds with weight decay towards the received model and a step size
-    that falls by 1 % per round. ``trainer=fedprox`` (whose penalty includes the biases)
-    and ``local.lr_decay=0.99`` correspond to this.
+    In rounds after the first, every client trains its part of the fused network. The
+    part is cut out by the client's assignments of the round before. Matching then
+    begins with these assignments. In later rounds the authors' code trains with weight
+    decay towards the received model and a step size that falls by 1 % per round.
+    ``trainer=fedprox`` (whose penalty includes the biases) and ``local.lr_decay=0.99``
+    correspond to this.
 
 Communication:
     Up: models and the class counts n_{s,c}. Down: the model that the client starts
@@ -27,10 +29,11 @@ Logged:
     `fedexp.matching.widths.width_metrics`.
 
 Differences from the paper:
-    Only chains of linear layers can be matched. The output layer's frequency of a class
-    that no client has is 1 / N. Without hidden layers only the rows of the output layer
-    are estimated, class by class. In the paper all clients take part. Here a client
-    that was not in the last cohort gets the units that most of its models have.
+    Only chains of linear layers can be matched. If no client has a class, every client
+    has the weight 1 / N in the class's row of the output layer. Without hidden layers
+    only the rows of the output layer are estimated, class by class. In the paper all
+    clients take part. Here a client that was not in the last cohort gets the units that
+    most of the cohort's models have.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class PFNMState(FusionState):
 
     Args:
         units: Global unit of each of a model's units, of shape (models, n), by group of
-            hidden units.
+            hidden units. Empty before the first round.
         cohort: Clients of the last cohort.
     """
 
@@ -96,24 +99,24 @@ class PFNM(FusionAggregator):
         sigma0: Variance of the prior.
         gamma: Mass of the Indian buffet process.
         sweeps: Number of sweeps of the matching.
-        later_sweeps: Number of sweeps in rounds that begin with the assignments of the
-            round before.
+        later_sweeps: Number of sweeps in rounds after the first, which begin with the
+            assignments of the round before.
         popularity: Coefficient of the popularity.
         caps: Whether the code's caps apply.
         class_frequency: Whether outgoing weights to class c have the precision f_{s,c}
             / sigma, where f_{s,c} is the client's share of the class's samples.
             Otherwise it is 1 / sigma.
-        class_counts: A .npy file of n_{s,c}, of shape (clients, classes). If it is
-            None, the clients are asked.
-        visits: The order in which sweeps visit the cohort's models. ``seed``: drawn
-            from the seed for every round and layer. ``raw``: drawn from NumPy's legacy
-            generator in the state that the split of the data left, as in the authors'
-            code. It works for one round only. ``ascending``: in the order of their
-            numbers.
-        orders: A .npy file of the orders that replaces `visits`, of shape (hidden
-            layers, sweeps, N). Layers are in the order in which they are matched, the
-            last hidden one first. All rounds use the same orders. Later rounds make the
-            first `later_sweeps` of these sweeps.
+        class_counts: Path of a .npy file of n_{s,c}, integers of shape (clients,
+            classes). None: the clients count their samples.
+        visits: The order in which sweeps visit the cohort's models. ``seed``: random
+            orders, drawn from the seed for every round and layer. ``raw``: random
+            orders from NumPy's legacy generator in the state after the split of the
+            data, as in the authors' code. ``raw`` works for one round only.
+            ``ascending``: the order of the cohort.
+        orders: Path of a .npy file of visiting orders, used instead of `visits`, of
+            shape (hidden layers, sweeps, N). Layers are in the order in which they are
+            matched, the last hidden layer first. All rounds use the same orders. Later
+            rounds use only the first `later_sweeps` of them.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
@@ -163,10 +166,10 @@ class PFNM(FusionAggregator):
 
     @property
     def strengths(self) -> tuple[float, ...]:
-        """The lambdas of a penalty.
+        """The factors lambda of the penalty, only 0 for PFNM.
 
-        The network of the first lambda is delivered. All are traced under their
-        numbers.
+        The network of the first lambda is delivered. The networks of all lambdas are
+        traced, with the number of the lambda as the iteration.
         """
         return (0.0,)
 
@@ -233,13 +236,13 @@ class PFNM(FusionAggregator):
     ) -> tuple[Weights, Fused]:
         """Match the models and return the network of the first lambda.
 
-        Further lambdas are matched only if the trace reads them.
+        Models are matched with a further lambda only if the trace evaluates it.
 
         Args:
             results: The cohort's results.
             env: The environment.
-            begin: Global units that the models begin with, by hidden layer and model,
-                or None.
+            begin: Initial global units of the models' units, by hidden layer and model.
+                None: matching begins without assignments.
 
         Returns:
             The fused model and the matched network.
@@ -289,7 +292,7 @@ class PFNM(FusionAggregator):
         return Weights(spec, params, {})
 
     def _shares(self, clients: Sequence[int], env: Env) -> Tensor | None:
-        """Return f_{s,c} of the file's class counts, None if the clients are asked."""
+        """Return f_{s,c} from the file of class counts, or None without a file."""
         if self.class_counts is None:
             return None
 
@@ -314,7 +317,7 @@ class PFNM(FusionAggregator):
         Args:
             env: The environment.
             models: Number of models.
-            lambdas: Numbers of the lambdas.
+            lambdas: Numbers (from 0) of the lambdas that are matched.
             later: Whether matching begins with the assignments of the round before.
 
         Returns:
@@ -347,9 +350,9 @@ class PFNM(FusionAggregator):
         return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
-        """Return the stretch of the raw stream that the lambda of this number reads.
+        """Return the index of the raw stream's segment for lambda number `number`.
 
-        A stretch has the length of one matching.
+        A segment contains the orders of one matching.
         """
         return 0
 
@@ -357,7 +360,8 @@ class PFNM(FusionAggregator):
         """Draw orders as the authors' code does, with `numpy.random.permutation`.
 
         Returns:
-            Orders of shape (stretches, hidden layers, sweeps, models).
+            Orders of shape (segments, hidden layers, sweeps, models), with the segments
+            of `stretch`.
         """
         generator, stretches = (
             env.after_split(),
@@ -367,7 +371,7 @@ class PFNM(FusionAggregator):
         return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)
 
     def _given_orders(self, path: str, layers: int) -> np.ndarray:
-        """Read and check the file of orders."""
+        """Read and check the file of orders, (hidden layers, sweeps, N)."""
         orders = _read(path, "orders", 3)
         if orders.shape[:2] != (layers, self.sweeps):
             expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
@@ -384,10 +388,10 @@ class PFNM(FusionAggregator):
 def class_shares(counts: Tensor) -> Tensor:
     """Compute the share f_{s,c} of each model in the samples of each class.
 
-    It is ``n_{s,c} / sum_r n_{r,c}``, or 1 / N if no model has the class.
+    The share is ``n_{s,c} / sum_r n_{r,c}``, or 1 / N if no model has the class.
 
     Args:
-        counts: Samples of shape (models, classes), int64.
+        counts: Numbers of samples n_{s,c}, of shape (models, classes), int64.
 
     Returns:
         Shares of shape (models, classes), float64.

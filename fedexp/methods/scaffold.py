@@ -9,7 +9,7 @@ Update:
     Option I sets it to the client's full gradient at the received model w^t. Option II
     sets it to ``c_i - c + (w^t - y_i) / (tau_i lr)``, where y_i is the trained model.
     The server adds ``(1/N) sum_{i in P_t} (c_i_new - c_i)`` to c, over the participants
-    P_t. All controls start at zero.
+    P_t. c and every c_i start at zero.
 
 Communication:
     Up: y_i and the change of c_i (2D). Down: w and c (2D). D is the number of
@@ -21,15 +21,15 @@ State:
 Differences from the paper:
     If the models are weighted by samples, the server adds
     ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)``, where n is the number of samples of
-    all N clients. Then c is the gradient of the function that the weighted mean
-    minimises. ``correction=step`` is an extension that allows momentum. It applies
-    ``w -= lr (c - c_i)`` after the optimizer's step, outside the momentum buffer. With
-    momentum rho only this form is stable: inside the buffer, option II's recursion is
-    undamped at rho = 0.5 and diverges at 0.9. With momentum, tau steps with a gradient
-    g move w by ``lr a g``, where a is `Trainer.normalizer`. The correction moves w by
-    ``lr tau (c - c_i)``. Option I therefore multiplies its gradient by a / tau, which
-    tends to ``1 / (1 - rho)``. In option II, ``w^t - y_i`` already contains this
-    factor.
+    all N clients. Then c estimates the gradient of the sample-weighted loss, which
+    weighted averaging minimises. ``correction=step`` is an extension that allows
+    momentum. It applies ``w -= lr (c - c_i)`` after the optimizer's step, outside the
+    momentum buffer. With momentum rho only this form is stable: inside the buffer,
+    option II's recursion is undamped at rho = 0.5 and diverges at 0.9. With momentum,
+    tau steps with a gradient g move w by ``lr a g``, where a is `Trainer.normalizer`.
+    The correction moves w by ``lr tau (c - c_i)``. Option I therefore multiplies its
+    gradient by a / tau, which tends to ``1 / (1 - rho)``. In option II, ``w^t - y_i``
+    already contains this factor.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Scaffold(Trainer):
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees]:
         old = ctx.state["c_i"]
         if self.option == "I":
-            # The factor is 1 without momentum.
+            # The factor a / tau, which is 1 without momentum
             amplified = self.normalizer(ctx.num_steps, ctx.local_training) / ctx.num_steps
             change = trees.sub(trees.scale(ctx.full_gradient(ctx.start), amplified), old)
         else:

@@ -5,9 +5,9 @@ Reference:
     Rates, ICML 2018, Definition 2 and Algorithm 1, option II.
 
 Update:
-    Of each coordinate's n values the beta n largest and the beta n smallest are left
-    out. The mean of the others is taken. It withstands a share beta of the
-    participants.
+    For each coordinate, the beta n largest and the beta n smallest of the n values are
+    left out, and the others are averaged. The result is robust against a share beta of
+    attackers among the participants.
 
 Communication:
     Up: y_i. Down: w.
@@ -17,10 +17,10 @@ State:
 
 Differences from the paper:
     The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here it is
-    rounded up otherwise, so that a share beta is withstood. Only parameters are
-    protected: floating buffers (BatchNorm's) and the payloads of trainers are averaged
-    over all participants.
+    updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here beta n
+    is rounded up, so that the result is robust against a share beta of attackers. Only
+    parameters are protected. Floating-point buffers (of BatchNorm) and the payloads of
+    trainers are averaged over all participants.
 """
 
 from __future__ import annotations

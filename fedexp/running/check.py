@@ -42,7 +42,7 @@ class CheckedJob:
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> CheckedJob:
-        """Build everything that a resolved config names.
+        """Build and check everything that a resolved config names.
 
         Raises:
             FedexpError: Something cannot be built.
@@ -79,9 +79,10 @@ def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
 
 
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
-    """Draw every split of several jobs before the first one starts.
+    """Draw every split of several jobs before the first job starts.
 
-    Some splits cannot be drawn. Data sets whose files are absent are left to the jobs.
+    A split that cannot be drawn is thus reported early. A job is skipped if files of
+    its data sets are absent.
 
     Args:
         jobs: Pairs of a job's name, for messages, and its experiment.
@@ -90,7 +91,7 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
         FedexpError: A split cannot be drawn.
     """
     checked_splits: set[tuple[object, ...]] = set()
-    # Whole data sets, therefore of the last job only.
+    # Whole data sets are large, so only those of the last job are kept.
     loaded: dict[tuple[object, ...], Arrays] = {}
     for name, experiment in jobs:
         with name_job_in_errors(name):
@@ -117,11 +118,12 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
 @contextmanager
 def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Print what takes so long, if the block takes longer than 3 seconds.
+    """Print the work of the block if it takes longer than 3 seconds.
 
     Args:
         what: Work that the block does, for the message.
-        partitioner: Partitioner of the split, whose time limit the message has.
+        partitioner: Partitioner of the split. Its time limit, if it has one, is part of
+            the message.
     """
     from fedexp.data.partitions.bounded import BoundedPartitioner
 

@@ -12,7 +12,8 @@ from fedexp.running.peak_memory import Peak, largest
 class Meter:
     """A counter of the local steps that an engine executes.
 
-    It is read once per step of the run. Work that the memo already has is not counted.
+    It is read once per step of the run. Local steps whose results come from the client
+    cache (memo) are not counted.
 
     Args:
         engine: Engine that runs the jobs, including a `ClientCache` around it.
@@ -29,8 +30,8 @@ class Meter:
             steps: Local steps in the step's results.
 
         Returns:
-            The number of steps executed since the last call, and how many of them ran
-            stacked.
+            The number of local steps executed since the last call (``executed``), and
+            how many of them ran stacked with other clients' steps (``stacked``).
         """
         cached, stacked = self._totals()
         before, self._seen = self._seen, (cached, stacked)
@@ -43,16 +44,19 @@ class Meter:
 def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak) -> dict[str, Any]:
     """Compute the costs in ``result.json``.
 
-    ``steps_per_second`` is the number of executed steps divided by the training seconds
-    of those steps of the run that executed some. It is None if there are none.
-    ``stacked_share`` is the share of executed steps that ran stacked with those of
-    other clients.
+    ``steps_per_second`` is the number of executed local steps divided by training
+    seconds. Only steps of the run in which at least one local step was executed count
+    towards these seconds. ``steps_per_second`` is None if no local step was executed.
+
+    ``stacked_share`` is the share of the executed local steps that ran stacked with
+    local steps of other clients. It is 0 if no local step was executed.
 
     Args:
         timing: Rows of ``timing.jsonl``. If a step was computed again, its last row
             counts.
         others: Seconds outside steps, by phase.
-        peak: Memory of this attempt. That of earlier attempts is in `timing`.
+        peak: Peak memory of this attempt. The peaks of earlier attempts are in
+            `timing`.
     """
     seconds = dict(others)
     executed = stacked = 0

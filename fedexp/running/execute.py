@@ -83,8 +83,8 @@ def execute(
         experiment: Experiment that was already built from `config`. If None, it is
             built when the run is executed.
         group: Sweep that the run belongs to, for trackers.
-        name: Prefix of every line that is shown, if other runs show theirs at the same
-            time.
+        name: Prefix of every line that is shown, for runs that show lines at the same
+            time. Empty for no prefix.
         say: Shows a note to the user. If None, neither notes nor progress are shown.
 
     Returns:
@@ -102,7 +102,7 @@ def execute(
     try:
         folder.acquire(config["on_running"], announce)
     except StorageError:
-        # For example a folder that may only be read.
+        # The lock cannot be taken, for example, in a folder that may only be read.
         if (stored := _reusable(config, folder)) is None:
             raise
         announce(f"already done: {folder.path}")
@@ -135,8 +135,8 @@ def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | Non
 def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """Refuse a stored result that was computed on other data.
 
-    If the config does not pin the data by hashes, the files that are present are
-    compared.
+    Data that the config pins by hashes need no check. Other data are compared if their
+    files are present.
     """
     present = data_content(config)
     if present is None:
@@ -157,7 +157,7 @@ def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> Non
 
 
 class _Notes:
-    """Notes to the user besides results, which are also written to the run's log.
+    """The notes of a run to the user, which are also written to the run's log.
 
     Args:
         log: Log file of the run.
@@ -178,7 +178,7 @@ class _Notes:
 
     def __call__(self, text: str) -> None:
         self.show(text)
-        # The note was shown already.
+        # The note was shown already, so a log that cannot be written is ignored.
         with contextlib.suppress(OSError), self._log.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
@@ -201,7 +201,7 @@ class _Run:
 
     Args:
         resolved: Resolved config.
-        experiment: Experiment that was already built from it, or None.
+        experiment: Experiment that was already built from `resolved`, or None.
         folder: Folder of the run.
         group: Sweep that the run belongs to.
         note: Shows and logs notes.
@@ -242,7 +242,8 @@ class _Run:
                 else f"{type(described).__name__}: {described}"
             )
 
-            # For example on a full disk. The status has to suffice then.
+            # Writing fails, for example, on a full disk. Then only the status has the
+            # error.
             with contextlib.suppress(OSError):
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
@@ -313,7 +314,7 @@ class _Run:
         return result
 
     def _load(self, experiment: Experiment, device: torch.device) -> FederatedData:
-        """Load the training data.
+        """Load the data and prepare them for the trained networks.
 
         The split is stored in the run folder. A resumed run must have the same data and
         split.
@@ -343,7 +344,7 @@ class _Run:
     def _check_stored_models(
         self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot
     ) -> None:
-        """Check before the first step that every participating client has its model."""
+        """Check before the first step that every participating client has a model."""
         if experiment.stored_models is None or snapshot.step:
             return
         warning = check_clients(
@@ -444,9 +445,10 @@ class _Run:
         return snapshot
 
     def _store_trace(self, step: RecordedStep) -> None:
-        """Store the trace of a step, in one file per round with iterations by number.
+        """Store the trace of a step in the files of its round.
 
-        A step that is executed again after a crash leaves the same files.
+        Iterations are stored by their numbers. A step that is executed again after a
+        crash therefore leaves the same files.
         """
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
@@ -474,7 +476,7 @@ class _Run:
         paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
         traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
-        # `data` may be features of the images, which are not normalised.
+        # `data` may contain features, which are not normalised. The images are.
         images = experiment.dataset
         save_outcome(
             outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path
@@ -583,8 +585,8 @@ class _Saver:
 def interrupt_on_sigterm() -> Iterator[None]:
     """Raise `Interrupted` on SIGTERM inside a block.
 
-    Ctrl-C raises KeyboardInterrupt without it. Outside the main thread nothing is
-    changed.
+    Ctrl-C raises KeyboardInterrupt also outside the block. Outside the main thread,
+    nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -51,11 +51,12 @@ class Experiment:
         dataset: Data set of the clients.
         partitioner: Splits the data set among clients.
         proxy: Data of the server.
-        specs: Trained networks, which take samples of `input_shape`. If training
-            batches are augmented, features change with every batch. `specs` are then
-            the whole networks.
+        specs: Trained networks, which take samples of `input_shape`. With a frozen
+            extractor, they are the trained part of the network. If training batches are
+            augmented, features would change with every batch. `specs` are then the
+            whole networks.
         input_shape: Shape of one sample that the trained networks take.
-        extractor: Frozen network whose features are those samples, or None.
+        extractor: Frozen network whose features the trained networks take, or None.
         task: Loss and metrics.
         trainer: Local training.
         aggregator: Work of the server.
@@ -198,7 +199,7 @@ class Experiment:
     def extent(self) -> Extent:
         """Rounds, clients and cohorts of the config.
 
-        A split that drops clients has fewer.
+        A split that drops clients has fewer clients.
         """
         config = self.config
         sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
@@ -303,9 +304,9 @@ class Experiment:
         return featured(data, self.extractor, memo, note)
 
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """Refuse draws from a global generator in a block.
+        """Refuse draws from a global random generator in a block.
 
-        The block is work of plug-ins in the run's own process.
+        The block contains work of plug-ins in the run's own process.
 
         Args:
             where: Work that is done in the block, for messages.
@@ -366,8 +367,9 @@ def data_content(config: ResolvedConfig) -> list[str | None] | None:
     Files are read only if they changed.
 
     Returns:
-        Two fingerprints, each None if the data are absent. None if the config pins all
-        data by their hashes.
+        The two fingerprints. Each is None if its data are absent. The second is also
+        None if the proxy has no separate data set. The result is None if the config
+        pins all data by their hashes.
     """
     own = Config.of(config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
@@ -389,7 +391,7 @@ def _build_specs(
     """Build the networks of the server and of the clients.
 
     Raises:
-        ConfigError: There are several networks and one has a frozen extractor.
+        ConfigError: There are several networks, and one of them has a frozen extractor.
     """
     known = {
         name: ModelSpec.of(node, shape, outputs) for name, node in architectures.models.items()
@@ -433,7 +435,8 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 def check_classes(experiment: Experiment) -> None:
     """Refuse metrics by class if they cannot be measured.
 
-    Samples may have no class, or clients may keep their own models.
+    They cannot be measured if samples have no class, or if clients keep their own
+    models.
 
     Raises:
         ConfigError: ``eval.per_class`` is set for such an experiment.
@@ -531,13 +534,14 @@ def _check_model(
 def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     """Apply ``limit.*`` to the config.
 
-    A split from a file keeps its clients and samples. Given models keep their clients.
+    A split that cannot be scaled, such as one from a file, keeps its clients and
+    samples. With stored models (``client_models``), the number of clients is kept.
     """
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     if config.client_models.path is not None:
         limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
-    # The first clients remain, also if the names are given by ranges.
+    # Ranges are expanded for all clients first. The limit then keeps the first clients.
     names = config.architectures.names(config.clients)
     m = config.clients_per_round
 
@@ -557,7 +561,7 @@ def load_data(config: ResolvedConfig, device: str = "cpu") -> FederatedData:
 
 
 def choose_numerics(config: Config) -> Numerics:
-    """Choose device, threads and types for a first launch. The engine is still open.
+    """Choose device, threads and types for a first launch, but no engine yet.
 
     Raises:
         ConfigError: The device is absent.

@@ -1,6 +1,6 @@
-"""Combinations that a plug-in declares impossible.
+"""Checks for combinations that a plug-in declares impossible.
 
-They are refused before any data are loaded.
+Such combinations are refused before any data are loaded.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def check_needs(
         specs: Trained networks.
         task: Loss and metrics.
         dataset: Data set of the clients.
-        images: Whether networks take the 8-bit images of `dataset`, not other samples
-            or features.
+        images: Whether the networks take 8-bit images of `dataset`. False for other
+            samples and for features.
 
     Raises:
         ConfigError: A need is not met.

@@ -1,6 +1,7 @@
 """The peak memory of a run in bytes.
 
-It is measured. An estimate only decides whether measuring ahead is worth two steps.
+The peak is measured. An estimate only decides whether the memory is probed ahead, which
+takes two training steps.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from fedexp.tracking.terminal import memory_text
 
 Peak = dict[str, int]
 
-# The second step runs with what the first one left allocated.
+# Local steps of a probe. The second step runs with the memory that the first step left
+# allocated.
 _STEPS = 2
 # Size of the activations that are kept for the backward pass, as a multiple of the
-# input's size. This is ResNet-18's on 32x32 pixels. Small CNNs have 90 times.
+# input's size. The value is that of ResNet-18 on 32x32 pixels. For small CNNs it is 90.
 _ACTIVATIONS = 400
-# Share of the free memory. An estimate is rough.
+# Share of the free memory that an estimate may reach. The estimate is rough.
 _NEAR = 0.5
 
 
 def reset_peak(device: torch.device) -> None:
     """Reset the peaks, so that the runs of a sweep in one process report their own."""
-    # Without Linux or permission, the peak is that of the process since its start.
+    # Without Linux or permission, the RAM peak counts from the start of the process.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if device.type == "cuda":
@@ -53,8 +55,8 @@ def peak_memory(device: torch.device) -> Peak:
 
     Returns:
         ``ram`` is the largest resident size of this process plus the most that each
-        living child added to it. ``gpu``, on CUDA only, is the most that tensors of
-        this process occupied.
+        living descendant process added to it. ``gpu``, on CUDA only, is the most that
+        tensors of this process occupied.
     """
     peak = {"ram": _ram()}
     if device.type == "cuda":
@@ -70,9 +72,9 @@ def largest(a: Peak, b: Peak) -> Peak:
 def is_near_limit(
     jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int
 ) -> bool:
-    """Return whether a round of such jobs might nearly exhaust the memory.
+    """Return whether a round of `jobs` might nearly exhaust the memory.
 
-    The memory is that of the device with the data.
+    The memory is that of the device that holds the data.
     """
     free = free_memory(data.train.x.device)
     return bool(jobs) and estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free
@@ -84,12 +86,12 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
     The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)`` with these sizes:
 
     - d: training data, which worker processes hold a second time
-    - p: the largest client's model and state
-    - c: number of the round's jobs, all of whose results may wait
+    - p: the largest model plus the largest state of a client
+    - c: number of the round's jobs, because all their results may wait at once
     - s: clients that train at once, each with weights, gradients and two buffers of an
       optimizer
-    - a: activations of a sample, 400 times its input (evaluation keeps those of a few
-      layers only)
+    - a: activations of a sample, 400 times its input. Evaluation keeps the activations
+      of a few layers only.
     - b, e: batch sizes of training and evaluation
     """
     starts = {id(job.start): job.start for job in jobs}.values()
@@ -106,14 +108,14 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
 def free_memory(device: torch.device) -> int:
     """Return the bytes that this process may still allocate.
 
-    On the CPU the control group (of a container or a Slurm job) limits the machine's
-    memory.
+    On the CPU, the control group (of a container or a Slurm job) may set a lower limit
+    than the machine's memory.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     free = _sizes(Path("/proc/meminfo")).get("MemAvailable")
-    # Not Linux: the whole memory of the machine.
+    # The system is not Linux. The result is the whole memory of the machine.
     if free is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -160,7 +162,7 @@ def probe_memory(
 
 def _ram() -> int:
     own = _sizes(Path("/proc/self/status"))
-    # Without /proc. macOS counts in bytes, other systems in kB.
+    # There is no /proc. macOS counts in bytes, other systems in kB.
     if "VmHWM" not in own:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
@@ -168,9 +170,9 @@ def _ram() -> int:
 
     total = own["VmHWM"]
     for child in descendants(str(os.getpid())):
-        # Empty if the process has ended.
+        # The status is empty if the process has ended.
         status = _sizes(Path(f"/proc/{child}/status"))
-        # Libraries and data, which this process has, too.
+        # Libraries and data that the child shares with this process are counted once.
         shared = status.get("RssFile", 0) + status.get("RssShmem", 0)
         total += max(0, status.get("VmHWM", 0) - shared)
 
@@ -193,7 +195,7 @@ def _sizes(file: Path) -> Peak:
 def descendants(pid: str) -> Iterator[str]:
     """Yield the processes that `pid` started, and their descendants."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        # The process has ended.
+        # Reading fails if the process has ended.
         with suppress(OSError):
             for child in task.read_text().split():
                 yield child

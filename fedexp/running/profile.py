@@ -26,13 +26,14 @@ class Profile:
     """A context manager that profiles this process. Worker processes are not profiled.
 
     It writes `PROFILE` beside the trace, with the trace's path and the costliest phases
-    and ops. Each has its name, seconds and share of the profiled time. Phases do not
-    include nested phases. The time of ops is kernel time on CUDA.
+    and ops. Each entry has a name, seconds and the share of the profiled time. The time
+    of a phase does not include nested phases. The time of ops is kernel time on CUDA.
 
     Args:
         trace: File to write, ``.json`` or ``.json.gz``.
         device: Device that the run computes on.
-        note: Notifies the user that the trace is written, which takes seconds.
+        note: Shows the user a note that the trace is being written, which takes
+            seconds.
     """
 
     def __init__(self, trace: Path, device: torch.device, note: Callable[[str], None]) -> None:
@@ -98,7 +99,7 @@ class _NamedEngine(Engine):
 
 
 def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:
-    """Sum the seconds of each phase by name, without nested phases."""
+    """Sum the seconds of each phase by name, without the time of nested phases."""
     seconds = Counter[str]()
     for event in events:
         if not event.name.startswith(PREFIX) or event.device_type != ProfilerDevice.CPU:

@@ -12,7 +12,7 @@ from fedexp.running.experiment import Experiment
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
-    """Yield one line per such setting."""
+    """Yield one line per setting with less effect, or another effect, than expected."""
     config = experiment.config
     trainer = type(experiment.trainer).__name__
     if experiment.stored_models is not None and fields(experiment.trainer):

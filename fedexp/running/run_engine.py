@@ -1,7 +1,7 @@
 """The engine of a run.
 
-It is chosen for the first jobs that are trained, and belongs to the run's numerics from
-then on.
+It is chosen for the first jobs that are trained. From then on, the run's numerics
+contain the choice.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _FILE = "numerics.json"
 def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
     """Return the numerics of the run's first launch.
 
-    They are stored at the first launch as the config asks for them. The engine stays
-    open until it is chosen.
+    The first launch stores the numerics that the config asks for, without an engine.
+    The engine is added when it is chosen.
     """
     wanted = choose_numerics(config)
     stored = folder.once(_FILE, asdict(wanted))
@@ -57,16 +57,16 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
 class RunEngine(Engine):
     """An engine that chooses and opens the config's engine when the first jobs come.
 
-    The memo is put around it.
+    If the client cache (memo) is enabled, it wraps the chosen engine.
 
     Attributes:
-        save_steps: Saves the steps so far. It is called before the choice changes the
-            numerics that they ran under.
+        save_steps: Function that saves the steps so far. It is called before the choice
+            of the engine changes the numerics under which these steps ran.
         numerics: Numerics in the run's folder, with the engine once it is chosen.
         notes: Notes of the engine in this launch on its choices and fallbacks, each
             once.
-        memory_probe: Result of `probe_memory` on the first jobs, or None if there is
-            plenty of memory.
+        memory_probe: Result of `probe_memory` on the first jobs, or None if the memory
+            was not probed, because there is plenty.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class RunEngine(Engine):
     def choosing_seconds(self) -> float:
         """Return the seconds spent on choosing the engine since the last call.
 
-        Starting and probing it are included. The seconds are part of a step's training
-        time.
+        Starting and probing the engine are included. The measured training time of a
+        step contains these seconds.
         """
         seconds, self._choosing = self._choosing, 0.0
         return seconds
@@ -124,12 +124,13 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        # The first launch's number of threads.
+        # Before the engine is chosen, the first launch's number of threads counts.
         num_threads = (
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )
         rounds = config.rounds - jobs[0].round
-        # With stored models, later rounds may train as this one would have.
+        # Stored models replace the training of this round. Later rounds may train, as
+        # this round would have.
         if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)
@@ -158,7 +159,7 @@ class RunEngine(Engine):
         return self._engine
 
     def _choose(self, context: EngineContext) -> Engine:
-        """Return the engine with every choice made, and fix `numerics`."""
+        """Restore the engine in `numerics`, or choose an engine and store it there."""
         wanted, num_threads = self._experiment.engine, context.threads
         if self.numerics.engine:
             computing = build(

@@ -1,7 +1,8 @@
 """The steps of a run, evaluated at the end of a round.
 
-This module determines the rows of a run and is part of its code hash. Recording them is
-not.
+This module determines the rows of a run and is part of the run's code hash. The code
+that records the rows and writes checkpoints (`fedexp.running.execute`) is not part of
+the hash.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class RecordedStep:
 
     Args:
         after: Snapshot after the step.
-        row: Line of ``metrics.jsonl``. ``step`` counts the run's steps. If iterations
-            are steps, ``traced/...`` has what was traced in this one.
+        row: Line of ``metrics.jsonl``. ``step`` counts the run's steps. If each
+            iteration of the method is a step, ``traced/...`` has the values traced in
+            this step.
         within: Number of the step in its round, from 0.
         seconds: Seconds by phase.
         ends_round: Whether it is the last step of its round.
@@ -59,7 +61,8 @@ def steps(
 ) -> Iterator[RecordedStep]:
     """Yield the steps that follow `snapshot`.
 
-    The last one is that of the method, or the first one that meets ``stop.target``.
+    The last one is the method's last step, or the first step that meets
+    ``stop.target``.
 
     Args:
         experiment: Checked experiment.

@@ -1,6 +1,6 @@
 """Checks of a folder of stored models (``client_models.path``).
 
-They run before any data are loaded and before the first round.
+Most checks run before any data are loaded. `check_clients` runs before the first round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
 
     Args:
         path: Folder of the models.
-        sha256: Expected hash of its content, or None.
+        sha256: Expected hash of the folder's content, or None for any content.
 
     Raises:
         ConfigError: The folder is absent or has another content.
@@ -104,7 +104,7 @@ def check_stored_models(
 
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
-        # Architectures are compared first, so that a file imports nothing.
+        # Architectures are compared first, so that no class of the folder is imported.
         if stored.arch != spec.arch or stored.arguments != spec.arguments:
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, "
@@ -235,7 +235,7 @@ def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
 
 
 def _nearest_folder_hint(folder: Path) -> str:
-    """Suggest a folder inside this one that contains models, or one of a like name."""
+    """Suggest a folder with models inside `folder`, or a folder of a similar name."""
     if folder.is_dir():
         inside = [child for child in sorted(folder.iterdir()) if (child / MODELS).is_file()]
         return (

@@ -16,21 +16,22 @@ def summarise(
 ) -> dict[str, Any]:
     """Compute the metrics of ``result.json``.
 
-    ``best`` is the best value over rounds on the test set. It is an oracle: it is also
-    listed under ``oracle/`` and is never the headline.
+    ``best`` has the best value over rounds of each metric on the test or validation
+    set. A best value on the test set is an oracle: it is also listed under ``oracle/``
+    and is never the headline.
 
-    ``last_10`` has the values of the last ten evaluated rounds, or of all if there are
-    fewer, so that those of several runs can be pooled. ``mean_last_10`` and
-    ``std_last_10`` are their mean and their standard deviation (divided by their
-    number, like NumPy's).
+    ``last_10`` has the values of the last ten evaluated rounds, or of all evaluated
+    rounds if there are fewer. The values of several runs can thus be pooled.
+    ``mean_last_10`` and ``std_last_10`` are the mean and the standard deviation of
+    these values (divided by their number, like NumPy's).
 
     ``rounds_to`` has the first evaluated round that reaches each of
     ``headline.targets``, and infinity if none does. Its keys have two decimals (0.30),
     or as many as the target (0.385).
 
-    ``traced`` has, for the headline's metric in every traced series of one model, the
-    ``last`` value, the ``best`` value, and its round and iteration ``at``. A best value
-    on test data is also listed under ``oracle/``.
+    ``traced`` is about the headline's metric in every traced series of one model. It
+    has the ``last`` value, the ``best`` value, and the round and iteration of the best
+    value (``at``). A best value on test data is also listed under ``oracle/``.
 
     Args:
         rows: Rows of ``metrics.jsonl``.

@@ -1,7 +1,7 @@
 """Setting of the C library's allocator.
 
-It decides how the memory of tensors is treated that every training step makes and
-drops.
+It decides what happens to the memory of tensors that each training step creates and
+frees.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Process-wide settings of torch that decide exactness.
+"""Process-wide settings of torch for exact and reproducible arithmetic.
 
-They are set for the time of a run.
+They apply for the time of a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fi
 
 @contextlib.contextmanager
 def use_numerics(numerics: Numerics) -> Iterator[None]:
-    """Set TF32 and determinism in this process as `numerics` says.
+    """Set TF32 and determinism in this process according to `numerics`.
 
     The former settings are restored afterwards. Every process that trains or aggregates
     enters this context. bf16 needs no setting here, because `fedexp.core.net.Net`
@@ -35,7 +35,7 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
 def _tf32(on: bool) -> Iterator[None]:
     """Allow or forbid TF32 in float32 matrix products and convolutions.
 
-    If it is off, both are exact float32. The default of torch allows TF32 in
+    If `on` is false, both use full float32. By default, torch allows TF32 in
     convolutions.
     """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -50,7 +50,7 @@ def _tf32(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Allow only bit-reproducible operations. torch raises an error if it has none."""
+    """Allow only bit-reproducible operations. Others make torch raise an error."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")

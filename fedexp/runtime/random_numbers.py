@@ -6,8 +6,7 @@ would stand for several results. Such a run is therefore refused at the first cl
 step that draws.
 
 The guard compares the states of the generators before and after the work of a plug-in.
-It detects every way to draw: a call of `torch.rand`, an unseeded `DataLoader`, or a
-library's own draw.
+It detects every draw, whether from `torch.rand`, an unseeded `DataLoader` or a library.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ def gpu_of(worker: int, visible: str | None, count: int) -> str:
 
 
 def take_gpu(job: int) -> None:
-    """Leave this process one of several GPUs.
+    """Restrict this process to one of several GPUs.
 
-    Called in a worker of a launcher before CUDA starts there.
+    It is called in a worker of a launcher, before CUDA starts in the worker.
 
     Args:
         job: Number of the sweep's job. It selects the GPU if the workers of the
@@ -65,8 +65,12 @@ def take_gpu(job: int) -> None:
 def worker_number(process: str, job: int) -> int:
     """Return the number of a launcher's worker, from 0.
 
-    joblib's workers are called LokyProcess-1, -2 and so on. Elsewhere it is the number
-    of the job.
+    joblib's workers are called LokyProcess-1, -2 and so on. For a process with another
+    name, the result is `job`.
+
+    Args:
+        process: Name of the worker's process.
+        job: Number of the sweep's job, from 0.
     """
     numbered = re.fullmatch(r"LokyProcess-(\d+)", process)
     return int(numbered.group(1)) - 1 if numbered else job
@@ -75,7 +79,7 @@ def worker_number(process: str, job: int) -> int:
 def available_cores() -> int:
     """Return the number of cores that this process may use.
 
-    A scheduler's allotment counts, if there is one.
+    If a scheduler restricts the process to some cores, only these cores count.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

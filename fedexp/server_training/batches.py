@@ -1,4 +1,4 @@
-"""Batches of server data as a function of names, as for all random values."""
+"""Batches of server data, whose random order depends only on a seed and names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batches(
     start: int = 0,
     drop_last: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the batches of passes over `n` samples, each shuffled anew.
+    """Yield the batches of passes over `n` samples. Each pass is shuffled anew.
 
     Args:
         n: Number of samples.
@@ -29,8 +29,8 @@ def batches(
         *names: Names of the stream, beginning with the run's seed:
             ``batches(len(bank), 128, env.seed, "student", epoch)``.
         epochs: Number of passes. None: endless.
-        start: Number of batches to leave out. A stream continues where it was left, at
-            no cost.
+        start: Number of batches to skip at the start, so that a stream continues where
+            it was left. Skipped passes are not shuffled.
         drop_last: Whether to leave out an epoch's short last batch.
 
     Yields:
@@ -52,7 +52,7 @@ def batches(
 def on_device(order: Iterable[Tensor], device: torch.device) -> tuple[Tensor, ...]:
     """Return the batches of `order` on `device`, copied in one operation.
 
-    No step waits for the host.
+    Training steps then do not wait for a copy from the host.
     """
     parts = list(order)
     return torch.split(torch.cat(parts).to(device), [len(part) for part in parts]) if parts else ()

@@ -1,6 +1,6 @@
 """Passes over the server's data without a gradient.
 
-They compute logits, and BatchNorm statistics of given weights.
+The functions compute logits, and recompute BatchNorm's running statistics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH = 256
 def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
     """Return the logits (n, classes) of all `samples` in their order.
 
-    `net` is in evaluation mode.
+    `net` must be in evaluation mode.
     """
     return torch.cat(
         [
@@ -39,10 +39,10 @@ def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
 def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_size: int) -> Weights:
     """Replace BatchNorm's running statistics by means over batches of `samples`.
 
-    Batches are in the samples' order and weighted by their sizes. The statistics are
-    the mean, and the variance with Bessel's correction, of each layer's input under the
-    batch statistics of the layers before it. Reference: Izmailov et al. 2018 (SWA),
-    Section 3.2.
+    Batches are in the samples' order and weighted by their sizes. A batch of one sample
+    is left out. The statistics of a layer are the mean, and the variance with Bessel's
+    correction, of its input. The layers before it normalise with their batch
+    statistics. Reference: Izmailov et al. 2018 (SWA), Section 3.2.
     """
     if not net.has_batch_norm:
         return weights

@@ -16,9 +16,9 @@ from fedexp.core.trees import Tree
 def value_and_grad(loss: Callable[..., Tensor], *wrt: Tree) -> tuple[Tensor, tuple[Tree, ...]]:
     """Return ``loss(*wrt)``, a scalar, and its gradient with respect to each tree.
 
-    The gradient is zero if the loss does not depend on a tensor. Everything else that
-    the loss uses is constant: it is not differentiated, unless it requires a gradient
-    itself. A network in training mode updates its buffers in place: pass copies.
+    The gradient of a tensor on which the loss does not depend is zero. Everything else
+    that the loss uses is constant: no gradient is computed for it. A network in
+    training mode updates its buffers in place, so pass copies of the buffers.
     """
     leaves = [
         {name: value.detach().requires_grad_() for name, value in tree.items()} for tree in wrt

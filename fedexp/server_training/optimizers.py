@@ -1,7 +1,7 @@
 """Optimizers whose state is a tree.
 
-`Optimizer.step` returns new parameters and a new state. It does not change the old
-ones.
+`Optimizer.step` returns new parameters and a new state. It does not change its
+arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Optimizer(ABC):
 
     Args:
         weight_decay: Coupled weight decay, ``g + weight_decay * w``, after clipping.
-        clip: Bound of the gradient's norm over the whole tree, or None.
+        clip: Bound of the gradient's norm over the whole tree. None: no clipping.
     """
 
     weight_decay: float = 0.0
@@ -45,9 +45,9 @@ class Optimizer(ABC):
 
     @abstractmethod
     def init(self, params: Tree) -> State:
-        """Return the state before the first step: trees and numbers.
+        """Return the optimizer's state before the first step: trees and numbers.
 
-        A method stores it in its own state.
+        The method that trains stores it in its own state.
         """
 
     def step(self, params: Tree, grads: Tree, state: State, lr: float) -> tuple[Tree, State]:
@@ -134,8 +134,8 @@ class Adam(Optimizer):
 
 
 def cosine(lr: float, step: int, steps: int, end: float = 0.0) -> float:
-    """Return the step size of `step` (from 0) on half a cosine from `lr` to `end`.
+    """Return the step size of a cosine schedule that falls from `lr` to `end`.
 
-    Step `steps` and all later steps have the step size `end`.
+    `step` counts from 0. Step `steps` and all later steps have the step size `end`.
     """
     return end + (lr - end) * (1 + math.cos(math.pi * min(step, steps) / steps)) / 2

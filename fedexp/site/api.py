@@ -14,7 +14,7 @@ from fedexp.site.prose import code, docstring, fenced, table
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-# The interfaces of plug-ins, and the arguments of their hooks.
+# Modules with the interfaces of plug-ins, and with the arguments of their hooks.
 MODULES = (
     "fedexp.api",
     "fedexp.core.trainer",
@@ -121,9 +121,9 @@ def _page(module: str, tree: ast.Module, links: dict[str, str]) -> Page:
 
 
 def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
-    """Yield bases, fields with their defaults, and methods.
+    """Yield the bases, the fields with their defaults, and the methods of a class.
 
-    The methods are those that are documented, abstract or hooks.
+    The methods are all public methods, and the special methods with a docstring.
     """
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
     fields = [

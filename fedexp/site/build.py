@@ -1,4 +1,4 @@
-"""The site as HTML: pages of the generators, built by mkdocs-material.
+"""The site as HTML, which mkdocs-material builds from the generators' pages.
 
 The site can be read from disk or from any server.
 """
@@ -105,7 +105,7 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     Raises:
         FedexpError: A link of a page leads nowhere.
     """
-    # Material warns of another major version.
+    # This keeps Material from printing a warning about another major version of MkDocs.
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
@@ -115,7 +115,7 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
         asset = files("fedexp.site").joinpath("assets", name)
         write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
     source = docs.parent / "mkdocs.yml"
-    # JSON is YAML.
+    # mkdocs can read the file, because JSON is also YAML.
     write_json(source, config(pages, docs, out))
     faults, log = _Faults(), logging.getLogger("mkdocs")
     log.addHandler(faults)
@@ -204,9 +204,10 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 
 
 def navigation(pages: Iterable[Page]) -> list[Any]:
-    """Return the navigation: the pages in their order, those of one folder together.
+    """Return the navigation, which has the pages in their order, grouped by folder.
 
-    An ``index.md`` heads its section. Below the top level it also names the section.
+    The ``index.md`` of a folder is the page of its section. The first page of a section
+    below the top level also names the section.
     """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}

@@ -26,9 +26,10 @@ class Key:
     Args:
         name: The dotted key, such as ``local.lr``.
         default: The default as it is written, or None if the key contains other keys.
-        comment: The comment after the key on its line.
-        note: The comment lines above the key. Those of the file are not part of the
-            first key's note.
+        comment: The comment on the key's line, or of the entries of its list. If the
+            line of another key has no comment, the comment lines above that key.
+        note: The comment lines above the key, if they are not `comment`. The header
+            comment of the file is not part of the first key's note.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Key:
 def keys_of(path: Path) -> list[Key]:
     """Return the keys of a config file in their order.
 
-    The options that it chooses for groups are the key ``defaults``.
+    The key ``defaults`` has the options that the file chooses for groups.
     """
     text = path.read_text()
     root = yaml.compose(text)
@@ -72,7 +73,7 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
 
 
 def _key(name: str, default: str | None, comment: str, note: str) -> Key:
-    """Return a key whose comment is the note above it if its line has none."""
+    """Return a key. Without a comment on its line, the note becomes the comment."""
     return Key(name, default, comment, note) if comment else Key(name, default, note, "")
 
 
@@ -100,12 +101,12 @@ def header(path: Path) -> str:
 
 
 def about(group: str, option: str) -> str:
-    """Return the first sentence of an option's file."""
+    """Return the first sentence of the comment at the top of an option's file."""
     return first_sentence(header(conf_dir() / group / f"{option}.yaml"))
 
 
 def link(key: str) -> str:
-    """Return the place that explains a key, relative to the site's root.
+    """Return the link to the explanation of a key, relative to the site's root.
 
     Args:
         key: A key of config.yaml, a group, or a key of the chosen option

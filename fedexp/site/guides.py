@@ -19,7 +19,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 @dataclass(frozen=True)
 class Guide:
-    """One page of a guide.
+    """A guide, which is one page of the site.
 
     Args:
         name: Name of the page's file.
@@ -63,7 +63,7 @@ GUIDES = (
     ),
 )
 
-# Pages that replace files in links.
+# Pages that replace files as the targets of links.
 _PAGES = {"conf/config.yaml": "config/index.md"}
 
 

@@ -53,7 +53,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Averaging: local training, weights and the server's step", (Averaging,)),
 )
 
-# The meaning of a declared need.
+# Explanations of the needs that a part may declare.
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
     "proxy_labels": "labels of the server's data: `proxy.labelled`",
@@ -111,10 +111,11 @@ class _Method:
 
     @property
     def particular(self) -> type:
-        """The class of the first part that is not the plain one.
+        """The class of the part that is most particular to the method.
 
-        If only the aggregator is particular to the method, it is the aggregator's
-        class.
+        It is the trainer's class if the trainer is not ``sgd``. Otherwise it is the
+        server optimizer's class if the server optimizer is not ``sgd``. If both are
+        ``sgd``, it is the aggregator's class.
         """
         trainer, aggregator, server_optimizer = self.classes
         own = [trainer] if self.choices["trainer"] != "sgd" else []
@@ -133,7 +134,7 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
     """Return a page that lists the methods, then one page per method.
 
     Args:
-        tables: By method, the tables that contain our results of it.
+        tables: Tables that contain our results of a method, by the method's name.
     """
     base = compose([])
     methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
@@ -154,14 +155,15 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
 
 
 def _plain(family: Sequence[_Method]) -> _Method:
-    """Return the preset that the others of its classes vary: the shortest name."""
+    """Return the preset with the shortest name, which the other presets vary."""
     return min(family, key=lambda method: len(method.name))
 
 
 def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
     """Compose ``method=<name>`` as Hydra does, in a fraction of the time.
 
-    Parts are replaced, then keys are set, then those that depend on the data set.
+    Parts are replaced first. The preset's keys are set next, and the keys that depend
+    on the data set last.
 
     Args:
         path: Path of the preset.
@@ -245,8 +247,8 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
 def _does(method: _Method, methods: Sequence[_Method]) -> str:
     """Describe a preset in one sentence.
 
-    A plain preset has the first sentence about its most particular part. Another preset
-    names the plain one that it varies.
+    For a plain preset, the first sentence about its most particular part is returned.
+    For another preset, the sentence names the plain preset that it varies.
     """
     plain = _plain([one for one in methods if one.classes == method.classes])
     if method is not plain:
@@ -325,7 +327,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
 
 
 def _value(method: _Method, key: str) -> str:
-    """Return a setting as YAML. If the preset does not set it, it is the config's."""
+    """Return a value of the method's config as YAML, or "-" if there is no such key."""
     value: Any = method.config.values
     for step in key.split("."):
         if not isinstance(value, Mapping) or step not in value:
@@ -378,7 +380,8 @@ def _module_doc(kind: type) -> str:
 def _class_doc(kind: type) -> str:
     """Return the class's own docstring.
 
-    `dataclass` puts a signature in its place if there is none. Then it is "".
+    If a dataclass has no docstring, `dataclass` generates one from the signature. The
+    result is then "".
     """
     text = vars(kind).get("__doc__") or ""
     return "" if text.startswith(f"{kind.__name__}(") else inspect.cleandoc(text)
@@ -438,7 +441,7 @@ def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tu
     """Return the total size, and the size of each tree.
 
     Args:
-        first: Words for a tree that is as large as the model, or "" for no such tree.
+        first: Words for the model, if it is sent, too. "" if it is not.
         trees: Sizes of the other trees in bytes, by name.
         counted: The counts, for the size of the model.
     """

@@ -1,6 +1,6 @@
 """The committed records of the tables' runs as reports.
 
-They are read, judged and drawn again without any run.
+The records are judged and drawn again, without any run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedexp.tables.schema import Table
 
 # Files of a record, for readers who want to check the numbers.
 FILES = (record.RUNS, record.CURVES, record.CONFIGS)
-# The first variant of a table represents it.
+# All variants in order. The first variant that a table has represents the table.
 _VARIANTS = ("full", "partial", "reduced", "smoke")
 
 
@@ -36,7 +36,7 @@ class Result:
 
     Args:
         report: The report.
-        done: Number of runs that exist.
+        done: Number of runs that have a value.
         planned: Number of runs that the variant has.
         methods: Option of ``method`` of each column that was run.
         datasets: Options of ``dataset`` that were run.
@@ -58,16 +58,17 @@ class Result:
 
 
 def read(folder: Path) -> dict[str, list[Result]]:
-    """Read every table of a paper, its fullest variant first.
+    """Read the results of every table of a paper, by the table's name.
 
-    A table without results has one that shows what would be run.
+    The fullest variant of a table comes first. A table without results has one `Result`
+    that shows what would be run.
 
     Args:
         folder: Folder of the records, ``<folder>/<paper>/<table>[-<variant>]``.
 
     Raises:
-        ConfigError: There is no record, a record of a table that does not exist, or two
-            records of a table in one variant.
+        ConfigError: There is no record, a record is of a table that does not exist, or
+            two records are of one table in one variant.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -82,8 +83,8 @@ def read(folder: Path) -> dict[str, list[Result]]:
         )
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
-    # Drawing takes most of the time. Processes that are not forked hold no locks of
-    # threads.
+    # Drawing takes most of the time, so several processes draw. Processes that are not
+    # forked from this one have no copies of locks that its threads hold.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
             other = places.setdefault((result.report.name, result.report.variant), path)
@@ -106,7 +107,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
 
 
 def of_record(folder: Path) -> Result:
-    """Return the result in a folder."""
+    """Return the result of the record in a folder."""
     about = read_json(folder / record.ABOUT) or {}
     table = load_table(str(about.get("table")))
     found = record.read(table, folder)
@@ -119,14 +120,14 @@ def of_record(folder: Path) -> Result:
 
 
 def absent(table: Table) -> Result:
-    """Return a result without runs, with what the paper prints and claims."""
+    """Return a result without runs, with the numbers and claims of the paper."""
     nothing = TableRecord("full", {}, None, [], f"fedexp-table run {table.name}", {})
     report = build_report(table, planned_cells(table), nothing)
     return Result(report, *_coverage(table, nothing))
 
 
 def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
-    """Count the runs that have a number, and all runs of the variant.
+    """Count the runs that have a value, and all runs of the variant.
 
     A run that several cells share counts once.
     """

@@ -1,6 +1,6 @@
-"""The results' part of the site.
+"""The pages of results and benchmarks.
 
-It has a first page, one page per paper, one page per table, and the benchmarks.
+They are a first page, one page per paper, one page per table, and the benchmarks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedexp.tables.report.shown_cells import shown_rows
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Columns of a single row that the first page names.
+# Largest number of columns that the first page names for a single row.
 _FEW = 6
 _NUMBER = re.compile(r"\d+")
-# Ink on a dark background.
+# Colour of the text in a picture on a dark background.
 _DARK = "#e2e4e9"
 
 
@@ -67,8 +67,8 @@ class Paper:
     """A paper with its tables and figures.
 
     Args:
-        key: Its folder in ``conf/table``.
-        name: Name of its method.
+        key: Name of the paper's folder in ``conf/table``.
+        name: Name of the paper's method.
         cited: Full citation.
         entries: Tables, then figures.
     """
@@ -87,12 +87,16 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Count the claims about its runs that are held, refuted and open."""
+        """Count the held, refuted and open claims about the tables that were run."""
         return Counter(claim.state for entry in self.run for claim in entry.claims)
 
 
 def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
-    """Return the papers. Those with most decided tables come first."""
+    """Return the papers, sorted by their numbers of tables that were run.
+
+    Only tables whose main variant is full or partial count at first. The largest number
+    comes first.
+    """
     grouped: dict[str, list[Entry]] = {}
     for name, own in results.items():
         grouped.setdefault(name.partition("/")[0], []).append(Entry(name, own))
@@ -176,7 +180,7 @@ def _image_files(picture: Picture) -> dict[str, bytes]:
 
 
 def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]]:
-    """Return the tables with numbers of ours, by option of ``method``."""
+    """Return the tables that contain our results, by option of ``method``."""
     made: dict[str, list[Mention]] = {}
     for name, own in results.items():
         for result in own if own[0].done else ():
@@ -210,12 +214,12 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
 
 
 def finding(report: Report) -> str:
-    """Return the result in one sentence, empty if one sentence cannot tell it.
+    """Return the result in one sentence, or "" if one sentence cannot tell it.
 
-    For a single row these are its numbers. For several rows these are the means of the
-    proposed method and of the best baseline, over the rows that both have. Without
-    numbers of the paper, which are curves then, it is the number of rows in which the
-    method is ahead.
+    For a single row, the sentence has the numbers of the row. For several rows, it has
+    the means of the proposed method and of the best baseline over the rows of the
+    proposed method. If the paper has curves instead of numbers, it has the number of
+    rows in which the proposed method is ahead of every baseline.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
@@ -268,9 +272,9 @@ def finding(report: Report) -> str:
 
 
 def _label(method: Method, report: Report) -> str:
-    """Return a label without "Ours".
+    """Return a label in which the name of the paper's method replaces "Ours".
 
-    Papers call their own method so, and here it would mean our runs.
+    Papers call their own method "Ours". On these pages, the word means our runs.
     """
     label = layout.marked_label(method)
     return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
@@ -281,14 +285,17 @@ def _mean_over_cells(cells: Sequence[Cell]) -> float:
 
 
 def _above(a: Cell, b: Cell | None, sign: int) -> bool:
-    """Return whether a is above b. It is above a cell that does not exist."""
+    """Return whether `a` is better than `b`.
+
+    The result is also True if `b` does not exist, or if one of them has no mean.
+    """
     return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
-    """Return ``81.03 % (paper 78.20)``: means over cells.
+    """Return means over cells, such as ``81.03 % (paper 78.20)``.
 
-    A single cell has its standard deviation over seeds.
+    A single cell also has its standard deviation over seeds.
     """
     places = layout.places(report)
     spread = texts.spread(cells[0].sd, places) if len(cells) == 1 else ""
@@ -316,13 +323,13 @@ def verdict(entry: Entry) -> str:
 
 
 def _notes(key: str) -> str:
-    """Return the handwritten notes of a paper: where it and its code disagree."""
+    """Return the handwritten notes on where a paper and its code disagree."""
     path = files("fedexp.site").joinpath("papers", f"{key}.md")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
-    """Return the assumptions (what, why, tables), each once."""
+    """Return each assumption once, as (what, why, tables)."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in paper.entries:
         for assumption in entry.report.assumptions:

@@ -25,14 +25,14 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Counted:
-    """Sizes in bytes.
+    """The sizes of a method's traffic and state, in bytes.
 
     Args:
         model: Size of the model that the client received.
         down: Sizes of the trees that are sent with the model to the client, by name.
-            With the model they are ``bytes/down`` of a run.
-        up: Sizes of the trees that are sent with the model to the server, by name. With
-            the model they are ``bytes/up`` of a run.
+            Runs count these trees and the model as ``bytes/down``.
+        up: Sizes of the trees that are sent with the model to the server, by name. Runs
+            count these trees and the model as ``bytes/up``.
         client: Sizes of the client's state after the step.
         server: Sizes of the server's state before the step.
     """
@@ -62,9 +62,10 @@ def first_step(experiment: Experiment) -> Counted:
 
 @lru_cache(maxsize=8)
 def _data(dataset: Dataset, division: Division) -> FederatedData:
-    """Return the data, which methods with the same split and server data share.
+    """Return the data after the split.
 
-    `dataset` has no files.
+    Methods with the same split and server data share one cached result. The `dataset`
+    must not need any files.
     """
     return federate(
         dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32
@@ -76,7 +77,7 @@ def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
 
 
 def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
-    """Return the models and tensors in nested dicts by their place, each once."""
+    """Return the trees of a nested state by dotted key, with each tensor once."""
     if isinstance(state, Weights):
         state = {**state.params, **state.buffers}
     elif isinstance(state, Tensor):

@@ -27,10 +27,10 @@ _VERSION = 3
 class Checkpoint:
     """The latest snapshot of a run, in ``<folder>/checkpoint``.
 
-    The server's state is stored by content, so a repeated tree is stored once. While a
-    run is going on, it also keeps data here that is larger than memory. These are its
-    `client_states`, if its first snapshot has them, and its `models`, if its
-    environment does. A save writes only what is not on disk yet.
+    The server's state is stored by content, so a repeated tree is stored once. A
+    run that is going on can also store data here that do not fit into memory. These are
+    the `client_states`, if its first snapshot uses them, and the `models`, if its
+    environment (`Env`) uses them. A save writes only what is not on disk yet.
 
     Args:
         folder: Folder of the run.
@@ -54,8 +54,9 @@ class Checkpoint:
     def save(self, snapshot: Snapshot, changed: set[int], journal: Any) -> None:
         """Write `snapshot`.
 
-        The save is atomic: a crash leaves the previous snapshot. If the client states
-        of the snapshot are not stored here, those of the `changed` clients are copied.
+        The save is atomic: a crash leaves the previous snapshot. If the snapshot does
+        not use this object's `client_states`, the states of the `changed` clients are
+        copied into them.
 
         Args:
             snapshot: Snapshot to write.

@@ -27,17 +27,18 @@ class StoredClientStates(ClientStates):
     """Client states in memory, up to a limit, and beyond it on disk.
 
     The latest changes are in memory, the rest is in ``<folder>``. A segment is a
-    safetensors file. Segments are numbered in the order of writing. The segment with
-    the highest number that has a client has its state. A segment is deleted when all
-    its states are superseded. Segments of the last checkpoint are not deleted before
-    the next one. When more than half of the states on disk are superseded, the
-    remaining states of the emptiest segments are written again.
+    safetensors file. Segments are numbered in the order of writing. If several segments
+    contain a state of a client, the one with the highest number has the current state.
+    A segment is deleted when all its states are superseded. Segments of the last
+    checkpoint are not deleted before the next checkpoint. When more than half of the
+    states on disk are superseded, the remaining states of the emptiest segments are
+    written again.
 
     Args:
         folder: Folder of the segments.
         device: Device on which states that are read from disk are put.
-        limit: Bytes of tensors in memory, on the device where training left them.
-            Beyond it, the states that changed longest ago move to disk.
+        limit: Maximum bytes of tensors in memory, on the device where training left
+            them. Beyond it, the states that changed longest ago move to disk.
     """
 
     def __init__(self, folder: Path, device: torch.device, limit: float) -> None:
@@ -46,7 +47,7 @@ class StoredClientStates(ClientStates):
         self.bytes = 0  # bytes of the states in memory
         self._unsaved: dict[int, None] = {}  # clients in memory whose states are not on disk
 
-        self._place: dict[int, int] = {}  # segment on disk of a client's state
+        self._place: dict[int, int] = {}  # number of the segment with each client's state
         self._live: dict[int, int] = {}  # number of states in use, by segment
         self._dead = 0  # number of superseded states on disk
         self._written: dict[int, int] = {}  # number of all states, by segment
@@ -64,8 +65,8 @@ class StoredClientStates(ClientStates):
         old = self._held.get(client)
         if old is state:
             return
-        # An interruption anywhere may leave a segment counted as in use that is not.
-        # The reverse cannot happen.
+        # An interruption anywhere may leave an unused segment counted as in use. The
+        # reverse cannot happen.
         self._unsaved[client] = None
         self._held.pop(client, None)
         self._held[client] = state
@@ -110,7 +111,7 @@ class StoredClientStates(ClientStates):
     def restore(self, range_: dict[str, int] | None) -> None:
         """Return to the states of the `flush` that returned `range_`, or to no states.
 
-        Files written since are deleted.
+        Files written since that `flush` are deleted.
 
         Args:
             range_: The values that `flush` returned, or None for no states.

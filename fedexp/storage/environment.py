@@ -30,9 +30,9 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the name of the processor, or the architecture if it is unknown.
+    """Return the name of the processor, or the architecture if the name is unknown.
 
-    The system has the name on Linux.
+    On Linux, the name is in ``/proc/cpuinfo``.
     """
     try:
         text = Path("/proc/cpuinfo").read_text()

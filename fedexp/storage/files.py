@@ -1,6 +1,6 @@
-"""Files that are replaced atomically, and reading and checking their contents.
+"""Atomic replacement of files, and reading and checking of their contents.
 
-A file is either the old or the new version, whenever the process dies.
+Whenever the process dies, a file is either the old or the new version.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def replacing(path: Path) -> Iterator[Path]:
 def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
     """Return the path of a temporary file or folder next to `path`.
 
-    This process makes and removes it. It contains what is not complete yet, or what is
-    being deleted. Its name has the host's name and the number of this process.
+    This process creates and removes the temporary file. It contains data that are not
+    complete yet or are being deleted. Its name contains the host name and the process
+    ID.
     """
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{kind}")
 
@@ -53,9 +54,9 @@ def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
 def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
     """Yield the temporary files and folders that killed processes left in `folder`.
 
-    The processes ran on this machine, and the files are at least an hour old.
-    Containers may share a machine's name, and the numbers of their live processes may
-    be unknown here. No process needs a temporary file for an hour.
+    The processes ran on this machine, and the files are at least an hour old. The age
+    is checked because containers may share a host name, and the IDs of their live
+    processes may be unknown here. No process needs a temporary file for an hour.
 
     Args:
         folder: Folder to search.
@@ -115,8 +116,8 @@ def write_json(path: Path, value: Any, seal: bool = False) -> None:
     Args:
         path: File to write.
         value: JSON value.
-        seal: Whether a digest is stored with `value`, which is an object then. With it
-            `read_json` detects changes.
+        seal: Whether a digest is stored with `value`, so that `read_json` detects
+            changes. `value` must then be a JSON object.
     """
     sealed = {**value, _SEAL: _digest(value)} if seal else value
     write_text(path, json.dumps(sealed, indent=2) + "\n")
@@ -169,10 +170,10 @@ _REFUSALS = {
 
 
 def refused(error: BaseException, where: Path | None = None) -> StorageError | None:
-    """Return the error for an operation that the machine refuses.
+    """Return the error to report if the system refused an operation.
 
-    The machine refuses it for want of space, permission or file descriptors. For any
-    other `error` the result is None.
+    The reasons are missing disk space, a limit of file sizes, missing permission and
+    missing file descriptors. For any other `error` the result is None.
     """
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None

@@ -36,8 +36,8 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
-# Keys that were added later, with the value that changes nothing. They are left out of
-# the hash, so that earlier results keep their run ID.
+# Keys that were added later, with the value that keeps the earlier behaviour. Keys with
+# this value are left out of the hash, so that earlier results keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "eval.per_class": False,
@@ -59,7 +59,7 @@ _ALWAYS = (
     "fedexp.running.summary",
 )
 _FRAMEWORKS = ("torch", "torchvision")
-SEEDS = ("seed", "seed_data")  # keys in which the seeds of one config differ
+SEEDS = ("seed", "seed_data")  # config keys in which repetitions with other seeds differ
 
 
 def scientific(config: ResolvedConfig) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def scientific(config: ResolvedConfig) -> dict[str, Any]:
 def _without(left_out: Collection[str], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested values of `config` without the dotted keys in `left_out`.
 
-    Later keys at their old values are left out too.
+    Keys in `_LATER` are left out too if they have the value that is given there.
     """
 
     def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def code_hash(config: Mapping[str, Any]) -> str:
 def training_code_hash(config: Mapping[str, Any]) -> str:
     """Return the fingerprint of the code that trains a local model.
 
-    It covers what turns a job and a client's data into the model. It covers no
-    aggregator and no evaluation.
+    This is the code that turns a job and a client's data into the model, without
+    aggregators and evaluation.
     """
     groups = {
         group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")
@@ -150,7 +150,7 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 
     Args:
         modules: Names of modules.
-        ours: Whether the imports of fedexp's modules are followed too.
+        ours: Whether modules of fedexp are included and their imports followed.
     """
     roots = sorted(modules)
     tops = {name.partition(".")[0] for name in roots} - set(_FRAMEWORKS)
@@ -172,8 +172,8 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
 
-    # Without this check, edits of a module that was moved would return results of the
-    # earlier code.
+    # Without this check, a module that was moved would drop out of the hash. After
+    # edits of it, stored results of the earlier code would be returned.
     lost = sorted((modules & {*_ALWAYS}) - seen.keys())
     if lost:
         raise RuntimeError(f"the code hash names modules that have no source: {', '.join(lost)}")
@@ -205,7 +205,8 @@ class Source(NamedTuple):
 
     Args:
         fingerprint: Hash of the syntax tree without docstrings and comments.
-        imported: Names of the imported modules, and of the names imported from them.
+        imported: Names of the imported modules, and dotted names of the objects that
+            are imported from them.
         file: Path of the file.
         text: Text at the time of the fingerprint, or None for a module of fedexp.
     """
@@ -218,7 +219,10 @@ class Source(NamedTuple):
 
 @functools.cache
 def _module(name: str, even_installed: bool) -> Source | None:
-    """Return the source of a module, or None if it has none or belongs to a library."""
+    """Return the source of a module, or None if it has none or belongs to a library.
+
+    With `even_installed`, modules of libraries have a source too.
+    """
     spec = find_module(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None

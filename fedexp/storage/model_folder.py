@@ -3,7 +3,8 @@
 Models from elsewhere are read in the same format. ``model.safetensors`` has parameters
 and buffers. Their keys have the prefix ``<index>/`` if there are several models. The
 metadata has the class and the constructor arguments of each model. If each model
-belongs to a client, ``clients.json`` has the client's number and what it trained on.
+belongs to a client, ``clients.json`` has the client's number and describes its training
+data.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Clients:
             included.
         clients: Numbers of the clients in the federation.
         num_examples: Number of training samples of each client, or None if unknown.
-        class_counts: Training samples of each class, of shape (models, classes), or
-            None.
-        mean: Per channel, of the normalisation of the inputs
-            (`fedexp.core.data.InputDomain`). Empty for none, None if unknown.
-        std: As `mean`, the standard deviation.
+        class_counts: Number of training samples of each class, of shape (models,
+            classes), or None if unknown.
+        mean: Mean of each channel for the normalisation of the inputs
+            (`fedexp.core.data.InputDomain`). Empty without normalisation, None if
+            unknown.
+        std: Standard deviation of each channel, empty or None as for `mean`.
     """
 
     num_clients: int
@@ -90,7 +92,7 @@ class Clients:
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
     ) -> Clients | None:
-        """Return the clients of an outcome, or None if its models are not clients'."""
+        """Return the clients of an outcome, or None if its models have no clients."""
         if outcome.clients is None:
             return None
         chosen = list(outcome.clients)
@@ -221,7 +223,7 @@ class ModelFolder:
 def digests(folder: Path) -> dict[str, str]:
     """Return the sha256 of each of the folder's files that exist.
 
-    These are the models and what is known of their clients.
+    The files are ``model.safetensors`` and ``clients.json``.
     """
     return {
         name: file_sha256(folder / name) for name in (MODELS, CLIENTS) if (folder / name).is_file()

@@ -36,7 +36,7 @@ RunStatus = Literal["queued", "running", "done", "failed", "interrupted"]
 
 
 _IDENTITY = "identity.json"
-_LONGEST = 80  # longest part that a name may have in a folder's name
+_LONGEST = 80  # characters of a method's or data set's name in a folder's name, at most
 
 
 class RunFolder:
@@ -47,8 +47,9 @@ class RunFolder:
 
     Args:
         path: Path of the folder.
-        hashes: The whole ``config`` and ``code`` hashes of the run. A folder of another
-            run raises a `StorageError`.
+        hashes: The whole ``config`` and ``code`` hashes of the run. `acquire` and
+            `result` raise a `StorageError` if the folder belongs to another run. None
+            disables this check.
     """
 
     def __init__(self, path: Path, hashes: Mapping[str, str] | None = None) -> None:
@@ -218,14 +219,14 @@ class RunFolder:
         return int(self._state().get("attempt", 0))
 
     def _state(self) -> dict[str, Any]:
-        """Return the contents of status.json, or nothing if it is damaged.
+        """Return the contents of status.json, empty if it is absent or damaged.
 
-        The file is written again all the time.
+        A damaged file is no error, because the file is written again all the time.
         """
         return read_mapping(self.path / "status.json")
 
     def once(self, name: str, value: Any) -> Any:
-        """Write `value` to JSON file `name` unless it exists.
+        """Write `value` to JSON file `name` unless the file exists.
 
         Returns:
             The value in the file.
@@ -246,9 +247,10 @@ def _plain(name: object) -> str:
 
 
 def _first_of_all(entry: Path) -> int:
-    """Return the order in which entries are set aside.
+    """Return the rank of an entry in the order in which entries are set aside.
 
-    Wherever a crash stops it, the rest is a run that can resume or begin.
+    Wherever a crash stops the move, the remaining entries are a run that can resume or
+    begin.
     """
     return {"result.json": 0, "checkpoint": 1}.get(entry.name, 2)
 
@@ -271,7 +273,10 @@ def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def trace_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the iterations in ``trace/<round>.json``, or none if it is absent."""
+    """Return the rows in ``trace/<round>.json``, one per iteration.
+
+    The list is empty if the file is absent.
+    """
     stored = read_json(path) or []
     # A file of an earlier version is a list.
     rows: list[dict[str, Any]] = stored["rows"] if isinstance(stored, dict) else stored
@@ -283,13 +288,12 @@ class Journal:
 
     Args:
         folder: Folder of the run.
-        mark: Value of `mark` when the resumed checkpoint was saved. Later rows are cut
-            off and computed again, to the same bytes.
+        mark: Value of `mark` when the resumed checkpoint was saved, or None without a
+            checkpoint. Later rows are cut off and computed again, to the same bytes.
         attempt: Number of the attempt, stored with timings.
 
     Raises:
-        StorageError: The rows that the checkpoint covers are not there as they were
-            written.
+        StorageError: The rows that the checkpoint covers are missing or changed.
     """
 
     def __init__(self, folder: Path, mark: tuple[int, str] | None, attempt: int) -> None:
@@ -333,7 +337,7 @@ class Journal:
             round: Round of the step.
             step: Number of the step.
             seconds: Seconds by phase.
-            **facts: Further facts, which another execution of the step need not repeat.
+            **facts: Further values, which may differ if the step is executed again.
         """
         row = {
             "round": round,
@@ -347,7 +351,7 @@ class Journal:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """Number of bytes of metrics so far and their sha256.
+        """The size of ``metrics.jsonl`` so far in bytes, and its sha256.
 
         A checkpoint stores them.
         """
@@ -371,11 +375,12 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
     """Return the result and the status of a run.
 
     Returns:
-        The result, empty unless it is done and not damaged, and the status. Both are
-        empty if there is no run.
+        The result and the status. The result is empty unless the run is done and the
+        result is not damaged. Both are empty if there is no run.
     """
     state = read_mapping(run.path / "status.json")
-    # The lock is checked before the result is read.
+    # The lock is checked before the result is read. A run that finishes in between is
+    # therefore not taken for dead.
     dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()
 
     try:

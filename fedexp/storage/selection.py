@@ -43,7 +43,8 @@ class Condition:
     Args:
         key: Key of a run (see `value_of`).
         sign: Sign of the comparison.
-        values: Values, one of which must match.
+        values: Values to compare with. With ``=`` one of them must match, with ``!=``
+            none of them.
     """
 
     key: str
@@ -94,8 +95,8 @@ class Condition:
 def value_of(run: StoredRun, key: str) -> Any:
     """Return the value of `run` under `key`, or `ABSENT`.
 
-    A key is a fact, a group (its option), a metric (its last value) or a key of the
-    config.
+    A key is a property of the run (such as ``status``), a config group (its option), a
+    metric (its last value) or a dotted key of the config.
     """
     if key in _FACTS:
         return _FACTS[key](run)
@@ -127,7 +128,7 @@ def text_of(value: Any) -> str:
 
 
 def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
-    """Check that each key exists in one of `runs`.
+    """Check that each key exists in at least one of `runs`.
 
     Raises:
         ConfigError: A key exists in none of them. The message names the nearest key.
@@ -153,14 +154,14 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
 
 
 def select(runs: Sequence[StoredRun], clauses: Sequence[str]) -> list[StoredRun]:
-    """Return the runs that meet every clause, in their order."""
+    """Return the runs that meet all conditions in `clauses`, in their order."""
     conditions = [Condition.of(text) for text in clauses]
     check_keys(runs, [condition.key for condition in conditions])
     return [run for run in runs if all(condition(run) for condition in conditions)]
 
 
 def ordered(runs: Sequence[StoredRun], key: str) -> list[StoredRun]:
-    """Return the runs in the order of `key`.
+    """Return the runs sorted by their value of `key`.
 
     Numbers come first, from large to small. Then come texts from A to Z, then runs
     without a value.

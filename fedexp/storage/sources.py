@@ -26,9 +26,10 @@ def store_sources(config: Mapping[str, Any], folder: Path) -> None:
     """Write ``sources.json`` of a run and the sources that it names.
 
     The sources are in ``<output_root>/sources``. Nothing is written if the user has no
-    code in the run. In ``sources.json``, ``modules`` has file and sha256 by module, and
-    ``commits`` has the commit by folder. A ``+`` follows a commit if files of the run
-    are not in it as they are. It is None outside of Git.
+    code in the run. In ``sources.json``, ``modules`` maps each module to its file and
+    sha256, and ``commits`` maps each folder to its Git commit. A ``+`` follows a commit
+    if files of the run are changed or missing in it. Outside of Git, the commit is
+    None.
 
     Args:
         config: Resolved config.
@@ -55,7 +56,7 @@ def _path(folder: Path, sha256: str) -> Path:
     return folder.parents[2] / _FOLDER / f"{sha256}.py"
 
 
-@cache  # A sweep asks for every job. The sources, too, are those of the time when they were read.
+@cache  # A sweep asks in every job. The sources are cached too, when they are first read.
 def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
     """Return the Git commit of the checkout around `folder`, or None outside of Git.
 
@@ -110,7 +111,7 @@ def differences(a: Path, b: Path) -> Iterator[str]:
 def _text(folder: Path, sha256: str | None) -> str | None:
     """Return a stored source, or None if it is gone.
 
-    It is empty for a module that the run did not have.
+    The source is empty for a module that the run did not have.
     """
     if sha256 is None:
         return ""

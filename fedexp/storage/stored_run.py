@@ -1,4 +1,4 @@
-"""Stored runs: finding and reading them, and whether a process works in them.
+"""Access to stored runs: finding them, reading them and checking their locks.
 
 The module needs no torch.
 """
@@ -41,22 +41,22 @@ class StoredRun:
 
     @property
     def is_aside(self) -> bool:
-        """Whether the files are earlier ones that reuse=false moved aside."""
+        """Whether the folder has earlier files that ``reuse=false`` moved aside."""
         return "." in self.path.name
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """Contents of ``status.json``."""
+        """Contents of ``status.json``, empty if it is absent or damaged."""
         return read_mapping(self.path / "status.json")
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """Contents of ``result.json``, empty without one."""
+        """Contents of ``result.json``, empty if it is absent or damaged."""
         return read_mapping(self.path / "result.json")
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Contents of ``config.yaml``, empty without one."""
+        """Contents of ``config.yaml``, empty if it is absent or damaged."""
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -68,17 +68,20 @@ class StoredRun:
 
     @cached_property
     def resolved_config(self) -> ResolvedConfig:
-        """The config that ``config.yaml`` stores; empty without one."""
+        """The config that ``config.yaml`` stores, empty if it is absent or damaged."""
         return ResolvedConfig.from_stored(self.config)
 
     @cached_property
     def status(self) -> str:
         """Status of the run.
 
-        It is the status in status.json, with three exceptions. It is ``stale`` if that
-        says running and no process holds the lock. It is ``unknown`` without a file. It
-        is ``damaged`` if the result of a finished run is damaged, or if there is no
-        result and status.json is damaged.
+        It is the status in ``status.json``, with these exceptions:
+
+        - ``stale``: the file says running, and no process holds the lock.
+        - ``done`` or ``unknown``: there is no status, and there is a result (``done``)
+          or no result (``unknown``).
+        - ``damaged``: the result of a finished run is damaged, or there is no result
+          and ``status.json`` is damaged.
         """
         status = str(self.state.get("status", "done" if self.result else "unknown"))
         if not self.result and status in ("unknown", "done") and damage(self.path):
@@ -97,7 +100,7 @@ class StoredRun:
     def lock(self) -> Iterator[None]:
         """Hold the lock of the folder.
 
-        Files that were set aside have no lock and need none.
+        A folder of files that were set aside has no lock, because no run writes to it.
 
         Raises:
             StorageError: Another process holds the lock.
@@ -124,14 +127,15 @@ class StoredRun:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The option of each config group."""
+        """The chosen option of each config group."""
         found = self.result.get("choices") or self.config.get("choices")
         return found if isinstance(found, dict) else {}
 
     def choice(self, group: str) -> str:
         """Return the method or the data set of the run.
 
-        It is the chosen option, or else the part of the folder's name.
+        It is the chosen option of the group, or else the matching part of the folder's
+        name.
         """
         method, _, dataset = self.path.parent.name.rpartition("-")[0].partition("-")
         return str(self.choices.get(group) or {"method": method, "dataset": dataset}[group])
@@ -143,7 +147,7 @@ class StoredRun:
 
     @property
     def headline(self) -> dict[str, Any] | None:
-        """Metric, rule and value of the headline, once the run is done."""
+        """Metric, rule and value of the run's main result, or None until it is done."""
         return self.result.get("headline") if self.status == "done" else None
 
     @property
@@ -155,7 +159,7 @@ class StoredRun:
 
     @cached_property
     def updated(self) -> datetime.datetime:
-        """Time of the last record."""
+        """Time of the last status, or else of the last change of the folder."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             moment = datetime.datetime.fromisoformat(self.state["updated"])
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
@@ -167,9 +171,10 @@ class StoredRun:
         return weigh(self.path)
 
     def is_of_other_code(self) -> bool:
-        """Return whether the fingerprint of today's code differs.
+        """Return whether the present code differs from the code of the run.
 
-        It is False if that cannot be decided, because a plug-in is not found.
+        The fingerprints are compared. The result is False if the config is missing or a
+        plug-in is not found.
         """
         from fedexp.storage.identity import code_hash, find_module, targets
 
@@ -193,7 +198,7 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(root: Path, name: str) -> StoredRun:
-    """Return the run at path `name`, or the one whose name contains it.
+    """Return the run at path `name`, or the run whose name contains `name`.
 
     Raises:
         FedexpError: There is no such run, or more than one.
@@ -253,13 +258,14 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, *names: str) -> str:
-    """Return which record of a run is damaged, or an empty text.
+    """Return a message that names a damaged file of a run, or "" if none is damaged.
 
     A file that cannot be read for another reason (permissions) counts as undamaged.
 
     Args:
         folder: Folder of the run.
-        *names: Files to check, or none for all that are looked up later.
+        *names: Names of the files to check. Without names, ``result.json`` and
+            ``status.json`` are checked.
     """
     from fedexp.storage.files import read_json
 

@@ -124,7 +124,7 @@ class FileBackedModelStore(ModelStore):
         """Delete all files except those that the last checkpoint refers to.
 
         Args:
-            names: Names of the files that it refers to.
+            names: Names of the files that the last checkpoint refers to.
         """
         self.saved = names
         self._spilled.clear()

@@ -54,7 +54,7 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         try:
             safetensors.torch.save_file(data, part, metadata=about)
         except safetensors.SafetensorError as error:
-            # A code of the system, such as for no space left.
+            # The message contains the system's error code, for example no space left.
             code = re.search(r"os error (\d+)", str(error))
             if code is None:
                 raise
@@ -63,7 +63,7 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
 
 
 def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tree, dict[str, Any]]:
-    """Return the tree that `save_tree` wrote, in its order, and the facts.
+    """Return the tree that `save_tree` wrote, with its keys in order, and the facts.
 
     Args:
         path: File to read.
@@ -107,16 +107,16 @@ def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> 
 def load_sealed(
     path: Path, device: torch.device, dropped: Callable[[], None] = lambda: None
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """Return what `save_sealed` wrote, or None if it is absent or damaged.
+    """Return the tree and facts of `save_sealed`, or None if absent or damaged.
 
-    The file is marked as used now, because caches drop the files that were not used for
-    longest. A file that another process wrote is verified when it is first read. A
-    damaged file is deleted.
+    The file's time is set to now, because caches delete the least recently used files.
+    A file that another process wrote is verified when it is first read. A damaged file
+    is deleted.
 
     Args:
         path: File to read.
         device: Device on which tensors are put.
-        dropped: Callback for a damaged file that is deleted.
+        dropped: Callback that is called if the file is damaged and therefore deleted.
     """
     try:
         tree, facts = load_tree(path, device, verify=path not in _trusted)
@@ -163,8 +163,9 @@ class TensorStore:
     def put(self, tree: Tree, name: str | None = None) -> str:
         """Store `tree` unless it is already stored, and return its name.
 
-        A tree whose quick hash differs from those of all trees that were put before is
-        hashed while it is written.
+        The quick hash covers names, dtypes, shapes and the first four numbers of each
+        tensor. If no earlier tree has the same quick hash, the tree is hashed while it
+        is written.
 
         Args:
             tree: Tree to store.
@@ -199,8 +200,8 @@ class TensorStore:
     def get(self, name: str, device: torch.device) -> Tree:
         """Return the tree that is stored under `name`.
 
-        A file that another process wrote is compared with its name when it is first
-        read.
+        The name is the digest of the content. The content of a file that another
+        process wrote is checked against its name when it is first read.
 
         Raises:
             StorageError: The file is missing or damaged.
@@ -243,7 +244,7 @@ class TensorStore:
         self._path(name).unlink(missing_ok=True)
 
     def keep_only(self, names: set[str]) -> None:
-        """Delete every tree that is not in `names`, and what crashes left behind."""
+        """Delete every tree that is not in `names`, and files that crashes left."""
         if not self.folder.is_dir():
             return
         for path in self.folder.iterdir():
@@ -297,12 +298,13 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
 def decode(
     node: Any, get: Callable[[str], Tree], make_reference: Callable[[ModelSpec, str], StoredWeights]
 ) -> Any:
-    """Return the nested state that `encode` made into `node`.
+    """Return the nested state that `encode` turned into `node`.
 
     Args:
         node: Encoded value.
         get: Function that returns the tree of a name.
-        make_reference: Function that returns a reference for a spec and a name.
+        make_reference: Function that returns a reference to the stored model of a spec
+            and a name.
     """
     if isinstance(node, list):
         return [decode(item, get, make_reference) for item in node]

@@ -96,7 +96,8 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 def is_part(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
     """Return whether the runs are fewer than, or different from, those of the variant.
 
-    Either the user asked for a part, or runs are missing.
+    Either the user asked for some cells, other seeds or other overrides, or some runs
+    have no number.
     """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
@@ -114,14 +115,14 @@ def draw_figures(
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
     """Draw the table's own figures from the files of its runs.
 
-    They name the report's variant.
+    Each figure names the report's variant.
 
     Returns:
-        The pictures, and for every figure that could not be drawn the reason.
+        The pictures, and one reason for every figure that could not be drawn.
     """
     from fedexp.tables.report.pictures import RESERVED
 
-    # One run may hold all points of a grid, so each is drawn once.
+    # One run may measure all points of a grid, so each run is drawn once.
     runs = [
         DrawnRun(
             {**planned.conditions, **job.pooled},
@@ -164,12 +165,13 @@ def draw_figures(
 def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
     """Add the drawn figures, and pictures of the report's numbers.
 
-    The numbers are drawn if the paper prints some, or if no figure was drawn.
+    The report's numbers are drawn if the paper prints a number in the table, or if no
+    figure was drawn.
 
     Args:
         report: The report.
         drawings: Pictures of `draw_figures`.
-        missed: Reasons of figures that could not be drawn. They become warnings.
+        missed: Reasons why figures could not be drawn, which become warnings.
     """
     from fedexp.tables.report.pictures import pictures as number_pictures
 
@@ -179,7 +181,7 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
 
 
 def _alters(override: str, table: Table) -> bool:
-    """Return whether an override of the user may make another run than the table's."""
+    """Return whether an override of the user may make runs differ from the table's."""
     key = key_of(override)
     return key not in table.given and not any(
         f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC
@@ -197,7 +199,8 @@ def _judged_cell(
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
-    # Values of only some of the runs would not belong to the mean.
+    # If only some of the runs have values of the last ten rounds, no values are pooled,
+    # since they would not belong to the mean.
     cell = Cell(
         conditions=dict(planned.conditions),
         method=planned.method,
@@ -250,13 +253,13 @@ def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
     """Select, for each split seed, the run at the best point of the grid.
 
-    NaN (a run that diverged) is the worst number. Of equal numbers the first point's
-    counts.
+    NaN (a run that diverged) is the worst number. If numbers are equal, the first point
+    is selected.
 
     Returns:
-        The selected runs, and a message that names the split seeds without a run
-            because some
-        of their points have no number (empty if there are none).
+        The selected runs, and a message. The message names the split seeds that were
+            skipped because some of their points have no number. It is empty if none
+            were.
     """
     if grid is None:
         return list(runs), ""
@@ -346,9 +349,10 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
 
 
 def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
-    """Yield the mean difference of every column that the paper has numbers of.
+    """Yield the mean difference to the paper of every column with printed numbers.
 
-    Differences are averaged over rows, seed by seed.
+    Differences are averaged over rows for each seed, then over seeds. Only seeds that
+    all rows have count.
     """
     for column in table.methods:
         rows = [
@@ -370,7 +374,7 @@ _UNFIT = ("not comparable", "not run")
 def _by_seed(cell: Cell) -> dict[int, float]:
     """Return the difference to the paper's number by seed.
 
-    Runs of one seed that are pooled in the cell count with their mean.
+    If runs of one seed are pooled in the cell, their mean is used.
     """
     assert cell.paper is not None
     values: dict[int, list[float]] = {}
@@ -384,9 +388,9 @@ def _endless(cell: Cell) -> bool:
 
 
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
-    """Yield the paper's cells without runs of ours, then omitted panels.
+    """Yield the paper's cells that we have no number of, then `Table.omits`.
 
-    Cells are summed up if all that share a condition are missing.
+    If all cells with one condition, or with one method, are missing, they are one item.
     """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
@@ -414,7 +418,11 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 
 
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
-    """Yield the table's assumptions, then tolerances and the paper's number of runs."""
+    """Yield (what, why) of all that the paper leaves open or that decides verdicts.
+
+    The order is: the table's assumptions, grids with their own `Grid.by`, tolerances,
+    the paper's number of runs.
+    """
     yield from ((a.what, a.why) for a in table.assumptions)
 
     for column in table.methods:
@@ -534,8 +542,8 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield warnings about different headlines.
 
-    Runs of a table must agree on the rounds that count, and runs of one method on the
-    metric.
+    All runs of a table must have one headline rule (the rounds that count). All runs of
+    one method must have one headline metric.
     """
     rules = {run.rule for run in done}
     if len(rules) > 1:

@@ -26,8 +26,10 @@ class Job:
     Args:
         seed: Seed of the run.
         pooled: Conditions of the run that are not conditions of the row.
-        declared: Overrides of the table, and those that the table leaves to the user.
-        overrides: The declared ones, then all of the user's.
+        declared: Overrides of the table, then the user's overrides of keys that the
+            table leaves to the user.
+        overrides: Overrides of the table, then all of the user's that apply to the
+            cell.
         point: Point of the column's grid as text, empty without a grid.
     """
 
@@ -51,7 +53,11 @@ class PlannedCell:
 
 
 def placeholders(planned: PlannedCell, job: Job) -> dict[str, Value]:
-    """Return the values that fill in the paths of a job's numbers."""
+    """Return the values for the placeholders in the paths of a job's numbers.
+
+    The numbers are read from the job's result at these paths. Placeholders such as
+    ``{point}`` are filled with the cell's conditions and, in a grid, the point.
+    """
     return {**planned.conditions, **({"point": job.point} if job.point else {})}
 
 
@@ -63,15 +69,15 @@ def planned_cells(
     seeds: Sequence[int] | None = None,
     extra: Sequence[str] = (),
 ) -> tuple[PlannedCell, ...]:
-    """Return every cell of a table in a variant, row by row, with its jobs.
+    """Return the cells of a variant of a table, row by row, with their jobs.
 
     Args:
         table: The table.
         variant: Variant of the table.
-        only: Values that a condition (or ``method``) must have.
-        seeds: Seeds that replace the table's.
-        extra: Overrides that come last. Those of keys that the table leaves to the user
-            are applied only to the cells that have these keys.
+        only: Accepted values of conditions (or ``method``) by key. None: all cells.
+        seeds: Seeds that replace the table's. None: the table's.
+        extra: Overrides of the user, which are applied last. An override of a key in
+            `Table.given` is applied only to the cells that are listed there.
 
     Raises:
         ConfigError: The table has no such variant, or no cell fits `only`.
@@ -119,16 +125,16 @@ def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int,
 
 
 def points_of(table: Table, variant: Variant, column: Column) -> tuple[str | int | float, ...]:
-    """Return the points of a column's grid in a variant, none without a grid."""
+    """Return the points of a column's grid in a variant, empty without a grid."""
     smaller = table.smaller(variant)
     return () if column.grid is None else (smaller and smaller.points) or column.grid.points
 
 
 def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
-    """Return all jobs in the order of their launch.
+    """Return all jobs in the order of their launch, each once.
 
-    They are sorted by row, pooled conditions, seed and method, so jobs that train the
-    same clients are next to each other.
+    The jobs are sorted by row, pooled conditions, seed and method, so jobs that train
+    the same clients are next to each other.
     """
     keyed: list[tuple[int, int, int, Job]] = []
     rows: dict[str, int] = {}
@@ -181,7 +187,7 @@ def command(
 ) -> str:
     """Return the shell command that runs one cell with one seed.
 
-    `parse_only` reads its conditions back.
+    `parse_only` reads the conditions back from the ``--only`` clauses of the command.
     """
     flag = [] if variant in ("full", "partial") else [f"--{variant}"]
     clauses = [f"{key}={_typed(value)}" for key, value in {**conditions, "method": method}.items()]
@@ -191,7 +197,7 @@ def command(
 
 
 def _typed(value: Value) -> str:
-    """Return a value as YAML reads it back."""
+    """Return a value as a text that YAML reads back as the same value."""
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
@@ -204,8 +210,8 @@ def _typed(value: Value) -> str:
 def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the arguments of ``--only`` into clauses of the table and overrides.
 
-    A key that the table does not have is an override. If it resembles a key of the
-    table, it counts as a misspelled clause.
+    An argument is a clause if its key is a key of the table, or resembles such a key
+    and is probably misspelled. Every other argument is an override.
     """
     keys = ["method", *table.conditions]
     mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or nearest(k, keys)]
@@ -213,7 +219,7 @@ def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[st
 
 
 def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
-    """Yield all combinations of conditions, grid after grid, each once."""
+    """Yield all combinations of the conditions' values, grid by grid, each once."""
     smaller = table.smaller(variant)
     seen = set()
     for grid in (smaller and smaller.grids) or table.grids:
@@ -241,8 +247,8 @@ def _overrides(
 ) -> list[str]:
     """Return the overrides of a run in the order in which they apply.
 
-    The order is: experiment, row, method, point of its grid, rules, variant, rules of
-    the variant.
+    The order is: experiment, row, method, grid point, rules, variant, rules of the
+    variant.
     """
     smaller = table.smaller(variant)
     found = [f"experiment={table.experiment}"] if table.experiment else []

@@ -31,7 +31,7 @@ def check_table(table: Table) -> None:
 
 
 def _check_values(table: Table) -> None:
-    """Check what needs no other part of the table."""
+    """Check values that do not depend on other parts of the table."""
     require(
         len({column.key for column in table.methods}) == len(table.methods) > 0,
         "methods: keys must differ",
@@ -58,7 +58,7 @@ def _check_condition_grids(table: Table) -> None:
 
 
 def _check_where_clauses(table: Table) -> None:
-    """Check that every ``where`` of columns, rules and given keys names conditions."""
+    """Check that every ``where`` clause names only conditions or ``method``."""
     for where, clause in _where_clauses(table):
         for key in clause:
             require_known(key, ["method", *table.conditions], where)
@@ -75,14 +75,14 @@ def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
 
 
 def _check_paths(table: Table) -> None:
-    """Check what the paths of numbers have in braces."""
+    """Check the placeholders in the paths at which numbers are read."""
     for where, path, names in _paths(table):
         for key in _names_in_braces(path, where):
             require_known(key, names, where)
 
 
 def _paths(table: Table) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the place of each path, the path, and the names allowed in its braces."""
+    """Yield the place of each path in the file, the path, and allowed placeholders."""
     keys = list(table.keys)
     yield "headline.value", table.headline.value, keys
     yield "headline.pooled_rounds", table.headline.pooled_rounds or "", keys
@@ -92,7 +92,7 @@ def _paths(table: Table) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _check_point_grid(table: Table, column: Column) -> None:
-    """Refuse a grid whose points look the same or whose best is not compared."""
+    """Check the placeholders of a column's grid, and refuse a grid that is unusable."""
     grid, where = column.grid, f"methods.{column.key}.grid"
     if grid is None:
         return

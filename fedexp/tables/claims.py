@@ -27,9 +27,9 @@ from fedexp.tables.verdicts import LEVEL
 
 # Values of a table's keys, which identify a row.
 RowKey = tuple[Value, ...]
-# (iteration or round, value), ascending.
+# Points (iteration or round, value), ascending.
 Curve = Sequence[tuple[float, float]]
-# By row, column, split seed and the claim's `curve`.
+# Curves by row, column, split seed and the claim's `curve`.
 Curves = Mapping[tuple[RowKey, str, str, str], Curve]
 
 
@@ -39,7 +39,8 @@ class Numbers:
 
     Args:
         ours: Numbers of our runs by split seed, for each row and column.
-        printed: Numbers of the paper by row and column, of all variants.
+        printed: Numbers of the paper by row and column, whatever the variant of our
+            runs.
         curves: Curves of the claims that need them.
     """
 
@@ -114,14 +115,14 @@ def _test_claim(
 
 @dataclass(frozen=True)
 class _Group:
-    """A row, or for a trend the rows that differ only in `along`, in its order."""
+    """A row or, for a trend, the ordered rows that differ only in `Claim.along`."""
 
     conditions: dict[str, Value]
     places: tuple[RowKey, ...]
 
 
 def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
-    """Return the variant's rows that the claim is about and that have its columns."""
+    """Return the variant's rows that a claim is about and that have all its columns."""
     rows = [
         planned.conditions
         for planned in planned_cells(table, "full" if variant == "partial" else variant)
@@ -151,9 +152,9 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
 
 
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
-    """Keep the conditions of a ``where`` that belong to rows.
+    """Keep the keys of a ``where`` that identify a row, and ``method``.
 
-    Runs that differ in other conditions are pooled in a row.
+    Runs that differ only in other conditions are pooled in a row.
     """
     return {key: value for key, value in where.items() if key in place or key == "method"}
 
@@ -168,9 +169,10 @@ class _Test:
     """Alternatives of which at least one must hold.
 
     Args:
-        alternatives: Lists of paired differences. The claim says that they are above 0.
-        printed: The same differences of the paper's numbers, None if it does not print
-            them.
+        alternatives: For each alternative, paired differences. The alternative holds if
+            their mean is above 0.
+        printed: For each alternative, the difference of the paper's numbers. None if
+            the paper does not print them.
     """
 
     alternatives: tuple[tuple[float, ...], ...]
@@ -224,7 +226,10 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
 
 
 def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
-    """Return by how much column a is on the better side of the number in the claim."""
+    """Return the test whether column a is better than the number `claim.than`.
+
+    It must be better by more than `claim.by`.
+    """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
     return _Test(
@@ -239,7 +244,7 @@ def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) 
 
 
 def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:
-    """Return a test for every step along the condition, of every column."""
+    """Return one test for every column and every step along the condition."""
     way = sign if claim.direction == "up" else -sign
     tests = []
     for a in claim.a:
@@ -255,7 +260,7 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
 
 
 def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
-    """Return a - b for every split seed that both have."""
+    """Return a in row `place` minus b in row `other`, for their common split seeds."""
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
     return tuple(
         _less(left[split_seed], right[split_seed]) for split_seed in left if split_seed in right
@@ -275,9 +280,10 @@ def _less(a: float, b: float) -> float:
 def _sooner(
     claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
 ) -> tuple[float, ...]:
-    """Return how much earlier a reaches the target than b, for every split seed.
+    """Return how many iterations or rounds a needs less than b to reach the target.
 
-    A target that is never reached counts as infinitely late.
+    There is one number for every split seed. A target that is never reached counts as
+    infinitely late.
     """
     assert claim.curve is not None and claim.target is not None
     split_seeds = [
@@ -317,7 +323,7 @@ def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
     """Return where the curve first reaches the target, infinity if never.
 
-    It is NaN if the target is NaN, as for a run that diverged.
+    The result is NaN if the target is NaN, as for a run that diverged.
     """
     if math.isnan(target):
         return math.nan
@@ -330,12 +336,14 @@ def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
 
 
 def _levels(claim: Claim, rows: int) -> tuple[float, float]:
-    """Return the levels at which a row is decided as yes and as no.
+    """Return the significance levels at which a row is decided as yes and as no.
 
-    The level is divided by the number of rows that could decide wrongly (Bonferroni).
-    Any of rows - needed + 1 rows could complete the `needed` ones, and any of `needed`
-    could break them. So "all" is refuted at a level divided by its rows, and "in one
-    row" is held at such a level. "most" counts rows, each at the full level.
+    `LEVEL` is divided by the number of rows that could decide the claim wrongly
+    (Bonferroni). The claim holds if `needed` rows are yes. Any of rows - needed + 1
+    rows could wrongly complete the `needed` rows, so the level of yes is divided by
+    this number. Any of `needed` rows could wrongly break the claim, so the level of no
+    is divided by `needed`. For example, "all" is refuted, and "in one row" is held, at
+    `LEVEL` divided by the number of rows. For "most", each row is decided at `LEVEL`.
     """
     needed = _needed(claim, rows)
     if claim.rows == "most" or not 0 < needed <= rows:
@@ -354,10 +362,10 @@ def decide(
 ) -> RowState:
     """Decide whether the mean of paired differences is above 0.
 
-    The answer is yes or no by one-sided bounds of Student's t, else open. Signs are
-    counted (sign test) if a difference is infinite. A single difference decides
-    nothing. Equal differences decide by their value, and 0 is not above 0. NaN (a run
-    that diverged) decides nothing.
+    The answer is yes or no if a one-sided bound of Student's t shows it, else open. If
+    a difference is infinite, a sign test replaces the t test. Several equal differences
+    are decided by their value, and 0 is not above 0. The answer is open for fewer than
+    two differences, and if one of them is NaN (a run that diverged).
 
     Args:
         differences: The paired differences.
@@ -386,8 +394,9 @@ def decide(
 def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
     """Decide a claim in one row.
 
-    All tests must hold, and of the alternatives in each test one. The levels are
-    divided among those that could decide on their own.
+    All tests must hold. A test holds if one of its alternatives holds. The level of yes
+    is divided by the number of alternatives, any of which can make the test hold. The
+    level of no is divided by the number of tests, any of which can refute the row.
     """
     yes_level, no_level = levels
     states: list[RowState] = []
@@ -412,13 +421,16 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
 
 
 def _middle(differences: Sequence[float]) -> float:
-    """Return the mean, or the lower median of infinite differences without a mean."""
+    """Return the mean, or the lower median if a difference is infinite.
+
+    If a difference is NaN, the result is NaN.
+    """
     endless = any(map(math.isinf, differences)) and not any(map(math.isnan, differences))
     return statistics.median_low(differences) if endless else statistics.mean(differences)
 
 
 def _order(differences: Sequence[float]) -> tuple[int, float]:
-    """Return a sort key from bad to good: no pairs, then NaN, then by the middle."""
+    """Return a sort key from bad to good: no pairs, NaN, then ascending `_middle`."""
     if not differences:
         return 0, 0.0
     middle = _middle(differences)
@@ -426,7 +438,7 @@ def _order(differences: Sequence[float]) -> tuple[int, float]:
 
 
 def _in_print(tests: Sequence[_Test]) -> bool | None:
-    """Return whether the paper's numbers fit, None if it does not print all of them."""
+    """Return whether the paper's numbers pass the tests, None if too few exist."""
     known = [_any(test.printed) for test in tests]
     return None if not known or None in known else all(known)
 
@@ -467,12 +479,11 @@ def _signs(rows: Sequence[ClaimRow]) -> str:
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
     """Count the rows in which the paper's own numbers fit the claim.
 
-    All printed numbers count, whatever the variant.
+    All printed numbers count, whatever the variant of our runs.
 
     Returns:
-        The count as text, empty if the paper prints none, and whether the paper's own
-            numbers
-        contradict the claim.
+        The count as text (empty if the paper prints too few numbers), and whether the
+            paper's own numbers contradict the claim.
     """
     known = [fitting for fitting in rows if fitting is not None]
     if not known:

@@ -16,8 +16,8 @@ _IDX = tuple(
 _DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _TINY = "tiny-imagenet-200"
 
-# By option of `dataset`, relative to the data root. Options whose files are not fixed
-# are absent.
+# Files by option of `dataset`, relative to the data root. Options whose files are not
+# fixed are absent.
 FILES: Mapping[str, tuple[str, ...]] = {
     "carvana": ("carvana/train", "carvana/train_masks"),
     "cifar10": tuple(

@@ -29,7 +29,7 @@ class DrawnRun:
         config: Resolved config.
         result: Content of its ``result.json``.
         plot_style: Style of its column, see `fedexp.tables.report.report.Method`.
-        role: Role of its column, see there.
+        role: Role of its column, see `fedexp.tables.report.report.Method`.
     """
 
     conditions: dict[str, Value]
@@ -44,7 +44,7 @@ class DrawnRun:
 
 
 class Drawing(ABC):
-    """A figure, named in the table's ``drawings`` by ``_target_`` and its keys."""
+    """A figure that a node of a table's ``drawings`` describes by its ``_target_``."""
 
     @abstractmethod
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
@@ -55,6 +55,6 @@ class Drawing(ABC):
             notes: Lines below each picture.
 
         Raises:
-            FedexpError: Nothing can be drawn of these runs. The report shows the reason
-                as a warning.
+            FedexpError: The runs do not have the data to draw. The report shows the
+                reason as a warning.
         """

@@ -1,4 +1,4 @@
-"""The list of tables: what their files say, and the status of their runs."""
+"""The list of tables: data from their files, and the status of their runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EMPTY: Mapping[str, Any] = {
 
 
 def list_table(name: str, root: Path) -> dict[str, Any]:
-    """Return the row of a table that only its file determines.
+    """Return the row of a table with only the data that its file contains.
 
     Args:
         name: Name of the table.
@@ -115,7 +115,10 @@ def _broken_row(name: str, error: FedexpError) -> dict[str, Any]:
 
 
 def _data_of_runs(runs: Iterable[CellRun]) -> dict[str, bool]:
-    """Return whether the files of every data set exist. Unknown files are absent."""
+    """Return, for every data set of the runs, whether all of its files exist.
+
+    The value is False for a data set that cannot be built.
+    """
     from fedexp.core.build import build
     from fedexp.data.dataset import Dataset
 

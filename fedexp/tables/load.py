@@ -16,10 +16,10 @@ from fedexp.tables.tuning import load_tuning
 
 
 def with_tuned(table: Table) -> Table:
-    """Add a tuned column beside every method that the table's tuning sweeps.
+    """Add a tuned column for every method that the table's tuning sweeps.
 
-    The column has the coefficient that was chosen. If none has been chosen yet, it has
-    no runs and shows the reason.
+    The column has the coefficient that was chosen. If no coefficient has been chosen
+    yet, the column has no runs and shows the reason.
     """
     if table.tuned is None:
         return table
@@ -59,7 +59,7 @@ def with_tuned(table: Table) -> Table:
 def table_names() -> dict[str, Path]:
     """Return the names ``<paper>/<table>`` of all tables, with their files.
 
-    Tables are built in or in ``./conf/table``.
+    The files are built into fedexp or are in ``./conf/table``.
     """
     found = {}
     for folder in (conf_dir(), user_conf_dir()):
@@ -90,7 +90,7 @@ def load_table(name: str) -> Table:
 
 
 def read_table(path: Path, name: str) -> Table:
-    """Return the table in `path`."""
+    """Read and check the table in the file `path`."""
     node = read_yaml_mapping(path, "a table's file")
     try:
         table = build(Table, {**node, "name": name}, "")

@@ -16,7 +16,7 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, read_result_and_status, trace_rows
 from fedexp.tables.cells import Job, PlannedCell
 
-# Statuses of runs that ended without a result.
+# Statuses of runs that ended without a usable result.
 FAILED = ("failed", "damaged")
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
@@ -24,7 +24,7 @@ _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
 
 @dataclass(frozen=True)
 class CellRun:
-    """The run of a job, as its folder has it.
+    """The run of a job, as found in its folder.
 
     Args:
         job: The job.
@@ -32,11 +32,11 @@ class CellRun:
         config: Resolved config, empty if it cannot be composed. Then `error` has the
             reason.
         result: Content of its ``result.json``, empty unless the run is done.
-        other_code: Whether other code than the current one made the result.
+        other_code: Whether code other than the current one made the result.
         others: Folders of results that other code made, newest first.
         status: One of done, failed, damaged, missing, running, interrupted ...
         error: Error of a run that failed, in one line.
-        altered: Whether overrides of the user make it another run than the table's.
+        altered: Whether the user's overrides change the run, so it is not the table's.
         date: Date of the result as YYYY-MM-DD, empty if its status has none.
     """
 
@@ -112,8 +112,8 @@ def _other_results(folder: Path) -> Iterator[Path]:
 def find(cells: Sequence[PlannedCell], finder: Finder) -> dict[tuple[str, ...], CellRun]:
     """Find the runs of all jobs, by overrides.
 
-    Overrides of the user may turn several jobs into one run. It is altered if it is
-    altered for any of them.
+    Overrides of the user may turn several jobs into one run. Such a run is altered if
+    it is altered for any of these jobs.
     """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
     # Cells may share runs.
@@ -126,12 +126,11 @@ def find(cells: Sequence[PlannedCell], finder: Finder) -> dict[tuple[str, ...], 
 
 
 def read_value(run: CellRun, path: str) -> float:
-    """Read the number at a path of a run.
+    """Read the number at a path in a run's results.
 
-    The path is in ``result.json`` or, as
-    ``trace.<round>.<iteration>.<series>/<metric>``, in a traced round.
-    ``<name>=<number>`` instead of the iteration selects the iteration that has this
-    number.
+    A path ``trace.<round>.<iteration>.<series>/<metric>`` is read in a traced round. In
+    place of the iteration, ``<name>=<number>`` selects the iteration that has this
+    number. Every other path is read in ``result.json``.
 
     Raises:
         ConfigError: There is no such number.
@@ -174,7 +173,7 @@ def traced(folder: Path, round: object) -> list[dict[str, Any]]:
 def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:
     """Read the number at a dotted path.
 
-    A key may have a dot (``rounds_to.0.38``). The longest key that fits counts.
+    A key may contain a dot (``rounds_to.0.38``). The longest key that fits is used.
 
     Args:
         result: Content of a file.

@@ -1,4 +1,4 @@
-"""Paths of a cell's number in a run's results.
+"""A check of the dotted paths at which numbers are read from a run's results.
 
 A path that no result can have is refused before a job runs.
 """
@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import target_name
 
-# Parts of a result that have the metrics of evaluations.
+# Parts of a result whose keys are metrics of evaluations.
 _MEASURED = (
     "best",
     "mean_last_10",
@@ -19,7 +19,8 @@ _MEASURED = (
     "last_10",
     "oracle",
 )
-# Parts of a result whose keys only a run knows.
+# Parts of a result whose keys are known only after the run. The exceptions are `_KEYS`
+# and metrics of test and validation data.
 _FREE = (
     "headline",
     "metrics",
@@ -45,16 +46,17 @@ _KEYS = {"headline": ("value",), "bytes": ("up", "down")}
 def check_path(path: str, experiment: Experiment, where: str) -> None:
     """Refuse a dotted path that no result of an experiment can have.
 
-    `fedexp.tables.lookup.read_value` reads the path. Names that a method logs itself
-    are known only to its runs, so they are accepted.
+    `fedexp.tables.lookup.read_value` reads the number at the path. Names that a method
+    logs itself are known only after its runs, so they are accepted.
 
     Args:
-        path: The path.
+        path: The path, such as ``metrics.test/global/acc``.
         experiment: Experiment of the run.
-        where: Place of the path in the table's file.
+        where: Place of the path in its YAML file, for the error message.
 
     Raises:
-        ConfigError: The message names the nearest path that exists.
+        ConfigError: No result can have the path. The message suggests the nearest path,
+            or a setting that adds it to the results.
     """
     head, _, rest = path.partition(".")
     if path.startswith("oracle/"):

@@ -18,7 +18,7 @@ FILE = "_plot_styles.yaml"
 
 
 def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
-    """Read the plot styles of a paper by column key, none without such a file.
+    """Read the plot styles of a paper by column key, empty without the file.
 
     Raises:
         ConfigError: The file is not a mapping of plot styles, or two methods differ

@@ -23,7 +23,7 @@ class _LaunchedRun:
     method: str
     folder: Path
     attempts: int
-    # Known once the run has ended.
+    # Computing time (0 if the run failed), None until the run has ended.
     seconds: float | None = None
 
 
@@ -47,7 +47,7 @@ class ProgressMonitor:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Watch while the block runs."""
+        """Watch the run folders while the ``with`` block is executed."""
         thread = threading.Thread(target=self._watch, name="fedexp-table", daemon=True)
         thread.start()
         try:
@@ -91,9 +91,10 @@ class ProgressMonitor:
     def seconds_left(self, elapsed: float) -> float:
         """Estimate the remaining seconds at the present pace.
 
-        The estimate of a job is the mean cost of its column so far. A row's first
-        column trains the clients and the others reuse them, so a mean over all columns
-        would mislead.
+        The estimate of a job is the mean cost of its column so far. A mean over all
+        columns would mislead, since a row's first column trains the clients and the
+        other columns reuse them. Only for columns without an ended job, the mean over
+        all columns is used.
 
         Args:
             elapsed: Seconds since the start.

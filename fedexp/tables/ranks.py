@@ -10,7 +10,7 @@ from collections.abc import Sequence
 def tied(values: Sequence[float], tie: float) -> list[float]:
     """Set values that are closer together than `tie` to the smallest of them.
 
-    Values that are linked by such neighbours count as close, too.
+    Values that are linked by a chain of close values count as close, too.
     """
     order = sorted(range(len(values)), key=lambda i: values[i])
     found = list(values)
@@ -31,8 +31,8 @@ def ranks(values: Sequence[float]) -> list[float]:
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return Pearson's correlation of the ranks.
 
-    It is None if there are fewer than two values, or if all values of one side are
-    equal.
+    The result is None if there are fewer than two values, or if all values of one side
+    are equal.
     """
     x, y = ranks(a), ranks(b)
     if len(x) < 2:

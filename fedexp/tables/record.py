@@ -34,10 +34,10 @@ from fedexp.tables.schema import Table
 _SPREAD = ("conditions", "pooled", "phases", "parts")
 _SECONDS, _METRIC = "seconds.", "metric."
 _ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
-# Fields whose columns in runs.csv, and keys in record.json, have another name.
+# Stored names of fields that have another name in runs.csv or record.json.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
 _STORED_NAMES = {"variant": "form", "figures": "drawn"}
-# Row, column, split seed, point of a grid.
+# Identifies a run by row, column, split seed and point of a grid.
 RunKey = tuple[RowKey, str, str, str]
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
@@ -49,22 +49,23 @@ class RunRecord:
     Args:
         conditions: Conditions of the row.
         method: Key of its column.
-        seed: Its seed.
-        split_seed: Text that it shares with the runs that it is compared with.
-        point: Point of the column's grid, empty without one.
-        value: Its number in the table's unit, None if there is none. Then `error` has
-            the reason.
-        criterion: Number that chooses among the points of the grid, if it is not
-            `value`.
+        seed: Seed of the run.
+        split_seed: The seed and the pooled conditions as text, which the run shares
+            with the runs that it is compared with.
+        point: Point of the column's grid, empty without a grid.
+        value: The run's number in the table's unit, None if there is none. Then `error`
+            has the reason if it is known.
+        criterion: Number by which the best point of the grid is chosen. None: `value`
+            is used.
         last_10: Values of the last ten rounds in the table's unit, empty unless the
             table has `NumberSource.pooled_rounds`.
         status: One of done, failed, damaged, missing ...
         error: Error of the run.
-        run: Its folder, relative to the output root.
-        altered: Whether overrides of the user make it another run than the table's.
-        other_code: Whether other code than the current one made it.
-        others: Number of results that other code has made.
-        lossy: Names of data sets that differ from the originals.
+        run: Folder of the run, relative to the output root.
+        altered: Whether the user's overrides change the run, so it is not the table's.
+        other_code: Whether code other than the current one made the result.
+        others: Number of this run's results that other code has made.
+        lossy: Names of the run's data sets that differ from the originals.
         commit: Commit of the result.
         code: Hash of the code.
         config: Hash of the config.
@@ -74,11 +75,12 @@ class RunRecord:
         dataset: Option of ``dataset``.
         data: Fingerprint of the data.
         split: Hash of the split.
-        seconds: Computing time.
+        seconds: Computing time in seconds.
         gpu: Name of the GPU.
         processor: Name of the processor.
         platform: Platform.
         torch: Version of torch.
+        fedexp_version: Version of fedexp.
         date: Date of the result.
         pooled: Conditions of the run that are not conditions of the row.
         phases: Seconds by phase.
@@ -126,7 +128,10 @@ class RunRecord:
 
 
 def split_seed_of(job: Job) -> str:
-    """Return what a job shares with the runs compared with it: ``seed=0 beta=0.1``."""
+    """Return a job's seed and pooled conditions as text: ``seed=0 beta=0.1``.
+
+    Runs that are compared with each other have the same text.
+    """
     return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
 
 
@@ -141,15 +146,15 @@ class TableRecord:
 
     Args:
         variant: Variant of the table.
-        only: Conditions that the user asked for.
-        seeds: Seeds that the user asked for, or None.
+        only: Values by condition (or ``method``) that the user asked for. Empty: all.
+        seeds: Seeds that the user asked for. None: the table's.
         extra: Overrides of the user.
         command: Command that was typed.
         runs: Runs by row, column, split seed and point of a grid.
         curves: Curves that claims need.
-        configs: Resolved configs by their hashes. The keys of a record that was read
-            are whole paths, with dots.
-        figures: Name and title of the pictures that were made from the runs' own files.
+        configs: Resolved configs by their hashes. In a record that was read from files,
+            the configs are flat, and their keys are dotted paths.
+        figures: (name, title) of each picture that was drawn from the runs' own files.
         missed: Reasons why other figures were not drawn.
     """
 
@@ -167,8 +172,9 @@ class TableRecord:
     def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
         """Return the runs of a cell, each once per point of a grid.
 
-        The user's overrides may turn several jobs into one run. Jobs that the table has
-        gained since the record was written are missing.
+        The user's overrides may turn several jobs into one run. Jobs that the record
+        lacks have the status ``missing``, such as jobs that were added to the table
+        later.
         """
         found = [
             self.runs.get(run_key(table, planned, job)) or _missing(planned, job)
@@ -197,14 +203,14 @@ def recorded(
     root: Path,
     asked: TableRecord,
 ) -> TableRecord:
-    """Fill in the runs of cells.
+    """Add the runs of cells, their curves and their configs to a record.
 
     Args:
         table: The table.
         cells: Cells with their jobs.
         cell_runs: Runs by the overrides of their jobs.
-        root: Output root. Folders are relative to it.
-        asked: Record without runs.
+        root: Output root. The recorded folders are relative to it.
+        asked: Record of what the user asked for, without runs.
     """
     runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -254,7 +260,7 @@ def _damaged(row: RunRecord, error: StorageError) -> RunRecord:
     return replace(row, value=None, criterion=None, status="damaged", error=error.what)
 
 
-# Keys of a config that describe the machine or repeat other keys.
+# Keys of a config that are not stored. They describe the machine or repeat other keys.
 _ELSEWHERE = (
     "overrides",
     "output_root",
@@ -327,8 +333,8 @@ def _last_10(
 ) -> tuple[float, ...]:
     """Return the values of the last ten rounds.
 
-    They are empty if the column reads another number than the table's, and if older
-    code made the result.
+    The result is empty if the table does not pool rounds, if the column has its own
+    `value`, or if older code made the run's result.
     """
     if table.headline.pooled_rounds is None or table.columns[planned.method].value is not None:
         return ()
@@ -362,7 +368,7 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 
 
 def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
-    """Add the pooled conditions of the table's jobs to a record that was read."""
+    """Add the pooled conditions of the jobs to a record that was read from files."""
     runs = dict(record.runs)
     for planned in cells:
         for job in planned.jobs:
@@ -373,9 +379,10 @@ def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> T
 
 
 def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord:
-    """Add runs from other records to a record that lacks them.
+    """Complete a record with runs of other records.
 
-    The cells and the variant are those of the first record.
+    A run is added if the record lacks it, or if only the other record has its number.
+    All other fields, such as the wanted cells, are those of the first record.
 
     Raises:
         ConfigError: Another record has another variant, other seeds or other overrides.
@@ -468,7 +475,10 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 
 
 def _heading(table: Table, name: str) -> str:
-    """Return the heading of a field. A condition may have the same name (dataset)."""
+    """Return the heading of a field in ``runs.csv``.
+
+    If a condition has the field's name (``dataset``), the heading is ``run.<name>``.
+    """
     name = _STORED_RUN_NAMES.get(name, name)
     return f"run.{name}" if name in table.conditions else name
 
@@ -476,8 +486,8 @@ def _heading(table: Table, name: str) -> str:
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
     """Return the text of a field in a row of ``runs.csv``, or None.
 
-    In older records a condition of the same name replaced the field only if it makes
-    rows. They lack newer fields.
+    Older records lack newer fields, and fields with the name of one of `Table.keys`. In
+    them, a field with the name of any other condition has its plain name as heading.
     """
     heading = _heading(table, name)
     stored = _STORED_RUN_NAMES.get(name, name)
@@ -487,7 +497,7 @@ def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
 
 
 def read(table: Table, folder: Path) -> TableRecord:
-    """Read what `write` wrote.
+    """Read a record that `write` wrote.
 
     Raises:
         ConfigError: The folder has no record, or the record of another table.

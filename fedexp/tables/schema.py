@@ -1,6 +1,6 @@
-"""A paper's table: ``conf/table/<paper>/<table>.yaml``, read and checked.
+"""The schema of a paper's table, ``conf/table/<paper>/<table>.yaml``.
 
-It is never part of a run's config.
+A table is never part of a run's config.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 
-# A value or a list of values by key. `method` is a key, too.
+# Describes cells: for each key, a value or a list of values. A key is a condition or
+# `method`.
 Where = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The distance from the paper's number within which a mean is `reproduced`.
+    """The largest difference to the paper's number that counts as `reproduced`.
+
+    The confidence interval of the difference must be within the tolerance, see
+    `fedexp.tables.verdicts`.
 
     Args:
-        within: The distance in the table's unit.
-        why: Reason for this distance.
+        within: The largest difference in the table's unit.
+        why: Reason for this tolerance.
     """
 
     within: float
@@ -36,13 +40,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Equal:
-    """A column whose numbers equal another column's by construction.
+    """Another column, whose numbers a column equals by construction.
 
-    It is not counted beside the other column.
+    Equal cells are counted once.
 
     Args:
         column: Key of the other column.
-        where: Rows in which they are equal.
+        where: Conditions of the rows in which both are equal. Empty: all rows.
     """
 
     column: str
@@ -51,21 +55,22 @@ class Equal:
 
 @dataclass(frozen=True)
 class Grid:
-    """A hyper-parameter of a column.
+    """A hyper-parameter of a column, and the values that are tried.
 
-    The column shows the best of its values for every split seed.
+    For every split seed (the seed and the pooled conditions), the column shows the
+    number at the best point.
 
     Args:
         over: Name of the hyper-parameter.
-        points: Its values. Of equally good ones the first counts.
-        overrides: Overrides of the run of a point, with ``{point}`` in braces. Without
-            any, the column's one run holds all points, and `value` has the place of
-            each.
-        by: Path of the number that chooses, as in `NumberSource.value`, with
-            ``{point}`` in braces. None: the column's own numbers choose. A path with
-            ``val`` is measured on held-out data. All others are test data and make the
-            column an oracle.
-        best: Which of the numbers is the best.
+        points: Its values. If several are equally good, the first one is chosen.
+        overrides: Overrides of the run for a point, with the placeholder ``{point}``.
+            Without overrides, one run measures all points. Then the paths at which
+            numbers are read contain ``{point}``.
+        by: Path of the number by which the best point is chosen, as in
+            `NumberSource.value`. It may contain ``{point}``. None: the column's own
+            number. A path with the part ``val`` is measured on held-out data. Any other
+            choice uses test data and makes the column an oracle.
+        best: Whether the highest or the lowest number is the best.
     """
 
     over: str
@@ -86,7 +91,7 @@ class Grid:
         return self.by is not None and "val" in re.split(r"[./]", self.by)
 
     def filled(self, point: str | int | float) -> tuple[str, ...]:
-        """Return the overrides of the run of a point."""
+        """Return the overrides of the run for a point."""
         return tuple(override.format(point=point) for override in self.overrides)
 
 
@@ -97,23 +102,26 @@ class Column:
     Args:
         key: Name in fedexp.
         label: Name in the paper.
-        overrides: Overrides that make it, after the row's. None: the method does not
-            exist. Then `why` has the reason.
+        overrides: Overrides that select the method, applied after the row's. None: the
+            method does not exist, and `why` has the reason.
         role: See `fedexp.tables.report.report.Method`.
         why: Reason why the method does not exist.
-        where: Rows that have this column. Other rows have no such cell.
+        where: Conditions of the rows that have this column. Other rows have no such
+            cell.
         value: Path that replaces the table's ``headline.value``. In a column with a
-            grid it may have ``{point}`` in braces.
-        grid: Grid whose best value it shows.
+            grid, the path may contain ``{point}``.
+        grid: Grid whose best point the column shows.
         tolerance: Tolerance that replaces the table's.
         seeds: Seeds that replace the table's, in the full variant.
-        reads: Column whose printed numbers this one is compared with, too. It is
-            another reading of what the paper leaves open, and not a column of the
-            paper.
-        equals: Rows in which it equals another column by construction.
-        oracle: Text that tells readers what is chosen or trained on test data (the best
-            round, a proxy). It is empty if there is nothing except a grid's best value.
-        published: Name in the published file, if it is not ``{method: <key>}``.
+        reads: Another column, whose printed numbers this column is compared with. This
+            column is another interpretation of something that the paper leaves open. It
+            is not a column of the paper.
+        equals: Another column that this column equals by construction.
+        oracle: Text that names what is chosen or trained on test data, such as the best
+            round or a proxy. A grid's best point is not named here. Empty if there is
+            nothing else.
+        published: Keys and values that identify the column's rows in the published
+            file. Empty: ``{method: <key>}``.
     """
 
     key: str
@@ -156,17 +164,18 @@ class NumberSource:
     """The place of a cell's number in a run's results.
 
     Args:
-        value: Path in ``result.json``, its parts separated by dots (``headline.value``,
-            ``metrics.test/global/acc``, ``seconds.aggregate``, ``rounds_to.0.38``,
-            ``per_client.test/local/acc.0``), or the path of a traced round,
-            ``trace.<round>.<iteration>.<name>``. There ``<name>=<number>`` is the
-            iteration that has this number (``lam=0.5``). Conditions of the row are
-            filled in: ``trace.1.{iteration}.mean_v/acc``.
+        value: Path in ``result.json`` or in a traced round. In ``result.json``, dots
+            separate the parts: ``headline.value``, ``metrics.test/global/acc``,
+            ``seconds.aggregate``, ``rounds_to.0.38``, ``per_client.test/local/acc.0``.
+            A path in a traced round is ``trace.<round>.<iteration>.<name>``. In place
+            of the iteration, ``<name>=<number>`` selects the iteration that has this
+            number (``lam=0.5``). Placeholders are filled with conditions of the row:
+            ``trace.1.{iteration}.mean_v/acc``.
         scale: Factor that turns the number into the table's unit.
-        pooled_rounds: ``last_10.<metric>``, with conditions filled in as above, for
-            papers whose deviation is over the last ten rounds of all runs of a cell
-            together. Such a mean and deviation are reported additionally, for columns
-            without their own `value`.
+        pooled_rounds: Path ``last_10.<metric>``, with placeholders as in `value`. It is
+            for papers whose standard deviation is over the last ten rounds of all runs
+            of a cell. The report then also has this mean and standard deviation, for
+            columns without their own `value`. None: it does not.
     """
 
     value: str = "headline.value"
@@ -190,7 +199,7 @@ class NumberSource:
 class OverrideRule:
     """Overrides of the cells whose conditions (and ``method``) fit `where`.
 
-    They come after the method's overrides.
+    The overrides are applied after the method's.
     """
 
     where: Where
@@ -204,10 +213,11 @@ class SmallerVariant:
     Its cells are never `reproduced`.
 
     Args:
-        what: What is smaller, for the reader.
-        overrides: Overrides that come after all of the table's.
-        rules: Overrides for some of the cells, after `overrides`.
-        conditions: Overrides of the values of these keys, which replace the table's.
+        what: Text that tells readers what is smaller.
+        overrides: Overrides that are applied after all of the table's.
+        rules: Overrides for some of the cells, applied after `overrides`.
+        conditions: Overrides by condition, as in `Table.conditions`. They replace the
+            table's overrides of these conditions.
         grids: Grids of conditions that replace the table's.
         seeds: Seeds that replace the table's.
         points: Points that replace those of every column's grid.
@@ -230,7 +240,7 @@ class Cost:
     """A measured cost of a variant.
 
     Args:
-        hours: Sum of the runs' times, as if they had run one after another.
+        hours: Sum of the runs' times in hours, as if they had run one after another.
         runs: Number of runs that were measured.
         hardware: Hardware of these runs.
     """
@@ -246,7 +256,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Assumption:
-    """A fact that the paper leaves open.
+    """An assumption about something that the paper leaves open.
 
     Args:
         what: The assumption.
@@ -262,11 +272,11 @@ class Target:
     """A value that a curve must reach.
 
     Args:
-        share: Share of the final value that `of` names. If lower is better, the final
-            value is divided by the share.
-        of: The final value: the worse one of both curves (``lower_final``), or that of
-            one (``a_final``, ``b_final``).
-        value: Value in the table's unit, instead of both.
+        share: Share of a curve's final value, by which the final value is multiplied.
+            If lower is better, the final value is divided by the share.
+        of: Which final value: the worse one of curves a and b (``lower_final``), that
+            of a (``a_final``) or that of b (``b_final``).
+        value: Value in the table's unit, instead of `share` and `of`.
     """
 
     share: float | None = None
@@ -281,7 +291,7 @@ class Target:
 class Claim:
     """A claim of the paper about a table or figure.
 
-    It is a test on differences paired by seed.
+    The claim is tested on differences paired by seed.
 
     Args:
         id: Name of the claim.
@@ -293,24 +303,25 @@ class Claim:
             ``trend``: a gets better (``up``) or worse (``down``) with every step along
             a condition, within `slack`. ``sooner``: a's curve reaches the target before
             b's.
-        a: Columns. The claim is about all of them, or at least one of them if `any_of`
-            is a.
-        b: Columns to compare with, as `a`.
-        any_of: Which of `a` and `b` needs only one column that fits.
-        than: Number that replaces `b`.
-        by: Least difference of ``above``.
-        x: Largest difference of ``within``.
-        along: A condition, or several that change together. The first one has the
-            order: numbers ascend, texts keep the table's order.
+        a: Columns. The claim must hold for all of them, or for at least one of them if
+            `any_of` is ``a``.
+        b: Columns that `a` is compared with: all of them, or at least one of them if
+            `any_of` is ``b``.
+        any_of: Which of `a` and `b` needs only one column that fits. None: neither.
+        than: Number in the table's unit that replaces `b`.
+        by: Difference that ``above`` must exceed.
+        x: Difference below which ``within`` holds.
+        along: A condition, or several that change together, for ``trend``. The first
+            one determines the order: numbers ascend, texts keep the table's order.
         direction: Direction of ``trend``.
-        slack: How far a step of ``trend`` may go the other way. If it is negative, how
-            far the step must go.
-        rows: How many rows must fit. For a trend, groups of rows that differ only in
-            `along`.
-        only: Rows that the claim is about.
+        slack: How far a step of ``trend`` may go in the other direction. A negative
+            slack is how far the step must go in the claimed direction.
+        rows: How many rows must fit the claim. For ``trend``, each row is a group of
+            the table's rows that differ only in `along`.
+        only: Conditions of the rows that the claim is about. Empty: all rows.
         curve: For ``sooner``, a series of the traced iterations or a metric of the
             rounds.
-        axis: Which of the two.
+        axis: Whether `curve` is over iterations or rounds.
         target: Value that the curves must reach.
     """
 
@@ -380,38 +391,40 @@ class Table:
         metric: Metric of the numbers.
         unit: Unit of the numbers.
         higher_is_better: Whether higher numbers are better.
-        keys: Conditions that make a row. Grids may have more. Runs that differ only in
-            those are pooled in one cell.
+        keys: Conditions that identify a row. The other keys of `conditions` do not.
+            Runs that differ only in the other ones are pooled in one cell.
         methods: Columns.
-        conditions: Overrides by key: templates (``"clients={clients}"``), or a mapping
-            from values to overrides (``{same: [init=same]}``).
-        grids: Products of values (a value or a list of them for every condition). A
-            table may need several.
-        seeds: Values of ``seed``, and with it of ``seed_data``.
+        conditions: Overrides by condition: templates (``"clients={clients}"``), or a
+            mapping from values to overrides (``{same: [init=same]}``).
+        grids: Grids of conditions. Each has a value, or a list of values, for every
+            condition, and contains all combinations. A table may need several grids.
+        seeds: Values of ``seed``, which by default is also ``seed_data``.
         experiment: Option of the group ``experiment``, the base of every cell. None:
             the defaults of conf/config.yaml.
-        headline: Place of the numbers.
-        tolerance: Tolerance in the table's unit. None: nothing is judged.
-        paper_runs: Number of runs behind the means of the paper. None: the paper does
-            not tell it, and one is assumed.
+        headline: Place of the numbers in a run's results.
+        tolerance: Tolerance in the table's unit. None: only columns with their own
+            tolerance are judged.
+        paper_runs: Number of runs behind each mean of the paper. None: the paper does
+            not state it, and one run is assumed.
         claims: Claims of the paper about its numbers.
-        omits: Panels and the like that no row of ours represents, as text.
+        omits: Parts of the paper's results, such as panels, that no row of this table
+            has, as text.
         tie: Distance below which methods of the paper count as tied, in the table's
             unit.
         rules: Overrides for some of the cells.
         assumptions: Assumptions where the paper is silent.
         smoke: Variant that runs in under a minute.
         reduced: Variant for a small machine.
-        reference: Rows ``{<conditions>, method, value, sd?}``, generated by
-            ``scripts/make_tables.py``.
-        published: ``{file, table}`` that these rows come from.
-        given: Keys that are left to the user (such as the path of a local file), and
-            the cells that have them. Overrides of these keys do not alter the table's
-            runs.
-        tuned: File of ``conf/tuned`` whose methods have a second column each
-            (`with_tuned`).
-        drawings: Figures made from the runs (`fedexp.tables.drawing.Drawing`), each a
-            node with a ``_target_``.
+        reference: The paper's numbers, as rows ``{<conditions>, method, value, sd?}``
+            generated by ``scripts/make_tables.py``.
+        published: ``{file, table}`` from which `reference` is generated.
+        given: Config keys that are left to the user (such as the path of a local file),
+            and for each key the cells that have it. If the user overrides such a key,
+            the runs still count as the table's.
+        tuned: Name of a file in ``conf/tuned``. Each method in it has a second column
+            (`fedexp.tables.load.with_tuned`).
+        drawings: Figures made from the runs. The ``_target_`` of each node is a
+            `fedexp.tables.drawing.Drawing`.
         flop: Floating-point operations of the local training of all runs of the full
             variant. A SAM step counts twice.
         data: Options of ``dataset`` that the full variant needs.
@@ -460,21 +473,22 @@ class Table:
         return {column.key: column for column in self.methods}
 
     def row_key(self, conditions: Mapping[str, Value]) -> tuple[Value, ...]:
-        """Return the values of the table's keys, which tell its rows apart."""
+        """Return the values of the table's keys, which identify a row."""
         return tuple(conditions[key] for key in self.keys)
 
     def value_path(self, column: Column) -> str:
-        """Return the path of a column's numbers, with names in braces."""
+        """Return the path of a column's numbers, with its placeholders."""
         return column.value or self.headline.value
 
     def method(self, column: Column) -> Method:
-        """Return a column as the report has it."""
+        """Return the report's description of a column, with its plot style."""
         return replace(column.method, plot_style=self.plot_styles.get(column.key))
 
     def smaller(self, variant: Variant) -> SmallerVariant | None:
-        """Return a smaller variant, or None.
+        """Return the definition of a smaller variant, or None.
 
-        It is None for the full variant and for a variant that the table does not have.
+        The result is None for the full or partial variant, and for a variant that the
+        table does not have.
         """
         return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[
             variant
@@ -493,9 +507,10 @@ class Table:
     def printed(
         self, conditions: Mapping[str, Value], method: str
     ) -> tuple[float | None, float | None]:
-        """Return the paper's number that a column is compared with, and its deviation.
+        """Return the paper's number for a cell, and its standard deviation.
 
-        Either is None if the paper does not print it.
+        They are those of the column that `Column.reads` names, if it names one. Either
+        is None if the paper does not print it.
         """
         printed = self.columns[method].reads or method
         for row in self.reference:
@@ -508,7 +523,10 @@ class Table:
 
 
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
-    """Return whether every key of `where` has, or lists, the value of a cell."""
+    """Return whether a cell fits `where`.
+
+    For every key, `where` has the cell's value, or a list that contains it.
+    """
     cell = {**conditions, "method": method}
     return all(
         cell[key] in value if isinstance(value, list) else cell[key] == value

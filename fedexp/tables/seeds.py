@@ -1,4 +1,4 @@
-"""Comparisons of columns on runs paired by seed, never on runs that are not paired."""
+"""Comparisons of columns on runs that are paired by seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Seeds = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Column b minus column a on their common seeds.
+    """The difference of column b minus column a on their common seeds.
 
     Args:
         a: Key of the first column.
@@ -24,9 +24,9 @@ class Comparison:
         seeds: Common seeds.
         difference: Mean of the paired differences, None without pairs.
         interval: 95 % interval (Student's t).
-        p: Two-sided p value, adjusted if several comparisons were made. Both this and
-            the interval are None below two pairs, if all differences are equal, and if
-            one is not finite.
+        p: Two-sided p value, adjusted if several comparisons were made. `p` and
+            `interval` are None for fewer than two pairs, if all differences are equal,
+            and if a difference is not finite.
     """
 
     a: str
@@ -76,7 +76,7 @@ def compare(
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Adjust p for all comparisons together.
+    """Adjust the p values for the number of comparisons.
 
     Reference:
         Holm, A simple sequentially rejective multiple test procedure, 1979.

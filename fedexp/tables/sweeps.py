@@ -24,8 +24,8 @@ from fedexp.tables.tuning import (
     write_results,
 )
 
-# Keys that do not change a run's numbers, so their overrides do not need a separate
-# file.
+# Keys that do not change a run's numbers. Overrides of only these keys do not need a
+# separate output file.
 _NEUTRAL = ("output_root", "data_root", "device", "threads")
 
 
@@ -122,12 +122,13 @@ def run_tuning(
     say: Callable[[str], None],
     report_failure: Callable[[str, FedexpError], None],
 ) -> None:
-    """Run what is missing, and write the file after every method.
+    """Execute the runs that are missing, and write the file after every method.
 
     Args:
-        plan: What `plan_tuning` returned.
-        say: Shows a line to the user.
-        report_failure: Shows the error of a run, by the run's name.
+        plan: Plan that `plan_tuning` returned.
+        say: Function that shows a line to the user.
+        report_failure: Function that shows the name of a run, and the error with which
+            it failed.
 
     Raises:
         FedexpError: If all runs of a sweep failed, or if a run cannot start.
@@ -141,13 +142,14 @@ def run_tuning(
             values.append(_value(config, plan.tuning.by, label, say, report_failure))
         results[method] = Swept(tuple(values), _best(plan.tuning, method, values))
 
-        # The remaining methods may take hours, and this one must survive a kill.
+        # The remaining methods may take hours, and the results of this method must
+        # survive a kill.
         write_results(plan.tuning, results, plan.source, plan.target)
         say(f"{method}: {sweep.over}={results[method].chosen}, written to {plan.target}")
 
 
 def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
-    """Build every run, and draw the splits of those that are not stored."""
+    """Build every run, and sample the data splits of runs without a stored result."""
     # This import loads torch, which takes seconds. A mistyped key is reported earlier.
     from fedexp.tables.paths import check_path
 
@@ -177,7 +179,8 @@ def _value(
     """Run a config, or read its stored result.
 
     Returns:
-        The number that chooses, or None if the run failed, for example if it diverged.
+        The number at the path `by`, or None if it is NaN or if the run failed, for
+            example because it diverged.
     """
     from fedexp.running.execute import execute
 

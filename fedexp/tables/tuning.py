@@ -57,13 +57,13 @@ class Tuning:
     """The choice of one coefficient for each method of a paper.
 
     Args:
-        table: Table whose reduced form contains the cell.
+        table: Table whose reduced variant contains the cell.
         cell: One value for each condition of the table.
-        overrides: Overrides that hold samples out.
+        overrides: Overrides that hold out training samples.
         seed: Seed of the runs. No run of the table has it.
-        by: Number that chooses, a path in result.json. The highest one counts, and of
-            equal ones the first.
-        where: Rows of a table that have the second columns.
+        by: Path in ``result.json`` of the number by which a point is chosen. The point
+            with the highest number is chosen, and the first one if several are equal.
+        where: Conditions of the rows in which tables show the tuned columns.
         sweeps: Sweeps by column.
         results: Results by column, as ``fedexp-table tune`` writes them.
     """
@@ -103,7 +103,7 @@ class Tuning:
 
 
 def tuned_files() -> Mapping[str, Path]:
-    """List the files by name.
+    """List the files of ``conf/tuned`` by name.
 
     A file in ``./conf/tuned`` takes precedence over the built-in file of the same name.
     """
@@ -139,8 +139,8 @@ def output_file(name: str, out: Path | None) -> Path:
     path = given.resolve()
 
     built_in = [Path(__file__).resolve().parents[1]]
-    # In the folder of a checkout, ./conf is the built-in folder, whose files are edited
-    # there.
+    # In the folder of a checkout, ./conf is the built-in folder, and its files may be
+    # changed.
     if conf_dir().resolve() != Path("conf").resolve():
         built_in.append(conf_dir().resolve())
     if any(path.is_relative_to(folder) for folder in built_in):
@@ -185,5 +185,8 @@ def _values_text(values: Sequence[float | None]) -> str:
 
 
 def _number_text(value: float) -> str:
-    """Format a number so that YAML reads it back as one: it reads 1e-05 as text."""
+    """Format a number so that YAML reads it back as a number.
+
+    YAML reads 1e-05 as text.
+    """
     return str(yaml.safe_dump(value)).partition("\n")[0]

@@ -14,9 +14,9 @@ from scipy.stats import t
 
 from fedexp.tables.report.report import Conclusion
 
-# Level of every test.
+# Significance level of every test.
 LEVEL = 0.05
-# More seeds are not proposed.
+# Largest number of seeds that a verdict proposes.
 _MOST_SEEDS = 20
 
 
@@ -25,11 +25,13 @@ class Judgement:
     """A verdict with its reasons.
 
     Args:
-        verdict: See `fedexp.tables.report.report.Cell`, also for all others.
+        verdict: The verdict. All fields are also fields of
+            `fedexp.tables.report.report.Cell`.
         reason: Reason of a verdict other than ``reproduced``.
-        interval: 95 % interval of our mean minus the paper's.
-        near: Whether the means are within the tolerance of each other.
-        settles: Number of seeds that would settle the verdict, as text.
+        interval: 95 % interval of our mean minus the paper's, None if there is none.
+        near: For an inconclusive verdict, whether the means differ by at most the
+            tolerance. None if this is not known.
+        settles: Text that tells how many seeds would settle an inconclusive verdict.
         deterministic: Whether all runs gave the same number.
     """
 
@@ -45,8 +47,9 @@ class Judgement:
 class Difference:
     """Our mean minus the paper's, and its standard error.
 
-    The paper's number is random, too. It is the mean of `paper_runs` runs with our
-    spread or, if the paper prints a standard deviation, with that one (Welch's test).
+    The paper's number is random, too. It is the mean of `paper_runs` runs. Their
+    standard deviation is the one that the paper prints (Welch's test). If the paper
+    prints none, it is that of our runs.
 
     Args:
         d: Difference of the means.
@@ -72,8 +75,9 @@ class Difference:
     def df(self) -> float:
         """The degrees of freedom.
 
-        They are n - 1 or, if both sides have a standard deviation, those of Welch and
-        Satterthwaite. A single run that has a deviation counts as two.
+        They are n - 1 if the paper prints no standard deviation, else those of Welch
+        and Satterthwaite. A printed standard deviation of a single run counts as that
+        of two.
         """
         if self.paper_sd is None or not self.se:
             return self.n - 1
@@ -88,14 +92,14 @@ class Difference:
     def equivalent(self, tolerance: float) -> bool:
         """Return whether the 90 % interval is within the tolerance.
 
-        These are two one-sided tests.
+        This is the procedure of two one-sided tests (TOST).
         """
         return abs(self.d) + self.half_width(1 - 2 * LEVEL) <= tolerance
 
     def beyond(self, tolerance: float) -> bool:
-        """Return whether the 95 % interval is beyond the tolerance on one side.
+        """Return whether the 95 % interval is beyond the tolerance.
 
-        All of the interval must be there.
+        The whole interval must be beyond it, on one side.
         """
         return abs(self.d) - self.half_width(1 - LEVEL) > tolerance
 
@@ -110,11 +114,11 @@ def judge(
     tolerance: float,
     paper_runs: int = 1,
 ) -> Judgement:
-    """Judge at least one number of ours against the paper's.
+    """Judge our numbers, at least one, against the paper's number.
 
-    `higher` and `lower` describe the number, whichever is better. An infinite number of
-    the paper (a target that is never reached) is reproduced if every run of ours misses
-    it, too.
+    The verdicts `higher` and `lower` describe our mean, whichever is better. An
+    infinite number means that a run never reaches a target. If the paper's number is
+    infinite, it is reproduced if no run of ours reaches the target.
 
     Args:
         values: Our numbers, one per run.
@@ -170,13 +174,13 @@ def _infinite(values: Sequence[float], paper: float) -> Judgement:
 
 
 def _settles(found: Difference, tolerance: float, near: bool) -> str:
-    """Return how many seeds of the same mean and spread would have settled it."""
+    """Tell how many seeds with the same mean and spread would settle the verdict."""
     decides = Difference.equivalent if near else Difference.beyond
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if decides(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"
-    # The limit is not enough to rule out either one, since Welch's interval may be
-    # narrower before it.
+    # It is not enough to test the limit of infinitely many seeds: Welch's interval may
+    # be narrower for fewer seeds.
     enough = any(
         decides(found.with_seeds(_MOST_SEEDS * 2**power), tolerance) for power in range(1, 32)
     )
@@ -192,7 +196,7 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, float] | None:
-    """Return the 95 % interval for the mean of finite differences, None below two.
+    """Return the 95 % interval of the mean of differences, None for fewer than two.
 
     Args:
         values: At least one finite difference.

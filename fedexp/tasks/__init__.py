@@ -1,5 +1,5 @@
 """Tasks: the loss of a batch, predictions, ensembles and metrics.
 
-A task implements `fedexp.core.task.Task` and is named by a YAML of `conf/task`.
+A task implements `fedexp.core.task.Task`. A YAML file in `conf/task` names its class.
 Networks are in `fedexp.models`, and the loops that evaluate are in `fedexp.evaluation`.
 """

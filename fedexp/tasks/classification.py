@@ -35,9 +35,10 @@ class Classification(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Compute the mean of logits, or the log of the mean of softmax probabilities.
 
-        The latter is ``rule='probs'``. Means are weighted if weights are given. Weights
-        (models, classes) of logits give each class a separate weighted mean, 0 if all
-        its weights are 0.
+        ``rule='logits'`` selects the former, ``rule='probs'`` the latter. Means are
+        weighted if weights are given. Weights of shape (models, classes), which need
+        the rule ``logits``, give each class a separate weighted mean. The mean of a
+        class is 0 if all its weights are 0.
         """
         stacked = torch.stack(list(outputs))
         if weights is not None and weights.dim() == 2:
@@ -53,8 +54,8 @@ class Classification(Task):
         )
         share = share.to(stacked).reshape(-1, 1, 1)
 
-        # In log-space, a probability below float32's smallest does not give an infinite
-        # loss
+        # Without log-space, a probability below float32's smallest number would give an
+        # infinite loss.
         if rule == "probs":
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)

@@ -23,13 +23,13 @@ from fedexp.core.trees import Tree
 class CvaeTask(Task):
     """The task of a `fedexp.models.cvae.Cvae`. Targets are int64 labels (b,).
 
-    The loss is Bernoulli reconstruction, summed over pixels, plus KL(q(z | x, y) ||
-    N(0, I)), averaged over the batch. Metrics, in nats per image, are ``loss`` (that
-    sum) and its part ``reconstruction_loss``. They are measured at the posterior's mean
-    instead of a random code.
+    The loss of an image is the Bernoulli reconstruction loss, summed over pixels, plus
+    KL(q(z | x, y) || N(0, I)). It is averaged over the batch. The metrics are ``loss``
+    and its first term ``reconstruction_loss``, in nats per image. For the metrics, z is
+    the posterior's mean instead of a random code.
 
     Args:
-        latent: Width of z in the model.
+        latent: Width of z in the model. None, for a model without z, is refused.
     """
 
     latent: int | None
@@ -46,16 +46,18 @@ class CvaeTask(Task):
         return batch.x, batch.y
 
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
-        """Return reconstruction loss and KL divergence, (b, 2), given labels.
+        """Return the reconstruction loss and the KL divergence, (b, 2), given labels.
 
-        Without labels, return the bound on log p(x | y) for each label, (b, classes).
+        Without labels, return the evidence lower bound of log p(x | y) for every label
+        y, (b, classes).
         """
         return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Return the mean over the members, weighted if weights are given.
+        """Return the mean of the members' outputs, weighted if weights are given.
 
-        It is at least the loss of their mixture (Jensen). `rule` has no effect.
+        The mean loss is at least the loss of the members' mixture (Jensen). `rule` has
+        no effect.
         """
         share = torch.ones(len(outputs)) if weights is None else weights
         return torch.einsum(

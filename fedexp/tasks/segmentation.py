@@ -22,10 +22,10 @@ class Segmentation(Task):
 
     A logit states whether its pixel belongs to the object. The loss is the binary
     cross-entropy, averaged over pixels and images. NAFI (Xiao & Cheng 2023) measures
-    Dice and does not state its loss. This loss is assumed, as the form for two classes
-    of U-Net's own (Ronneberger et al. 2015, there with weights of pixels).
+    Dice and does not state its loss, so the loss is an assumption. It is the two-class
+    form of U-Net's loss (Ronneberger et al. 2015), but without weights of pixels.
 
-    A pixel is found if its probability exceeds 0.5. Metrics:
+    A pixel is found if its predicted probability exceeds 0.5. Metrics:
 
     - ``dice`` is ``2 |F & M| / (|F| + |M|)`` of the found pixels F and the mask M, and
       1 if both are empty. It is averaged over images (as the Carvana challenge scores)
@@ -46,14 +46,15 @@ class Segmentation(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Compute the mean of logits, or the logit of the mean probability.
 
-        The latter is ``rule='probs'``. Means are weighted if weights are given. Weights
-        (models, 1) per class are the models' own weights.
+        ``rule='logits'`` selects the former, ``rule='probs'`` the latter. Means are
+        weighted if weights are given. Weights per class, (models, 1), act as weights
+        (models,).
         """
         stacked = torch.stack(list(outputs))
         weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
         share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
 
-        # In log-space, neither of the two probabilities is rounded to 0
+        # In log-space, neither of the two probabilities is rounded to 0.
         if rule == "probs":
             found, missed = (
                 F.logsigmoid(stacked) + share.log(),

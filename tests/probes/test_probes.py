@@ -1,4 +1,4 @@
-"""Probes: what they answer, that the memo keeps it, and that they do not depend on who
+"""Probes: what they answer, that the cache keeps it, and that they do not depend on who
 asks.
 """
 
@@ -47,8 +47,8 @@ def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_pa
     names = (world.env.layers[0].weight,)
     jobs = jobs_of(world, ClassCounts(3), Projections(names))
     inner = Counting()
-    memo = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
-    first = [answers(memo, job, job.start, world.data) for job in jobs]
+    cache = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
+    first = [answers(cache, job, job.start, world.data) for job in jobs]
     assert inner.asked == 2 * len(jobs)
     second = [
         answers(ClientCache(inner, tmp_path, 1.0, NUMERICS, "code"), job, job.start, world.data)
@@ -59,14 +59,14 @@ def test_the_memo_answers_again_and_tells_probes_models_and_clients_apart(tmp_pa
         for name, tree in a.items():
             assert all(torch.equal(b[name][key], value) for key, value in tree.items())
     answers(
-        memo,
+        cache,
         replace(jobs[0], probes=(Projections(names, damping=0.25),)),
         jobs[0].start,
         world.data,
     )
     other = world.env.initial_weights()
     changed = replace(other, params={name: value + 1 for name, value in other.params.items()})
-    answers(memo, replace(jobs[0], probes=(Projections(names),)), changed, world.data)
+    answers(cache, replace(jobs[0], probes=(Projections(names),)), changed, world.data)
     assert inner.asked == 2 * len(jobs) + 2
 
 
@@ -74,9 +74,9 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
     world = make_world("method=local")
     (job, *_) = jobs_of(world, ClassCounts(3))
     inner = Counting()
-    memo = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
+    cache = ClientCache(inner, tmp_path, 1.0, NUMERICS, "code")
     for _ in range(2):
-        answers(memo, replace(job, round=1), job.start, world.data)
+        answers(cache, replace(job, round=1), job.start, world.data)
     assert inner.asked == 2 and not list(tmp_path.iterdir())
 
 
@@ -84,8 +84,8 @@ def test_a_full_memo_stores_no_more_answers(tmp_path: Path) -> None:
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3))
     # One byte: the first answer fills it
-    memo = ClientCache(Counting(), tmp_path, 1e-9, NUMERICS, "code")
+    cache = ClientCache(Counting(), tmp_path, 1e-9, NUMERICS, "code")
     asked = [job.asking(job.start, job.probes) for job in jobs]
-    stored = [len(list(tmp_path.rglob("*.safetensors"))) for _ in memo.map(asked, world.data)]
+    stored = [len(list(tmp_path.rglob("*.safetensors"))) for _ in cache.map(asked, world.data)]
     assert stored == [1] * len(jobs) and len(jobs) > 1
     assert not list(tmp_path.rglob("*.safetensors"))  # beyond the cap when all is done

@@ -1,5 +1,5 @@
-"""Kernels: they compute the gradients of stacked clients as one.
+"""Kernels, which compute the gradients of several stacked clients at once.
 
-All implement `fedexp.engines.kernels.kernel`. Stacking and local training around them
-are in `fedexp.engines.stack`.
+All implement the interface in `fedexp.engines.kernels.kernel`. The stacking of clients
+and the local training that calls a kernel are in `fedexp.engines.stack`.
 """

@@ -1,6 +1,6 @@
 """Interface of a stacked kernel.
 
-It computes the gradients of several clients as one.
+Such a kernel computes the gradients of several clients at once.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class StackBatch:
     Args:
         x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.
         y: Targets of shape (k, b).
-        share: Weight of each row in its client's mean. It is 1 / b, or (k, b) with
-            zeros for padding if sizes differ.
+        share: Weight of each row in its client's mean loss. It is the number 1 / b if
+            all batches have b rows, else a (k, b) tensor with zeros for padding.
         own: Context of each client at this step.
     """
 
@@ -50,10 +50,11 @@ class StackBatch:
 class StackTrees:
     """The trees of k clients, with a leading axis of k in each tensor.
 
-    `received` and `shared` may repeat the tensors of one client.
+    Tensors of `received` and `shared` may be views that repeat one tensor for all
+    clients.
 
     Args:
-        params: Parameters that the clients train, in place.
+        params: Parameters of the clients, trained in place unless they are frozen.
         buffers: Buffers of the clients, changed in place.
         trained: Names of the parameters that are not frozen.
         received: Models that the clients received.
@@ -118,7 +119,7 @@ class StackKernel(ABC):
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         """Return why this kernel cannot compute the job, or None if it can.
 
-        It cannot if it does not compute what the job's trainer, task and network say.
+        It can if it computes exactly what the job's trainer, task and network define.
         """
 
     @classmethod
@@ -130,8 +131,8 @@ class StackKernel(ABC):
     def __init__(self, job: ClientJob, net: Net) -> None:
         """Prepare for a stack of jobs like `job`.
 
-        They agree with it in trainer, task, local training, network and frozen
-        parameters.
+        All jobs of the stack have the same trainer, task, local training, network and
+        frozen parameters.
         """
 
     @abstractmethod
@@ -148,11 +149,11 @@ class StackKernel(ABC):
     def gradients_uphill(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent
     ) -> tuple[Tree, Tensor | Measured, Tensor]:
-        """Return what `gradients` returns, with the gradients taken after an ascent.
+        """Return the gradients after an ascent, and the losses and scalars before it.
 
         Returns:
-            The gradients at the point that `ascent` climbs to, the losses and scalars,
-            and the norms of the climb of shape (k,).
+            The gradients at the point that `ascent` climbs to, the losses and scalars
+            before the climb, and the norms of the climb, of shape (k,).
         """
 
         def gradient_at(there: Tree) -> Tree:
@@ -175,7 +176,7 @@ class FusedKernel(StackKernel):
     @property
     @abstractmethod
     def fuses_ascent(self) -> bool:
-        """Whether `descend` takes an ascent."""
+        """Whether `descend` accepts an ascent."""
 
     @abstractmethod
     def descend(

@@ -29,17 +29,17 @@ _BLOCK_BYTES = 1 << 20  # bytes, about the cache of one core
 
 @dataclass(frozen=True, eq=False)
 class _Climb:
-    """The climb ``e = rho g / (||g|| + eps)`` by its factors.
+    """The climb ``e = rho g / (||g|| + eps)``, stored as the factors of g.
 
     The gradient g of a layer's weights is ``d^T a``, of rank b. It is never stored.
 
     Args:
-        inputs: Input a at w of every layer from the lowest trained one up, (k, b,
-            width).
-        uphill: Gradients d at their outputs times ``rho / (||g|| + eps)``, (k, b,
-            width).
-        lowest: Output of the lowest trained layer, (k, b, width). It has the same input
-            at w + e, and the pass there changes it in place.
+        inputs: Inputs a of the layers at w, from the lowest trained layer up, by layer
+            number. Each has shape (k, b, width).
+        uphill: Gradients d at the outputs of these layers times
+            ``rho / (||g|| + eps)``, by layer number. Each has shape (k, b, width).
+        lowest: Output of the lowest trained layer at w, (k, b, width). This layer has
+            the same input at w + e, so the pass there changes this output in place.
         norm: Norms of e, (k,).
     """
 
@@ -54,11 +54,11 @@ class _Forward:
     """A forward pass, and the gradients of the losses at its end.
 
     Args:
-        measured: Losses of shape (k,), and the scalars of a feature term.
+        measured: Losses and the scalars of a feature term by name, of shape (k,).
         inputs: Input of every layer, (k, b, width).
         top: Gradient at the output of the last layer.
-        term_gradient: Gradient of a feature term at the input of the last layer, if it
-            has any.
+        term_gradient: Gradient of a feature term at the input of the last layer, or
+            None.
         lowest: Output of the lowest layer that is trained.
     """
 
@@ -72,8 +72,8 @@ class _Forward:
 class Linear(FusedKernel):
     """A kernel for chains of linear layers.
 
-    Padding rows have no share in the loss, so clients of unequal sizes are stacked
-    together.
+    Padding rows have zero weight in the loss, so clients of unequal sizes can be
+    stacked together.
     """
 
     same_sizes: ClassVar[bool] = False
@@ -141,13 +141,13 @@ class Linear(FusedKernel):
         return {name: grads[name] for name in stack.live}
 
     def _pays(self, job: ClientJob) -> bool:
-        """Return whether a climb by its factors is assumed to be less work.
+        """Return whether a climb by factors is assumed to be less work.
 
-        The comparison is with a climb by gradients. It is less work if batches are
-        small compared with the layers. A layer of `i` inputs and `o` outputs costs 3 b
-        (i + o) products per sample, and saves the i o of one gradient. The saving is
-        counted twice, for storing the gradient, taking its norm and adding it to w. The
-        factor is a first value.
+        The alternative is a climb by gradients. Factors are less work if batches are
+        small compared with the layers. In a layer with `i` inputs and `o` outputs, they
+        cost 3 b (i + o) products per sample. They save the i o products of one
+        gradient. The saving is counted twice, because the gradient would also be
+        stored, enter a norm and be added to w. The factor of two is a first estimate.
         """
         shapes = [
             job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
@@ -193,10 +193,11 @@ class Linear(FusedKernel):
         return measured
 
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
-        """Return the groups of clients whose `w` is passed over at a time.
+        """Return the groups of clients in which a parameter `w` is updated.
 
-        If something is added besides the gradient, a group has as many clients as the
-        cache of a core holds. With momentum only, this gained nothing.
+        If a pull or a shift is added besides the gradient on a CPU, a group has as many
+        clients as the cache of a core holds. Otherwise all clients are one group. With
+        momentum only, smaller groups gained nothing.
         """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
@@ -209,14 +210,17 @@ class Linear(FusedKernel):
     def _prepared(
         self, name: str, rows: slice, stack: StackTrees, how: Adjustment
     ) -> tuple[Tensor, float, float]:
-        """Prepare the place for these clients' gradient g of parameter `name`.
+        """Return the tensor that gets the gradient g of parameter `name`, and factors.
 
-        The gradient is added as ``into = keep * into + factor * g``. Everything else
-        that is added in the same step has been added when this returns (into, keep,
-        factor). Without momentum that is ``w -= lr * (pull * (w - toward) + shift)``.
-        With momentum it is the same sum, without -lr, on ``momentum * b``. If b is
-        decayed and nothing is added before the gradient, the decay is left to `keep`.
-        The product that adds g then applies it.
+        The caller adds g as ``into = keep * into + factor * g``, for the clients in
+        `rows`. This method returns (into, keep, factor). It has then added everything
+        else that is added in the same step:
+
+        - Without momentum, it computes ``w -= lr * (pull * (w - toward) + shift)``, and
+          `into` is w.
+        - With momentum, it adds the same sum, without -lr, to ``momentum * b``, and
+          `into` is the momentum buffer b. If there is no pull and no shift, it leaves
+          the decay of b to `keep`. The product that adds g then applies the decay.
         """
         w = stack.live[name][rows]
         if not self._momentum:
@@ -247,11 +251,11 @@ class Linear(FusedKernel):
     def _passes(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None
     ) -> tuple[dict[str, Tensor], Layers]:
-        """Return what is measured at w, and the layers' inputs and gradients.
+        """Return the values measured at w, and each layer's input and gradient.
 
         Inputs and gradients are those at w, or at the point that `ascent` climbs to.
-        They run from the last layer down to the lowest that is trained. The weights of
-        a layer are read before it is yielded.
+        They are yielded from the last layer down to the lowest layer that is trained.
+        The weights of a layer are read before the layer is yielded.
         """
         here = self._forward(stack, batch, keeps_lowest=ascent is not None)
         layers = self._backward(stack.params, here)
@@ -270,8 +274,8 @@ class Linear(FusedKernel):
             weight, bias = self._chain[number]
             inputs[number], gradients[number] = a, d
             if weight in self._trained:
-                # ||d^T a||^2 = <d d^T, a a^T>. In float32 its rounding would exceed a
-                # gradient in which samples cancel.
+                # ||d^T a||^2 = <d d^T, a a^T>. In float32 its rounding error would
+                # exceed the norm of a gradient in which the samples cancel.
                 wide_a, wide_d = a.double(), d.double()
                 square += (torch.bmm(wide_a, wide_a.mT) * torch.bmm(wide_d, wide_d.mT)).sum((1, 2))
             if bias in self._trained:
@@ -380,7 +384,7 @@ class Linear(FusedKernel):
 def _outputs(a: Tensor, params: Tree, weight: str, bias: str | None) -> Tensor:
     """Return the (k, b, width) outputs of a layer for the inputs of k clients.
 
-    If all clients have the same tensors, it is one product.
+    If all clients share one weight and one bias, a single product computes them.
     """
     w, c = params[weight], None if bias is None else params[bias]
     if not w.stride(0) and (c is None or not c.stride(0)):

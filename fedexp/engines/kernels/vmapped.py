@@ -24,19 +24,20 @@ Draw = tuple[str, tuple[int, ...]]
 
 
 class _UnansweredError(Exception):
-    """A loss asks for noise or class counts that it did not ask for before."""
+    """An error for noise or class counts that a loss did not ask for before."""
 
 
 class Vmapped(StackKernel):
     """A kernel that takes the gradient of the sum of the clients' losses.
 
-    It consists of each client's own gradient, because no client's loss depends on
-    another's parameters. Only the forward pass is vectorised by `torch.vmap`. A loss
-    written with operations that have no batching rule raises `NotStackableError`.
+    This gradient consists of each client's own gradient, because no client's loss
+    depends on another's parameters. Only the forward pass is vectorised by
+    `torch.vmap`. A loss with operations that have no batching rule raises
+    `NotStackableError`.
     """
 
-    # A mean over padding rows, or BatchNorm's statistics over them, would be another
-    # loss.
+    # With unequal sizes, the mean and BatchNorm's statistics would include padding
+    # rows, which gives another loss.
     same_sizes: ClassVar[bool] = True
 
     @classmethod
@@ -54,7 +55,7 @@ class Vmapped(StackKernel):
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._job, self._net = job, net
         self._draws: dict[tuple[int, ...], list[Draw]] = {}
-        self._counts: Tree = {}  # shape (k, classes), once they were asked for
+        self._counts: Tree = {}  # class counts (k, classes), once a loss asks for them
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         try:
@@ -91,7 +92,10 @@ class Vmapped(StackKernel):
         return dict(zip(stack.live, grads, strict=True)), found
 
     def _ask(self, stack: StackTrees, batch: StackBatch) -> None:
-        """Find out, on copies of the buffers, what a step asks for."""
+        """Find out which noise and class counts a step asks for.
+
+        The step is tried on copies of the buffers.
+        """
         draws = self._draws.setdefault(batch.x.shape, [])
         with torch.no_grad():
             self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
@@ -112,11 +116,12 @@ class Vmapped(StackKernel):
     ) -> tuple[Tensor, Tree]:
         """Return the losses of shape (k,) and other scalars.
 
-        If `asked` is given, what the loss asks of the noise is added to it and answered
-        with zeros. Class counts that it asks for are computed, and answered with those
-        of the first client.
+        If `asked` is given, this is a trial. Each draw of noise that the loss asks for
+        is added to `asked` and answered with zeros. If the loss asks for class counts,
+        they are stored for all clients, and it receives those of the first client.
         """
-        # Sizes, steps and epochs are the same for all clients.
+        # The first client's context serves all clients, because their sizes, steps and
+        # epochs are the same.
         job, net, first = (
             self._job,
             self._net,
@@ -174,7 +179,7 @@ class Vmapped(StackKernel):
 
         reads = self.reads_context(job.trainer)
         received, shared = (stack.received, stack.shared) if reads else (Received({}, {}), {})
-        # A second network is built when it is first asked for, and initialised at
+        # In a trial, the loss may build a second network, which is initialised at
         # random.
         randomness = "error" if asked is None else "same"
 

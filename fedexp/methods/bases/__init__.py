@@ -1,5 +1,5 @@
-"""Base classes and helpers that several methods share.
+"""The base classes and helpers that several methods share.
 
-No paper calls any of them a method, and no config selects them. Code that only one
-method uses belongs to that method.
+They are not methods themselves, and no config selects them. Code that only one method
+uses belongs to that method.
 """

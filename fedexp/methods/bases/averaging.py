@@ -1,16 +1,18 @@
 """The base of aggregators that average updates.
 
-It has the sampling, the trainer's server half, the server optimizer and the outcome.
+It samples clients, applies the trainer's server half and the server optimizer, and
+returns the outcome.
 
 Communication:
-    Up: y_i and the trainer's payload. Down: w and the trainer's shared trees.
+    Up: the trained model y_i and the trainer's payload. Down: the global model w and
+    the trainer's shared trees.
 
 State:
     Server: w, the shared trees and the server optimizer's state.
 
 Logged:
     ``server/NAME``, the norm of each shared tree that the trainer renews, and
-    ``server/factor`` if the method has a factor.
+    ``server/factor`` if the method overrides `Averaging.factor`.
 """
 
 from __future__ import annotations
@@ -56,15 +58,16 @@ class AveragingState(TypedDict):
 class Averaging(Aggregator):
     """An aggregator that merges the clients' updates into one.
 
-    It samples, trains, merges the updates, and applies the trainer's server half and
-    the server optimizer. With weights p_i and normalisers a_i, the direction is
-    `factor` times the merged u_i / a_i, where u_i = y_i - w.
-    `fedexp.methods.fedavg.Mean` merges in a stream. `Collecting` has all updates of the
-    cohort at once. Floating buffers are averaged with the weights p_i. Counters take
-    their maximum.
+    It samples clients, sends them the global model w and merges their updates
+    u_i = y_i - w. Then it applies the trainer's server half and the server optimizer.
+    With weights p_i and normalisers a_i, the server optimizer's direction is `factor`
+    times the merged u_i / a_i. `fedexp.methods.fedavg.Mean` merges each update as it
+    arrives. `Collecting` has all updates of the cohort at once. Floating buffers are
+    averaged with the weights p_i. Integer buffers take their maximum.
 
     Args:
-        weights: ``samples`` (p_i proportional to n_i) or ``uniform`` (1 / m).
+        weights: Weights p_i of the m clients: ``samples`` (p_i proportional to the
+            number of samples n_i) or ``uniform`` (1 / m).
     """
 
     weights: Literal["samples", "uniform"] = "samples"
@@ -82,7 +85,7 @@ class Averaging(Aggregator):
         return env.sample()
 
     def population(self, env: Env) -> np.ndarray:
-        """Return the numbers of training samples of the clients that may be sampled.
+        """Return the number of training samples of each client that may be sampled.
 
         Returns:
             Sizes of shape (clients,), int64. A client of size 0 does not take part.
@@ -90,19 +93,19 @@ class Averaging(Aggregator):
         return env.sizes
 
     def weight(self, num_examples: int) -> float:
-        """Return p_i before normalisation."""
+        """Return a client's weight p_i before normalisation."""
         return float(num_examples) if self.weights == "samples" else 1.0
 
     def normalizer(self, result: ClientResult, env: Env) -> float:
-        """Return a_i of a result."""
+        """Return the normaliser a_i of a client's result."""
         return 1.0
 
     @abstractmethod
     def add(self, merging: Any, update: Tree, p: float, a: float) -> Any:
-        """Add one more update u_i to `merging`. Updates are added in job order.
+        """Add the update u_i of one more client to `merging`, in job order.
 
         Args:
-            merging: The merged updates so far, None before the first client.
+            merging: The last result of `add`, None before the first client.
             update: The update u_i.
             p: Weight p_i before normalisation.
             a: Normaliser a_i.
@@ -113,14 +116,14 @@ class Averaging(Aggregator):
         """Return the merged update of the cohort, made of the u_i / a_i.
 
         Args:
-            merging: The last result of `add`. There was at least one client.
+            merging: The last result of `add`, which ran for at least one client.
             p: Weights p_i as `add` received them.
         """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
         """Return the factor of the merged update in the direction.
 
-        ``stats.squared_norms`` are those of the u_i / a_i.
+        ``stats.squared_norms`` are the squared norms of the u_i / a_i.
         """
         return 1.0
 
@@ -205,10 +208,10 @@ class Averaging(Aggregator):
         return new, {"clients": stats.m, **metrics}
 
     def _whole(self, env: Env) -> tuple[int, float]:
-        """Return N and the sum of p over the clients that may take part.
+        """Return the number N of clients that may take part, and the sum of their p.
 
-        p is taken before normalisation. Clients are counted by size, because N may be
-        millions.
+        p is taken before normalisation. The sum groups clients by size, because N may
+        be millions.
         """
         # Number of clients of each size
         clients = np.bincount(self.population(env))
@@ -256,7 +259,11 @@ def _length(tree: Tree) -> float:
 
 
 class _Seen:
-    """Facts of a round's clients, and sums of their buffers and payloads."""
+    """The running values of a round's clients.
+
+    They are the weights p, the numbers of local steps tau, the squared norms, and the
+    sums of buffers and payloads.
+    """
 
     def __init__(self, old: Weights) -> None:
         self.old = old
@@ -294,7 +301,8 @@ class _Seen:
 
     def buffers(self) -> Tree:
         total = sum(self.p)
-        # The mean of equal numbers may differ from them in the last bit
+        # Copy frozen buffers, because the mean of equal numbers may differ from these
+        # numbers in the last bit
         frozen = self.old.frozen
         frozen_buffers = {k: v for k, v in self.old.buffers.items() if k in frozen}
         return {
@@ -308,12 +316,12 @@ class _Seen:
         }
 
     def stats(self, env: Env, N: int, whole: float) -> RoundStats:
-        """Return the facts of the round.
+        """Return the statistics of the round.
 
         Args:
             env: The world at this step.
             N: Number of clients that may take part.
-            whole: Sum of p over all N, before normalisation.
+            whole: Sum of p over these N clients, before normalisation.
         """
         total = sum(self.p)
         return RoundStats(

@@ -1,7 +1,7 @@
-"""The probe of class counts: the client's number of training samples of each class.
+"""The probe that counts a client's training samples of each class.
 
 Communication:
-    Up: (classes,) integers n_{i,c}.
+    Up: the counts n_{i,c} of client i, (classes,) integers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class ClassCounts(Probe):
-    """Counts of int64 labels 0 .. num_classes - 1.
+    """The probe of class counts, for int64 labels 0 .. num_classes - 1.
 
-    If targets are masks, all samples belong to one class.
+    If targets are masks, all samples belong to class 0.
     """
 
     num_classes: int
@@ -42,5 +42,5 @@ class ClassCounts(Probe):
 
 
 def counts(results: list[ClientResult]) -> Tensor:
-    """Return the class counts of probed results, (models, classes), int64."""
+    """Return the class counts that `results` hold, (models, classes), int64."""
     return torch.stack([result.probes[ClassCounts.name]["n"] for result in results])

@@ -1,6 +1,7 @@
 """The base of data-free distillation.
 
-The clients deliver teachers once per round. Epochs on the server follow, one step each.
+In each round the clients train the teachers first. Then the server trains the student
+in several epochs. Each epoch is one step of the run.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ class DataFreeState(TypedDict):
     Args:
         round: Number of finished rounds.
         epoch: Number of finished steps in the round.
-        stacked: Whether teachers run stacked, None before the first cohort.
+        stacked: Whether the teachers run as one stacked network. None before the first
+            cohort.
         student: The student.
-        optimizer: The state of its optimizer.
+        optimizer: The state of the student's optimizer.
         teachers: The round's teachers.
-        own: The state of the method itself.
+        own: The state that the derived method adds.
     """
 
     round: int
@@ -71,37 +73,38 @@ class GeneratorState(TypedDict):
 class DataFree(Aggregator):
     """The base of aggregators that distil without data.
 
-    A round's first step trains the clients. Each of its T further steps is an epoch of
-    the method on the server. A killed run repeats the epoch in which it was killed.
+    A round's first step trains the clients. In the first round they start from their
+    initial weights. In later rounds the server sends them the student. Each of the T
+    further steps of a round is an epoch of the method on the server. If a run is killed
+    in an epoch, the resumed run repeats this epoch.
 
-    The outcome is the student, the server's network. It is traced after every epoch in
-    the series ``student``. ``distillation/loss`` (mean over the epoch) and
-    ``distillation/steps`` are logged. A round's first step logs ``teachers/stacked``, 0
-    or 1.
+    The outcome is the student, the server's network. If the config asks for a trace,
+    the epochs' students form the series ``student``. ``distillation/loss`` (mean over
+    the epoch) and ``distillation/steps`` are logged. A round's first step logs
+    ``teachers/stacked``, 0 or 1.
 
-    The state holds the round, its finished steps, whether teachers run stacked, the
-    student, its optimizer and the teachers (stored models). ``own`` is the state of the
-    method itself.
+    The state is a `DataFreeState`, whose teachers are references to stored models.
+    ``own`` is the state that the derived method adds.
 
     Args:
-        T: Server epochs per round. ``limit.server_steps`` bounds them.
+        T: Number of server epochs per round. ``limit.server_steps`` is an upper bound.
         tau: Temperature of distillation. The loss has the factor tau^2.
         lr_student: Step size of the student.
-        schedule: The step size is ``constant``, or follows half a cosine over the T
-            epochs to 0 (``cosine``).
+        schedule: Schedule of `lr_student`: ``constant``, or ``cosine`` (half a cosine
+            over the T epochs towards 0).
         student: Optimizer of the student.
-        student_start: Weights of the student at the start of a round: ``previous``
-            (those of the last round, fresh in the first), ``fresh`` (a new
-            initialisation) or ``fedavg`` (the teachers' mean).
+        student_start: Weights of the student at the start of a round: ``previous`` (the
+            student of the last round, or a new initialisation in the first round),
+            ``fresh`` (a new initialisation) or ``fedavg`` (the teachers' mean).
         b: Images per generated batch.
-        at_once: Number of teachers that hold activations at a time
-            (`fedexp.distillation.ensemble.TeacherEnsemble`).
-        teachers: Whether teachers run ``stacked`` or ``looped``, one after the other.
-            ``auto`` is the choice of `fedexp.distillation.stacking` for the first
-            cohort. It is stored in the state.
-        precision: With ``bf16`` the passes of the teachers (looped) and of the
-            generator run under autocast. Losses, statistics and the student are not
-            affected.
+        at_once: Number of teachers that hold activations for a gradient at a time. None
+            leaves the choice to `fedexp.distillation.ensemble.TeacherEnsemble`.
+        teachers: ``stacked`` (the teachers run as one network), ``looped`` (they run
+            one after the other) or ``auto``. With ``auto``
+            `fedexp.distillation.stacking` chooses for the first cohort, and the choice
+            is stored in the state.
+        precision: With ``bf16`` the looped teachers and the generator run under
+            autocast. Losses, statistics and the student are not affected.
     """
 
     remedy: ClassVar[str] = (
@@ -197,7 +200,7 @@ class DataFree(Aggregator):
     def _begin(
         self, state: DataFreeState, models: list[Weights], env: Env
     ) -> tuple[DataFreeState, Metrics]:
-        """Set the round's teachers and the student's start."""
+        """Store the round's teachers and set the student's initial weights."""
         # If every client was skipped, the round changes nothing
         if not models:
             return _ended(state), {"clients": 0}
@@ -230,7 +233,8 @@ class DataFree(Aggregator):
         """Return the method's state, ``state["own"]``, at the start of a round.
 
         Args:
-            own: The method's state at the end of the last round.
+            own: The method's state at the end of the last round, empty before the first
+                round.
             env: The environment.
         """
         return {}
@@ -264,8 +268,8 @@ class DataFree(Aggregator):
     def pictures(self, state: DataFreeState, env: Env) -> Mapping[str, Tensor]:
         """Return ``synthetic``, a grid of images with one row per class.
 
-        The images are those of the bank. If there is none, a generator makes fresh
-        ones.
+        The images are from the bank. A method without a bank makes new images with its
+        generator. Nothing is returned before the first cohort.
         """
         return (
             {"synthetic": by_class(*self.synthetic_images(state, env), env.num_classes)}
@@ -311,7 +315,8 @@ class DataFree(Aggregator):
 def _check_stackable(env: Env) -> None:
     """Refuse teachers that cannot run as one network.
 
-    They have several architectures, or an operation that torch.vmap does not support.
+    Such teachers have several architectures, or an operation that torch.vmap does not
+    support.
     """
     specs = list(dict.fromkeys(env.spec_of(client) for client in range(env.num_clients)))
     reason = "they differ in architecture"
@@ -335,7 +340,7 @@ def _check_stackable(env: Env) -> None:
 
 
 def _check_bf16(env: Env) -> None:
-    """Refuse types that autocast does not change and devices without bfloat16."""
+    """Refuse a dtype that autocast does not change, or CUDA without native bfloat16."""
     cuda = env.device.type == "cuda"
     reason = (
         f"{env.device} does not support it"

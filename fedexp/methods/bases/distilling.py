@@ -1,6 +1,6 @@
-"""The base of methods whose server distils the cohort into the mean of the models.
+"""The base of methods whose server distils a cohort's models into their mean.
 
-A student that starts from the mean fits given targets.
+The student starts from the mean and fits the targets that the method computes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from fedexp.tasks.classification import Classification
 
 @dataclass(frozen=True)
 class Distilling(ServerTrained):
-    """Distillation into the mean. The student trains in training mode.
+    """The base of aggregators that distil a cohort's models into their mean.
 
-    The optimizer's state starts empty every round.
+    The student is in training mode. The state of its optimizer starts empty every
+    round.
 
     Args:
         optimizer: Optimizer of the student.
@@ -56,15 +57,16 @@ class Distilling(ServerTrained):
 
     @abstractmethod
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
-        """Return what `student_batches` needs of the cohort.
+        """Return the part of the state that `student_batches` reads.
 
-        The key ``target`` holds log-probabilities (n, classes) for all proxy samples.
+        By default it reads the key ``target``: log-probabilities (n, classes) for all
+        proxy samples.
         """
 
     def student_batches(
         self, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> Iterator[Part]:
-        """Iterate over the step, inputs and targets (b, classes) of each part."""
+        """Iterate over the step, the inputs and the targets (b, classes) per batch."""
         for step, index, inputs in parts:
             yield step, inputs, work["target"].index_select(0, index)
 

@@ -1,6 +1,6 @@
 """The base of methods that merge a cohort's trained models in one operation.
 
-It runs once (one shot) or after every round.
+The operation runs once (one shot) or after every round.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class FusionState(TypedDict):
 
 @dataclass(frozen=True)
 class FusionAggregator(Aggregator):
-    """A pure function of the cohort's models and probe answers, run after every round.
+    """The aggregator that fuses the cohort's models after every round.
 
-    Clients of the first round start from the global model. With ``init=different`` each
-    starts from its own initialisation. Clients of later rounds start from the fused
-    model.
+    The fused model is a pure function of these models and the probes' answers. In the
+    first round clients start from the global model, or with ``init=different`` each
+    from its own initialisation. In later rounds they start from the fused model.
     """
 
     @property
@@ -44,7 +44,7 @@ class FusionAggregator(Aggregator):
         return Needs(same_architecture=True)
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
-        """Return the questions about every trained model."""
+        """Return the probes that run on every trained model."""
         return ()
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """The output layer merged class by class.
 
-Row c is the mean over the models of the clients with more than one sample of class c.
+Row c of the merged layer is the mean of the clients' rows c. Only clients with more
+than one sample of class c count.
 
 Reference:
     Su, Li, Xue, One-shot Federated Learning without server-side training, Neural
@@ -36,22 +37,22 @@ def check_mask(
         spec: Architecture of the model.
         input_shape: Shape of one sample.
         key: Name of the key.
-        others: Values to suggest.
+        others: Values that the message suggests instead.
     """
     if choice == "masked":
         check_classes(spec, input_shape, f"aggregator.{key}", f"set aggregator.{key}={others}")
 
 
 def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do: str) -> None:
-    """Refuse a model whose last layer has rows that are not classes.
+    """Refuse a model whose last layer does not have one row per class.
 
-    An example is a generative model.
+    An example is a generative model. A model without ``num_classes`` is not checked.
 
     Args:
         spec: Architecture of the model.
         input_shape: Shape of one sample.
-        where: Config key for the message.
-        do: Next step for the message.
+        where: Config key that the message names.
+        do: Advice that the message gives.
 
     Raises:
         ConfigError: The last layer does not have one row per class.
@@ -95,11 +96,13 @@ def presence(results: Sequence[ClientResult]) -> Tensor:
 
 
 def masked_output(rows: Tensor, present: Tensor) -> Tensor:
-    """Average row c over the models that know class c, zero if none does.
+    """Average each row c over the models whose clients have class c.
+
+    The row is zero if there is no such model.
 
     Args:
         rows: (models, classes, ...), the last layer's weight or bias of every model.
-        present: (models, classes) bool.
+        present: (models, classes) bool, from `presence`.
     """
     mask = present.to(rows).reshape(*present.shape, *[1] * (rows.dim() - 2))
     return (rows * mask).sum(0) / mask.sum(0).clamp(min=1)

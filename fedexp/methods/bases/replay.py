@@ -1,6 +1,6 @@
 """The base of data-free distillation with an image bank.
 
-An epoch makes one batch of images. Then the student trains on the whole bank.
+Each epoch makes one batch of images. Then the student trains on the whole bank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class BankState(TypedDict):
 
     Args:
         bank: One tree with ``x`` and ``y`` per batch of images.
-        logits: The teachers' logits of each batch, if images are not augmented.
+        logits: The teachers' logits of each batch. `Replay` stores them only if
+            distillation does not augment images.
     """
 
     bank: list[Tree]
@@ -44,21 +45,23 @@ class BankState(TypedDict):
 class Replay(DataFree):
     """The base of aggregators that distil from an image bank.
 
-    Epoch e makes b images, which join the bank. One shuffled pass of distillation over
-    its e b images follows.
+    Epoch e (from 1) makes b images, which join the bank. Then the student takes one
+    shuffled pass over the bank. The bank has e b images, and with `keep_bank` also the
+    images of earlier rounds.
 
-    ``own`` holds the bank, one tree with ``x`` and ``y`` per batch, which is stored
-    once. ``bank``, a count of images, is logged as well. If distillation does not
-    augment, the teachers see an image once, and ``own`` holds D(x) of the bank's
-    batches.
+    ``own`` holds the bank, one tree with ``x`` and ``y`` per batch. Checkpoints store
+    each batch once. The number of images in the bank is logged as ``bank``. If
+    distillation does not augment images, the teachers see each image once. ``own`` then
+    also holds their logits D(x) of the bank's batches.
 
     Args:
-        B: Images per distillation batch. The last batch may be short, but a single
-            image is left out.
+        B: Images per distillation batch. The last batch of a pass may be smaller. It is
+            left out if it has a single image.
         views: Augmentation of the images in distillation,
             `fedexp.distillation.views.Views`.
         rounding: Rounding of pixels to 8 bits.
-        keep_bank: Whether the bank is used in later rounds. Otherwise it is emptied.
+        keep_bank: Whether later rounds keep the bank. Otherwise every round starts with
+            an empty bank.
     """
 
     B: int = 128
@@ -119,7 +122,7 @@ class Replay(DataFree):
         """Return the student's batches in one shuffled pass over the bank's `samples`.
 
         Returns:
-            ``own`` for the next epoch, and the batches.
+            The state ``own`` after this epoch, and the batches.
         """
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:

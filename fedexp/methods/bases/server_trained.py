@@ -1,8 +1,8 @@
 """The base of methods whose server trains on its own data between two rounds.
 
 A round's first step is FedAvg's step. Each further step is a stage: a number of
-optimizer steps on the server. A run resumes between two stages. The model is traced
-after every stage, in the series ``student``.
+optimizer steps on the server. A killed run resumes at the start of a stage. If the
+config asks for a trace, the models after the stages form the series ``student``.
 
 State:
     Server: FedAvg's state. Within a round also `work`, the state of server training.
@@ -41,14 +41,14 @@ from fedexp.server_training.batches import batches, on_device
 network = by_spec(Net)
 """``network(spec, device, dtype)``: a network that the server reuses.
 
-It is in the mode in which it was left.
+The network keeps the mode of its last use, training or evaluation.
 """
 
 Part = tuple[int, Tensor, Tensor]
 """A batch of proxy data.
 
-Its parts are the number of its optimizer step in the round, from 0, the positions (b,)
-and the inputs (b, ...).
+The tuple holds the number of the optimizer step in the round (from 0), the positions of
+the samples (b,) and the inputs (b, ...).
 """
 
 
@@ -58,7 +58,7 @@ class ServerTrainedState(AveragingState):
     Args:
         round: Number of finished rounds.
         stage: Number of finished steps in the round.
-        work: The state of server training within a round.
+        work: The state of server training within a round, empty between rounds.
     """
 
     round: int
@@ -68,14 +68,15 @@ class ServerTrainedState(AveragingState):
 
 @dataclass(frozen=True)
 class ServerTrained(Mean):
-    """FedAvg's mean, or another first step, then optimizer steps on proxy data.
+    """The base of aggregators that train the cohort's mean on proxy data.
 
-    Without optimizer steps, and with the mean, the method equals FedAvg bit-exactly.
+    A derived class may replace the mean by another `first_step`. With the mean and
+    without optimizer steps, the method equals FedAvg bit-exactly.
 
     Args:
         steps: Optimizer steps of server training per round. Set either `steps` or
-            `epochs`.
-        epochs: Passes over the proxy data per round.
+            `epochs`, and the other one to None.
+        epochs: Passes over the proxy data per round, or None.
         batch_size: Batch size of proxy data.
     """
 
@@ -113,7 +114,7 @@ class ServerTrained(Mean):
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        """Take FedAvg's step. Server training starts from its ``weights``."""
+        """Take FedAvg's step. Server training starts from the new ``weights``."""
         return super().update(state, results, env)
 
     @abstractmethod
@@ -121,7 +122,7 @@ class ServerTrained(Mean):
         """Return the state of server training for this round.
 
         Args:
-            collected: The facts of the cohort from `collect`.
+            collected: The dictionary that `collect` filled.
             start: The round's global model, w^t.
             mean: The model that server training starts from.
             env: The world at this step.
@@ -131,13 +132,13 @@ class ServerTrained(Mean):
     def train(
         self, weights: Weights, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> tuple[Weights, State, Metrics]:
-        """Take one optimizer step for each of `parts`.
+        """Take one optimizer step for each batch of `parts`.
 
         Args:
             weights: The model.
             work: The state of server training.
-            net: The server's network in training mode. Its random layers draw for the
-                current step.
+            net: The server's network in training mode. Its random layers use the noise
+                of the current step.
             parts: Batches of proxy data.
             env: The world at this step.
 
@@ -150,7 +151,7 @@ class ServerTrained(Mean):
         return False
 
     def end(self, weights: Weights, work: State, env: Env) -> Weights:
-        """Return the round's global model, given the model trained last."""
+        """Return the round's global model, made from the trained model `weights`."""
         return weights
 
     def total(self, env: Env) -> int:
@@ -164,9 +165,9 @@ class ServerTrained(Mean):
         return -(-len(proxy_of(env)) // self.batch_size)
 
     def steps_per_stage(self, env: Env) -> int:
-        """Return the number of optimizer steps of one step of the run.
+        """Return the number of optimizer steps per stage.
 
-        It is one pass over the proxy data.
+        By default a stage is one pass over the proxy data.
         """
         return self.pass_length(env)
 
@@ -251,11 +252,11 @@ class ServerTrained(Mean):
 def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
     """Return ``server/loss``, the mean loss over optimizer steps.
 
-    Without steps nothing is returned.
+    Without steps the result is empty.
 
     Args:
-        losses: Losses by number of the step, from 0.
-        total: Number of steps of the round.
+        losses: Losses by number of the optimizer step in the round, from 0.
+        total: Number of optimizer steps of the round, for the message.
         env: The world at this step.
 
     Raises:
@@ -279,11 +280,11 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
 
 
 def proxy_of(env: Env) -> Samples:
-    """Return the server's data, which ``Needs(proxy=True)`` requires."""
+    """Return the server's proxy data, which exist if ``Needs(proxy=True)`` is met."""
     assert env.proxy is not None
     return env.proxy
 
 
 def with_frozen(weights: Weights, live: Tree) -> Tree:
-    """Return all parameters of `weights`, with those in `live` replaced."""
+    """Return `live` together with the other parameters of `weights`."""
     return {**weights.params, **live}

@@ -1,4 +1,5 @@
-"""FedGen: a generator of features that the server learns and the clients use.
+"""FedGen: a generator of features that the server trains and the clients use.
 
-The package has the client's trainer and the server's aggregator with its generator.
+The package contains the client's trainer and the server's aggregator with its
+generator.
 """

@@ -1,4 +1,4 @@
-"""FedGen's server: a generator of features, learned from the clients' heads.
+"""FedGen's server: a generator of features, trained on the clients' heads.
 
 `fedexp.methods.fedgen.trainer` is the client's side.
 
@@ -7,17 +7,19 @@ Reference:
     Learning, ICML 2021, Algorithm 1.
 
 Update:
-    After the clients return, the generator ``z = G(y, eps)`` is trained. y is uniform
-    over classes of which some client has more than one sample. eps is uniform on [0, 1)
-    as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` plus
+    After local training the server trains the generator ``z = G(y, eps)``. y is uniform
+    over the classes of which at least one participant has more than one sample. eps is
+    uniform on [0, 1) as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` plus
     ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The first term is the
-    code's form. The paper has the CE of the mean of the clients' logits. msd is the
-    mean squared difference and mad the mean absolute difference. a_k(y) is the share of
-    client k in the cohort's samples of class y, with one added to each count. Only the
-    heads run, on generated features. The models are averaged as in FedAvg.
+    code's form. The paper takes the cross-entropy of the mean of the clients' logits.
+    msd is the mean squared difference and mad the mean absolute difference. a_k(y) is
+    the share of client k in the cohort's samples of class y, with one added to each
+    count. Of the clients' models only the heads run, on generated features. The models
+    are averaged as in FedAvg.
 
 Communication:
-    Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far.
+    Up: y_i and the class counts n_{i,c}. Down: w, the generator, and the classes that
+    participants have had so far.
 
 State:
     Server: the generator and its optimizer's state.
@@ -62,7 +64,7 @@ from fedexp.tasks.classification import Classification
 class FeatureGenerator(nn.Module):
     """A network from classes and noise to features.
 
-    Inputs are classes (b,) int64 and numbers (b, noise), the output is features (b,
+    Inputs are classes (b,), int64, and noise eps (b, noise). The output has shape (b,
     features).
     """
 
@@ -86,7 +88,7 @@ def generator_spec(classes: int, noise: int, hidden: int, features: int) -> Mode
 
 
 class FeatureTrainer(Trainer):
-    """The base of a client's side of `FedGen`, which fits the generator's features."""
+    """The base class of trainers that use the generator of `FedGen`."""
 
 
 class FedGenState(AveragingState):
@@ -101,15 +103,17 @@ class FedGen(Mean):
     """The server's side of FedGen.
 
     Args:
-        noise: Size of eps.
-        hidden: Size of the generator's hidden layer.
-        steps: Steps of the generator per round.
-        batch_size: Batch size of generated features.
+        noise: Length of the generator's noise vector eps.
+        hidden: Width of the generator's hidden layer.
+        steps: Training steps of the generator per round.
+        batch_size: Number of generated features per training step.
         optimizer: Optimizer of the generator. Its state lasts for the whole run.
         lr: Step size of the generator.
         lr_decay: Factor of `lr` after every round.
         diversity: Weight of the diversity term (eta_div).
-        ensemble: ``losses`` (the code) or ``logits`` (the paper).
+        ensemble: First term of the loss: ``losses`` (the clients' cross-entropies
+            weighted by a_k(y), as in the code) or ``logits`` (the cross-entropy of the
+            clients' mean logits, as in the paper).
     """
 
     noise: int = 64
@@ -200,8 +204,8 @@ class FedGen(Mean):
         Args:
             state: The state before the round.
             heads: Parameters of the clients' heads.
-            held: (m, classes) samples of the clients.
-            env: The world at this step.
+            held: Class counts n_{i,c} of the clients, of shape (m, classes).
+            env: The environment at this step.
 
         Returns:
             The generator, its optimizer's state and its mean loss.
@@ -246,8 +250,12 @@ class FedGen(Mean):
     def loss(self, logits: Tensor, y: Tensor, held: Tensor, eps: Tensor, z: Tensor) -> Tensor:
         """Compute the generator's loss.
 
-        The arguments are the clients' logits (m, b, classes) of features z (b,
-        features), which were generated for classes y (b,) from eps (b, noise).
+        Args:
+            logits: The clients' logits of the features z, of shape (m, b, classes).
+            y: Classes for which z was generated, of shape (b,).
+            held: Class counts n_{i,c} of the clients, of shape (m, classes).
+            eps: Noise from which z was generated, of shape (b, noise).
+            z: Generated features, of shape (b, features).
         """
         if self.ensemble == "logits":
             fit = F.cross_entropy(logits.mean(0), y)
@@ -267,7 +275,7 @@ def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
 
     Args:
         generator: The generator.
-        known: (k,) int64 classes that a participant had so far.
+        known: Classes that participants have had so far, of shape (k,), int64.
     """
     return {
         "generator": generator.params,
@@ -281,7 +289,7 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
     """Return the names of the head's parameters and its number of input features.
 
     Raises:
-        ConfigError: There is no such head.
+        ConfigError: The network has no head whose inputs are feature vectors.
     """
     cpu = torch.device("cpu")
     net, weights = (

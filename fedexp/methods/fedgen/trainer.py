@@ -1,22 +1,26 @@
-"""FedGen's clients: they fit generated features besides their data.
+"""FedGen's clients: local training with two further terms on generated features.
 
-They fit the labels of generated features and the outputs of the head on them.
+The first term trains the head to classify generated features. The second pulls the
+model's outputs toward the head's outputs on features generated for the same labels.
 
 Reference:
     Zhu, Hong, Zhou, ICML 2021, Algorithm 1. `fedexp.methods.fedgen.aggregator` is the
     server's side.
 
 Update:
-    The terms are in force from the second round on, in the first epochs of a round. The
-    loss of a step is ``CE(x, y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
+    The two further terms are used from the second round on, in the first `epochs`
+    epochs of a round. The loss of a step is then
+    ``CE(model(x), y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
     ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. y' is uniform over the
-    classes that participants had so far. The target of the divergence is constant.
-    ``alpha_t = max(floor, alpha decay^t)``, and beta_t is computed in the same way. The
-    paper has only the first of the two terms (beta = 0), the published code has both.
-    The generator is in evaluation mode and does not change.
+    classes that participants have had so far. The first argument of the divergence is
+    constant for the gradient. ``alpha_t = max(floor, alpha decay^t)``, and beta_t is
+    computed in the same way. t is the round, from 0. The paper has only the first of
+    the two terms (beta = 0). The published code has both. The generator is in
+    evaluation mode and does not change.
 
 Communication:
-    Up: y_i and n_{i,c}. Down: w, the generator, the classes known so far.
+    Up: y_i and the class counts n_{i,c}. Down: w, the generator, and the classes that
+    participants have had so far.
 
 State:
     Clients: none.
@@ -44,14 +48,14 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     """The client's side of FedGen.
 
     Args:
-        alpha: Coefficient of the first term in round 0, in which it is not in force
-            yet.
-        beta: Coefficient of the second term in round 0, in which it is not in force
-            yet.
+        alpha: Coefficient of the first term before any decay. Decay starts in round 0,
+            although the term is used only from round 1 on.
+        beta: Coefficient of the second term before any decay, which starts as for
+            `alpha`.
         decay: Factor of both coefficients per round.
         floor: Lower bound of the coefficients. A coefficient of 0 stays 0.
         batch_size: Generated features per step (B_gen). B is ``local.batch_size``.
-        epochs: Epochs of a round in which the terms are in force.
+        epochs: Number of epochs at the start of a round that use the terms.
     """
 
     alpha: float = 10.0
@@ -107,7 +111,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         own = (
             self._head_of(batch.y, "own", net, params, buffers, output, ctx).detach().log_softmax(1)
         )
-        # `kl_div` has no batching rule
+        # `kl_div` has no batching rule for torch.vmap
         latent = (own.exp() * (own - output.log_softmax(1))).sum(1).mean()
 
         generated = (
@@ -133,7 +137,7 @@ class FedGenTrainer(fedgen.FeatureTrainer):
         output: Tensor,
         ctx: Ctx,
     ) -> Tensor:
-        """Return the head's logits for features generated for classes y (b,).
+        """Generate features for classes y (b,) and apply the head to them.
 
         Returns:
             Logits of shape (b, classes).

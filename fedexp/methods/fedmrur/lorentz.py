@@ -7,8 +7,8 @@ Update:
     z in R^d is lifted to ``L(z) = (sqrt(beta + ||z||^2), z)``. This is the only point
     over z with ``<L, L> = -beta`` and a positive first coordinate, where
     ``<x, y> = -x_0 y_0 + sum_i x_i y_i``. The squared distance is
-    ``-2 beta - 2 <L(z), L(a)>``. The exponential map at the origin, which Nickel &
-    Kiela 2018 use to lift, overflows at the norms of features.
+    ``-2 beta - 2 <L(z), L(a)>``. Nickel & Kiela 2018 lift by the exponential map at the
+    origin, which overflows for vectors with the norms of usual features.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from torch import Tensor
 
 
 def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Compute squared Lorentzian distances and their gradients in z.
+    """Compute squared Lorentzian distances and their gradients with respect to z.
 
-    The distance is computed as ``||z - a||^2 - (z_0 - a_0)^2`` with
+    z_0 and a_0 are the first coordinates of L(z) and L(a). The squared distance is
+    computed as ``||z - a||^2 - (z_0 - a_0)^2`` with
     ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``, because the definition
-    loses all digits of a small distance in float32. It is at most the Euclidean
-    distance, which it approaches as beta grows. Its gradient in z is
-    ``2 (a_0 / z_0) z - 2 a``. For the same reason it is computed as
-    ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``. The closed form is used because autograd
-    takes three times as many operations on small tensors.
+    loses all digits of a small distance in float32. The squared distance is at most the
+    squared Euclidean distance, which it approaches as beta grows.
+
+    The gradient with respect to z is ``2 (a_0 / z_0) z - 2 a``. It is computed as
+    ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``, again to keep the digits of small values.
+    The gradient has this closed form because autograd takes three times as many
+    operations on small tensors.
 
     Args:
         z: Representations, (..., b, d).
@@ -41,6 +44,6 @@ def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]
         z_0, a_0 = (torch.linalg.vecdot(each, each).add(beta).sqrt() for each in (z, a))
         squared = torch.linalg.vecdot(gap, gap)
         gap_0 = torch.linalg.vecdot(gap, a).mul(2).add(squared) / (z_0 + a_0)
-        # Rounding may take it below 0
+        # Rounding may make the difference negative
         d2 = squared.sub(gap_0.square()).clamp(min=0)
         return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(-1), z, value=-1).mul_(2)

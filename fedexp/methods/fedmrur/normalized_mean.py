@@ -6,8 +6,8 @@ Reference:
 
 Update:
     ``U = (sum_i p_i ||u_i||) Ubar / ||Ubar||`` with ``Ubar = sum_i p_i u_i``. Norms are
-    over all parameters. The amplification is at least 1. It is sqrt(m) for orthogonal
-    updates of one length.
+    over all parameters. The amplification, the factor of Ubar, is at least 1. It is
+    sqrt(m) for orthogonal updates of equal length and equal weights p_i.
 
 Communication:
     Up: y_i. Down: w.
@@ -20,8 +20,8 @@ Logged:
 
 Differences from the paper:
     As printed, the algorithm subtracts the sum of ``w_K - w_0`` from w and therefore
-    ascends. FL-Simulator, whose authors overlap with the paper's, turns the sign for
-    MoFedSAM. The same is done here.
+    ascends the loss. FL-Simulator, whose authors overlap with the paper's, has the
+    opposite sign for MoFedSAM. So has this implementation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedexp.methods.fedavg import Mean
 def amplification(mean: Tree, stats: RoundStats) -> float:
     """Return ``sum_i p_i ||u_i|| / ||mean||``.
 
-    It is 1 if the updates cancel and `mean` is no more than their rounding.
+    If the updates cancel and `mean` is no larger than their rounding error, return 1.
     """
     length = math.sqrt(trees.squared_norm(mean))
     each = sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True))
@@ -54,11 +54,11 @@ def amplification(mean: Tree, stats: RoundStats) -> float:
 class NormalizedMean(Mean):
     """The normalised mean of the updates.
 
-    Updates that cancel up to rounding leave w about where it is. The update of a single
-    client is applied bit-exactly.
+    Updates that cancel up to rounding hardly change w. The update of a single client is
+    applied bit-exactly.
 
     Args:
-        ascends: Whether the sign is turned, as Algorithm 1 is printed.
+        ascends: Whether the update is subtracted, as in the printed Algorithm 1.
     """
 
     ascends: bool = False

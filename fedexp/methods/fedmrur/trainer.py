@@ -7,10 +7,10 @@ Reference:
 Update:
     H acts at the clients, in this trainer. Both gradients of a step are those of
     ``f_i(w) + gamma R``. R is an exponential of the squared Lorentzian distance d2
-    between two representations of a batch: by w and by the received model, which is
-    frozen and in evaluation mode. N acts at the server, in
-    `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. A method without H needs
-    only `MoFedSAM`.
+    between two representations of a batch. One is computed by the current model w, the
+    other by the received model, which is frozen and in evaluation mode. N acts at the
+    server, in `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. For N without H,
+    combine this aggregator with the trainer `MoFedSAM`.
 
 Communication:
     Up: y_i. Down: w and Delta.
@@ -26,9 +26,9 @@ Differences from the paper:
     No code was published. The paper leaves three choices open: how a representation is
     lifted (here `fedexp.methods.fedmrur.lorentz`), which representation it is (`layer`)
     and how the distances of a batch are reduced (`reduction`). With the paper's
-    constants H is weak under every reading: its gradient is 1e-5 to 4e-2 of the loss's.
-    As printed, Algorithm 1 ascends and mixes an update into gradients:
-    ``method=fedmrur_printed``.
+    constants H is weak for every choice: its gradient is 1e-5 to 4e-2 of the loss's
+    gradient. As printed, Algorithm 1 ascends the loss and adds an update in units of
+    parameters to gradients. ``method=fedmrur_printed`` follows it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class FedMRUR(MoFedSAM):
     """The client's side of FedMRUR, with the arguments of `MoFedSAM` and further ones.
 
     Args:
-        gamma: Weight of R (gamma, Eq. 2). With 0 it equals MoFedSAM bit-exactly.
+        gamma: Weight of R (gamma, Eq. 2). With 0 the trainer equals MoFedSAM
+            bit-exactly.
         sigma: Scale of the distance (Eq. 3).
         beta: Parameter of the Lorentz model (Eq. 3).
         layer: The representation: ``penultimate`` (input of the network's head) or
@@ -77,13 +78,12 @@ class FedMRUR(MoFedSAM):
             sigma)), ``sum_exp`` (their sum), ``exp_mean`` (exp(mean d2 / sigma)) or
             ``exp_sum`` (exp(sum d2 / sigma)).
         momentum_from: Source of Delta: the aggregate as it is applied (``normalised``)
-            or the mean before it (``plain``).
-        momentum_units: Units of Delta: of a ``gradient``, or of ``parameters`` as
-            Algorithm 1 is printed.
+            or the mean before its normalisation (``plain``).
+        momentum_units: Units of Delta: those of a ``gradient``, or those of
+            ``parameters`` as in the printed Algorithm 1.
         measure_gradient: Whether to log ``train/hyperbolic_gradient``. It is the norm
-            of gamma R's gradient divided by the norm of the gradient of the loss
-            without it. Both are gradients in the representation, which flow back
-            through the network below it.
+            of gamma R's gradient divided by the norm of the task loss's gradient. Both
+            gradients are with respect to the representation.
     """
 
     gamma: float = 0.005
@@ -117,7 +117,10 @@ class FedMRUR(MoFedSAM):
     def hyperbolic(
         self, z: Tensor, anchor: Tensor, share: float | Tensor, task_gradient: Callable[[], Tensor]
     ) -> TermValue:
-        """Compute gamma R. This is the function of the trainer's `FeatureTerm`."""
+        """Compute gamma R, its gradient with respect to z, and the logged scalars.
+
+        This is the function `FeatureTerm.of`, which describes the arguments.
+        """
         d2, slope = squared_distance(z, anchor, self.beta)
         R, rate = self.reduced(d2, share)
         pull = self.gamma * rate.unsqueeze(-1) * slope
@@ -144,13 +147,13 @@ class FedMRUR(MoFedSAM):
 
         with torch.no_grad():
             term = self.hyperbolic(z, anchor, 1 / len(z), task_gradient)
-        # The value of gamma R, and its gradient in z
+        # The summand has the value of gamma R and the gradient with respect to z
         return Measured(
             loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars
         )
 
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
-        """Return the representation (b, d) by the received model."""
+        """Return the received model's representation of `inputs`, (b, d)."""
         frozen = _Watched(ctx.reference, self.layer == "penultimate")
         with torch.no_grad():
             frozen(*ctx.received, *inputs)
@@ -161,11 +164,12 @@ class FedMRUR(MoFedSAM):
 
         Args:
             d2: Squared distances, (..., b).
-            share: Weight of each sample.
+            share: Weight of each sample in its client's mean, as in `FeatureTerm`.
+                Samples of weight 0 do not count.
 
         Returns:
-            R, (...,), and its derivatives in d2. They have shape (..., b), or (..., 1)
-            if all samples of a batch share one.
+            R, (...,), and its derivatives with respect to d2. They have shape (..., b),
+            or (..., 1) if the derivative is the same for all samples of a batch.
         """
         counted = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else None
         number = d2.shape[-1] if counted is None else counted.sum(-1, keepdim=True)
@@ -184,7 +188,7 @@ class FedMRUR(MoFedSAM):
     def _task_gradient(
         self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor:
-        """Return the gradient of the task's loss in the representations z of `run`."""
+        """Return the gradient of the task's loss with respect to z of `run`."""
 
         def task(z: Tensor) -> Tensor:
             def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
@@ -210,7 +214,8 @@ class FedMRUR(MoFedSAM):
 class _Watched:
     """A network for a task's loss that stores its inputs and its representation.
 
-    The representation z has shape (b, ...). The loss runs the network once.
+    The representation z has shape (b, ...). It is that of the last call, and a task's
+    loss calls the network once.
     """
 
     def __init__(self, net: Net, features: bool) -> None:

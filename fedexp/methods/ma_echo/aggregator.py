@@ -2,24 +2,25 @@
 
 Reference:
     Su, Li and Xue, One-shot Federated Learning without server-side training, Neural
-    Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The code's
-    variant gives the paper's tables and is the default here
+    Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The variant
+    of the code gives the numbers of the paper's tables. It is the default here
     (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
     algorithm.
 
 Update:
+    W_i is a layer's matrix at client i, the start of V_i. W is the fused matrix.
     ``R_i = W - V_i``. ``P_i = K_i K_i^T`` (`fedexp.methods.ma_echo.projections`).
-    For every layer, T times::
+    Every layer is updated T times. Its V_i follow one of the two rules::
 
         W   <- W - eta sum_i a_i R_i P_i
         V_i <- V_i + step * Norm(R_i (I - s P_i))     with the new W (incremental)
         V_i <- W_i + (W - W_i)(I - s P_i)             with the new W (anchored, Eq. 11)
 
     Released code: eta = step, a_i = 1/N, s = 1, and the damping ``mu / (1 + mu)`` is
-    inside P's recursion. Algorithm 1: a from the quadratic program, eta doubled, step =
-    1, ``s = mu / (1 + mu)`` and an undamped P. A bias is one more column of its layer's
-    matrix. With ``align`` the models are first moved onto one another by optimal
-    transport (MA-Echo + OT).
+    inside P's recursion. Algorithm 1: a from the quadratic program, eta is twice the
+    paper's eta, step = 1, ``s = mu / (1 + mu)`` and an undamped P. A bias is one more
+    column of its layer's matrix. With ``align`` the models are first aligned to a
+    reference model by optimal transport (MA-Echo + OT).
 
 Communication:
     Up: the model, K_i and, for a class-masked output layer, class counts. Down: the
@@ -163,7 +164,7 @@ class MAEcho(FusionAggregator):
     def _fused(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """Return the layers that take part in the iteration.
 
-        Frozen layers are the same everywhere and do not change.
+        Frozen layers are left out, because they are the same in all models.
         """
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
@@ -192,7 +193,7 @@ class MAEcho(FusionAggregator):
 
     @property
     def shrinkage(self) -> float:
-        """``mu / (1 + mu)``, Eq. 11."""
+        """The factor ``mu / (1 + mu)`` of Eq. 11."""
         return self.mu / (1 + self.mu)
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
@@ -246,9 +247,10 @@ class MAEcho(FusionAggregator):
     def _aligned(
         self, results: Sequence[ClientResult], env: Env
     ) -> tuple[list[Weights], list[Tree], Metrics]:
-        """Return the models and their factors by layer, aligned unit by unit if asked.
+        """Return the models, their factors K by layer, and metrics.
 
-        ``Q' = T^T Q T`` moves the rows of K.
+        If `align` is set, the models' units are aligned. An alignment T of a layer's
+        inputs turns Q = I - K K^T into ``Q' = T^T Q T``, which permutes the rows of K.
         """
         models = [result.weights for result in results]
         factors = [result.probes[Projections.name] for result in results]
@@ -289,13 +291,13 @@ class MAEcho(FusionAggregator):
 
 
 def _matrix(layer: Layer, params: Tree) -> Tensor:
-    """Return a layer as (out, in) rows, with its bias as the last column."""
+    """Return a layer as a matrix (out, d), with its bias as the last column."""
     weight = params[layer.weight].flatten(1)
     return weight if layer.bias is None else torch.cat([weight, params[layer.bias][:, None]], 1)
 
 
 def _with(model: Weights, matrices: dict[Layer, Tensor]) -> Weights:
-    """Return `model` with some layers replaced."""
+    """Return `model` with the layers of `matrices` replaced by these matrices."""
     params = dict(model.params)
     for layer, matrix in matrices.items():
         weight = matrix if layer.bias is None else matrix[:, :-1]

@@ -1,11 +1,13 @@
 """One layer of MA-Echo's iteration, for all clients at once.
 
-`fedexp.methods.ma_echo.aggregator` gives the formulas. ``P_i = K_i K_i^T`` has few
-columns. Without row norms every V_i keeps the form ``g W_i + U - A_i K_i^T``, with one
-scalar g and one matrix U for all clients. The clients' matrices are therefore never
-touched during the iteration. A step is two products of W with all factors side by side,
-[out, d] x [d, r] with r = sum_i r_i, and one r_i x r_i product per client. With row
-norms the V_i are stored.
+`fedexp.methods.ma_echo.aggregator` gives the formulas. In ``P_i = K_i K_i^T`` the
+factor K_i [d, r_i] has few columns. Without row norms every V_i keeps the form
+``g W_i + U - A_i K_i^T``, with one scalar g and one matrix U for all clients. An
+iteration therefore updates g, U and A_i, and the V_i [out, d] are not formed.
+
+Let K [d, r] be all factors side by side, with r = sum_i r_i. An iteration takes one
+product with K^T, [out, r] x [r, d], one product of W with K, [out, d] x [d, r], and one
+product with an r_i x r_i matrix per client. With row norms the V_i are stored.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ class LayerRule:
     """The iteration of one layer, with the symbols of `MAEcho`.
 
     Args:
-        eta: Factor of W's step.
+        eta: Factor eta of W's step.
         step: Factor of V_i's step.
-        shrinkage: s.
+        shrinkage: Factor s of P_i.
         anchored: Whether V_i is anchored at W_i (Eq. 11).
         norm: Whether the rows of V_i's step are normalised.
-        C: Bound of the quadratic program's weights. None stands for a_i = 1 / N.
+        C: Upper bound of the weights a_i in the quadratic program. None: a_i = 1 / N.
     """
 
     eta: float
@@ -67,7 +69,7 @@ class NullSpace:
             self._KK = (self._K.T @ self._K).double()
             clients = torch.arange(len(factors), device=start.device)
             owners = clients.repeat_interleave(torch.tensor(self._widths, device=start.device))
-            # Whether a column belongs to a client
+            # (r, N), 1 if a column of K belongs to a client and 0 otherwise
             self._owner = (owners[:, None] == clients).double()
 
         if rule.norm:
@@ -113,7 +115,7 @@ class NullSpace:
             torch.mm(V, K, out=self._of(self._VK)[i])
 
     def _weights(self, B: Tensor) -> float | Tensor:
-        """Return a_i, as one number or as one number per column of all factors."""
+        """Return a_i: 1 / N, or a tensor (r,) with a_i for each column of K_i."""
         N = len(self._widths)
         if self._rule.C is None:
             return 1 / N
@@ -121,10 +123,10 @@ class NullSpace:
         return a.repeat_interleave(torch.tensor(self._widths, device=a.device))
 
     def _descents(self, B: Tensor) -> Tensor:
-        """Compute <R_i P_i, R_j P_j>, of shape (N, N).
+        """Compute all inner products <R_i P_i, R_j P_j>, of shape (N, N).
 
-        If the factors together have at most d columns, the R_i P_i (out, d) are not
-        formed.
+        If the factors together have at most d columns, the matrices R_i P_i (out, d)
+        are not formed.
         """
         if self._is_narrow:
             # Each block of these products sums to one of the N x N entries
@@ -144,7 +146,7 @@ class NullSpace:
         return torch.cat([b @ gram for b, gram in zip(self._of(B), self._gram, strict=True)], 1)
 
     def _of(self, side_by_side: Tensor) -> tuple[Tensor, ...]:
-        """Return each client's columns."""
+        """Split a matrix (out, r) into each client's columns (out, r_i)."""
         return torch.split(side_by_side, self._widths, 1)
 
     def v(self, i: int) -> Tensor:

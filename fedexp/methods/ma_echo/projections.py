@@ -2,10 +2,13 @@
 
 Reference: MA-Echo, Su et al. 2023, Section 4.
 
-In the null space of a layer's inputs, Q = I - P, its weights may move without a change
-of the model's outputs on the client's data. A layer has d inputs (one more, the
-constant 1, if it has a bias). After n rank-one updates the answer is K [d, n], never P
-[d, d]. Updates beyond d / 2 are done on P itself, which is then factored.
+Q = I - P projects onto the null space of a layer's inputs. A change of the layer's
+weights in this space does not change the model's outputs on the client's data. d is the
+number of a layer's inputs. A bias counts as one more input, the constant 1.
+
+The client sends K, never P [d, d]. The recursion with at most d / 2 rank-one updates
+computes K directly, one column per update. With more updates it computes Q [d, d], and
+P = I - Q is factored at the end.
 
 Communication: up, one K per layer.
 """
@@ -37,21 +40,21 @@ _NEGLIGIBLE = 1e-9  # bound of eigenvalues of P that come from rounding
 
 @dataclass(frozen=True)
 class Projections(Probe):
-    """The factors K of a model, one per layer, by the name of the layer's weight.
+    """The probe that computes the factors K of a model, by names of layer weights.
 
     Args:
-        layers: Names of the weights that are asked for.
-        variant: ``recursion`` (the released code: one pass in batches, a damped
+        layers: Names of the weights of the layers whose factors are computed.
+        variant: ``recursion`` (the released code: one pass in batches, with a damped
             rank-one update for every batch mean) or ``exact`` (the paper's closed form
             ``X^T (X X^T + z I)^-1 X`` over all inputs).
         damping: Factor of every rank-one update, in (0, 1]. With 1 the recursion is the
             closed form of the batch means.
-        alpha: Parameter alpha of linear layers (recursion).
-        alpha_conv: Parameter alpha of convolutions (recursion).
-        z: Parameter of the closed form.
-        batch_size: Batch size of the pass.
-        rank: Eigenpairs of P that are sent, one number per layer (Table 6). None sends
-            all.
+        alpha: Parameter alpha of the recursion in linear layers.
+        alpha_conv: Parameter alpha of the recursion in convolutions.
+        z: Parameter z of the closed form.
+        batch_size: Number of samples per batch of the pass.
+        rank: Number of eigenpairs of P that are sent, one number per layer (Table 6).
+            None: all.
     """
 
     layers: tuple[str, ...]
@@ -105,7 +108,7 @@ class Projections(Probe):
     def _inputs(
         self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
     ) -> Iterator[dict[Layer, Tensor]]:
-        """Yield the inputs of the requested layers in whole batches, [b, ...] float."""
+        """Yield the inputs [b, ...] of `layers`, several whole batches at a time."""
         chunk, layers = self.batch_size * _BATCHES_AT_ONCE, layers_in(net)
         for start in range(0, len(order), chunk):
             part = order[start : start + chunk]
@@ -127,10 +130,10 @@ class Projections(Probe):
 
 
 def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
-    """Return the patches of one map as the released code visits them.
+    """Return the patches of one feature map that the released code uses.
 
-    They have no padding and stride 2. A map that is smaller than the kernel has no such
-    patch. It is padded as the layer pads it.
+    These patches have stride 2 and no padding. A map that is smaller than the kernel
+    has no such patch, and is padded as the layer pads it.
 
     Returns:
         Patches of shape (windows, channels * kh * kw).
@@ -142,7 +145,7 @@ def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
 
 
 def _patches(layer: Layer, x: Tensor) -> Tensor:
-    """Return the values that the convolution multiplies with its weights.
+    """Return the patches that the convolution multiplies with its weights.
 
     Returns:
         Patches of shape (b, windows, channels * kh * kw).
@@ -178,10 +181,10 @@ class _Gram:
 
 
 class _Recursion(ABC):
-    """The recursion of P, with one update for every batch mean r.
+    """The recursion of Q = I - P, with one update for every batch mean r.
 
     The update is ``Q <- Q - damping k k^T / (alpha + r^T k)`` with ``k = Q r``. For
-    convolutions there is one update for every patch of the mean.
+    convolutions there is one update for every patch r of the batch's mean map.
     """
 
     def __init__(
@@ -240,7 +243,7 @@ class _Dense(_Recursion):
 
 
 def _truncated(K: Tensor, rank: int | None) -> Tensor:
-    """Return the factor of the `rank` largest eigenpairs of K K^T."""
+    """Return the factor of the `rank` largest eigenpairs of K K^T. None: K itself."""
     if rank is None or rank >= min(K.shape):
         return K
     U, sigma, _ = torch.linalg.svd(K, full_matrices=False)
@@ -249,9 +252,9 @@ def _truncated(K: Tensor, rank: int | None) -> Tensor:
 
 
 def full_size(d: int, rank: int | None) -> int:
-    """Return the size of a layer of d inputs as Table 6 counts it.
+    """Return the size of the projection of a layer with d inputs, as in Table 6.
 
-    It is d times the components that are used. Factors with fewer columns are sent as
-    they are.
+    The size is d times the number of eigenpairs that are used. A factor K with fewer
+    columns is sent as it is, and its size is smaller than this number.
     """
     return d * min(d, rank or d)

@@ -1,4 +1,4 @@
 """Figures of papers, made from the runs of a table.
 
-Each is a `fedexp.tables.drawing.Drawing`.
+Each figure is a `fedexp.tables.drawing.Drawing`.
 """

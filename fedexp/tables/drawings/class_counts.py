@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClassCountsDrawing(Drawing):
-    """One panel per row of the table, of its lowest seed.
+    """The class counts of each client, with one panel per row of the table.
 
-    Classes go down and clients across. Every cell has the number of samples. Its
-    darkness grows with the root of this number.
+    A panel shows the split of the row's lowest seed. It has one line per class and one
+    column per client. Each field has the number of samples, and its darkness grows with
+    the square root of this number.
 
     Args:
         title: Title of the picture.
-        name: Name of its file.
+        name: Part of the picture's file name.
     """
 
     title: str

@@ -18,25 +18,30 @@ from fedexp.tables.report.report import Picture
 
 @dataclass(frozen=True)
 class Iterations(Drawing):
-    """One panel per row: means over seeds with a band of one standard deviation.
+    """One panel per combination of `panels`, with one curve per method.
+
+    Curves are means over the runs of a method in a panel (usually its seeds), with a
+    band of one standard deviation.
 
     Args:
         curves: Methods that were traced with ``trace.every``, drawn as curves.
         title: Title of the picture.
-        lines: Methods without iterations, drawn at their headline.
-        name: Name of its file.
+        lines: Methods without iterations, drawn as horizontal lines at their mean
+            headline value.
+        name: Part of the picture's file name.
         series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
-            One with a value for each client has thin curves for the clients beside
-            their mean. Examples are ``V/acc`` (on the test set) and ``V/train/acc`` (on
-            the client's own samples).
+            If the series has a value for each client, every client has a thin curve
+            beside the mean. Examples of such series are ``V/acc`` (on the test set) and
+            ``V/train/acc`` (on the client's own samples).
         label: Label of the vertical axis.
-        scale: Factor that turns the series and the headline into its unit.
-        panels: Conditions, or ``method``, that make a panel.
-        heading: Heading of a panel with these in braces. None: they are listed.
-        axis: ``iteration``, or ``record``: the number of the recorded point, if methods
-            record at different steps.
+        scale: Factor that turns the series and the headline into the unit of `label`.
+        panels: Conditions, or ``method``, that distinguish panels. Empty: one panel.
+        heading: Heading of a panel, with the keys in `panels` as placeholders. None:
+            the keys and values are listed.
+        axis: Horizontal axis: ``iteration``, or ``record`` for the number of the
+            recorded point. ``record`` is for methods that record at different steps.
         called: Name of an iteration on the horizontal axis.
-        round: Round of the iterations.
+        round: Number of the round whose iterations are drawn. The first round is 1.
     """
 
     curves: tuple[str, ...]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # Length of a dash in points.
 _DASH = 5
-# Curves of at most so many points have a marker at each of them, longer ones at some.
+# Curves of at most this many points have a marker at each point. Longer curves have
+# markers at some of their points.
 _FEW = 12
 
 # y by x, of one run or of one model of a run.
@@ -32,8 +33,8 @@ class Curve:
     """The curves of one run: one, or several that are drawn thin beside their mean.
 
     Args:
-        each: Curves by x, in the unit of the axis.
-        thin: Whether they are drawn besides their mean.
+        each: The curves, each as y by x, in the units of the axes.
+        thin: Whether each curve is drawn thin beside the mean of all.
     """
 
     each: tuple[Points, ...]
@@ -60,10 +61,10 @@ class Panels:
         title: Title of the picture.
         x: Label of the horizontal axis.
         y: Label of the vertical axis.
-        by: Conditions, or ``method``, that make a panel. Runs that differ otherwise are
-            pooled.
-        heading: Heading of a panel with its conditions in braces
-            (``"{init}-init {clients}-MLPs"``). None: they are listed.
+        by: Conditions, or ``method``, that distinguish panels. In a panel, all runs of
+            a method are pooled.
+        heading: Heading of a panel, with the keys in `by` as placeholders
+            (``"{init}-init {clients}-MLPs"``). None: the keys and values are listed.
         logarithmic: Whether the vertical axis is logarithmic.
     """
 
@@ -209,12 +210,12 @@ def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) ->
 
 
 def mean(curves: Sequence[Points]) -> Points:
-    """Return the mean at every x that all curves have."""
+    """Return the mean at every x at which all curves have a finite value."""
     return {x: statistics.fmean(curve[x] for curve in curves) for x in _common(curves)}
 
 
 def deviation(curves: Sequence[Points]) -> Points:
-    """Return the sample standard deviation (n - 1) at every x that all curves have.
+    """Return the sample standard deviation (n - 1) at every x of `mean`.
 
     It is 0 for a single curve.
     """

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Tree], float]
 
-# Each level covers an equal part of the surface.
+# Number of colour levels. Each level covers an equal part of the surface.
 _LEVELS = 16
-# Distance between readable numbers, as a part of the surface's width and height.
+# Least distance between annotated points, as a fraction of the surface's width and
+# height.
 _CLEAR = 0.045
 
 
@@ -36,15 +37,17 @@ _CLEAR = 0.045
 class Plane(Drawing):
     """Test loss in colours, and the path of a method as a line.
 
-    The line joins the projections of g^t (all parameters after t iterations). Their t
-    are beside them.
+    The line joins the projections of g^t (all parameters after t iterations). Each
+    point is annotated with its t, unless an annotated point is too close.
 
     Args:
-        method: Column whose run is drawn. Its ``trace.weights`` has 0, 1, 2 and more.
-        series: Which of its models, ``W`` or ``mean_v``.
-        resolution: Points of the loss along each side.
-        images: Number of test images for the loss, the first ones.
-        margin: Surface beyond the path, as a part of the path's extent.
+        method: Column whose run is drawn. Its ``trace.weights`` must contain 0, 1 and 2
+            and may contain more iterations.
+        series: Models of the run that are drawn, ``W`` or ``mean_v``.
+        resolution: Number of points along each side at which the loss is computed.
+        images: Number of test images for the loss. The first images are used.
+        margin: Width of the surface beyond the path, as a fraction of the path's
+            extent.
     """
 
     method: str
@@ -110,7 +113,8 @@ class Plane(Drawing):
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
     """Return an orthonormal basis (2, n) of the plane through three points.
 
-    u is along g1 - g0, and v along what g2 - g0 adds to it.
+    The first vector is along g1 - g0. The second one is along the part of g2 - g0 that
+    is orthogonal to the first.
     """
     u, v = g1 - g0, g2 - g0
     first = u.norm()
@@ -126,8 +130,8 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
 
     Args:
         values: The values.
-        margin: The margin, as a part of the range.
-        count: How many numbers.
+        margin: The margin on each side, as a fraction of the range.
+        count: Number of returned numbers, at least 2.
     """
     low, high = float(values.min()), float(values.max())
     beyond = margin * (high - low)
@@ -223,9 +227,9 @@ def _surface_figure(
 
 
 def _apart(points: Tensor, least: float) -> list[int]:
-    """Return the last point, then others at least `least` from all chosen before.
+    """Choose points with distances of at least `least`, and return their indices.
 
-    The others are tried from first to last.
+    The last point is chosen first. Then the others are tried from first to last.
     """
     chosen = [len(points) - 1]
     for at in range(len(points) - 1):

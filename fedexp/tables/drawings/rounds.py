@@ -14,21 +14,23 @@ from fedexp.tables.report.report import Picture
 
 @dataclass(frozen=True)
 class Rounds(Drawing):
-    """One panel per row and one curve per method.
+    """One panel per combination of `panels`, with one curve per method.
 
-    Curves are means over seeds with a band of one standard deviation.
+    Curves are means over the runs of a method in a panel (usually its seeds), with a
+    band of one standard deviation.
 
     Args:
         curves: Methods drawn as curves.
         title: Title of the picture.
-        lines: Methods drawn at their headline, as horizontal lines.
-        name: Name of its file.
+        lines: Methods drawn as horizontal lines at their mean headline value.
+        name: Part of the picture's file name.
         metric: Metric of the evaluated rounds, such as ``test/global/acc``.
         label: Label of the vertical axis.
-        scale: Factor that turns the metric into its unit.
+        scale: Factor that turns the metric and the headline into the unit of `label`.
         logarithmic: Whether the vertical axis is logarithmic.
-        panels: Conditions, or ``method``, that make a panel.
-        heading: Heading of a panel with these in braces. None: they are listed.
+        panels: Conditions, or ``method``, that distinguish panels. Empty: one panel.
+        heading: Heading of a panel, with the keys in `panels` as placeholders. None:
+            the keys and values are listed.
     """
 
     curves: tuple[str, ...]

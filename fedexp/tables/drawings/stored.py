@@ -69,9 +69,9 @@ def delivered(run: DrawnRun) -> tuple[Weights, ...]:
 def passed(
     run: DrawnRun, series: str, parameters: Sequence[str] | None = None
 ) -> dict[int, list[Tree]]:
-    """Read the parameters of a series' models by iteration, ascending.
+    """Read the stored models of a series by iteration, in ascending order.
 
-    These are the ones that ``trace.weights`` stored in the last round.
+    These are the parameters that ``trace.weights`` stored in the last traced round.
 
     Args:
         run: The run.
@@ -103,9 +103,9 @@ def passed(
 
 
 def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
-    """Read what was measured after `step` iterations of the last round.
+    """Read the metrics after `step` iterations of the last traced round.
 
-    It is by ``<series>/<metric>``, and empty if nothing was measured.
+    The keys are ``<series>/<metric>``. The result is empty if nothing was measured.
     """
     rounds = sorted((run.folder / "trace").glob("*.json"), key=lambda path: int(path.stem))
     rows = trace_rows(rounds[-1]) if rounds else []
@@ -118,7 +118,7 @@ def flat(params: Tree) -> Tensor:
 
 
 def unflat(vector: Tensor, like: Tree) -> Tree:
-    """Undo `flat`, in the types of `like`."""
+    """Split a vector into tensors with the names, shapes and dtypes of `like`."""
     found, start = {}, 0
     for name, value in like.items():
         found[name] = vector[start : start + value.numel()].reshape(value.shape).to(value.dtype)

@@ -1,6 +1,6 @@
-"""Rows of a layer of several models, embedded in the plane by t-SNE.
+"""Weight rows of one layer in several models, embedded in the plane by t-SNE.
 
-The picture shows whether units of the same number are close.
+The picture shows whether rows with the same number in different models are close.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Sizes of hollow markers, which may coincide.
+# Sizes of hollow markers. They differ so that coinciding markers stay visible.
 _SIZES = (4.2, 5.6, 7.2)
 
 
 @dataclass(frozen=True)
 class Units(Drawing):
-    """One panel per column of the table: the V_i after the last stored iteration.
+    """One panel per method: the clients' models V_i after the last stored iteration.
 
-    In brackets are the mean accuracy of the V_i on their own clients' training data, if
-    it was traced, and `met`.
+    The second line of a panel's title has the result of `met` and, if it was traced,
+    the mean accuracy of the V_i on their own clients' training data.
 
     Args:
         layer: Name of the weight whose rows are drawn.
-        perplexity: Perplexity of t-SNE (van der Maaten & Hinton 2008), at most a third
-            of the rows.
+        perplexity: Perplexity of t-SNE (van der Maaten & Hinton 2008). It is reduced to
+            at most a third of the number of rows.
         random_state: Seed of t-SNE.
     """
 

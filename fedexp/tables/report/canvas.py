@@ -49,15 +49,15 @@ DASHES: Mapping[Dash, Any] = {
     "dotted": (0, (1.2, 1)),
     "dashdot": (0, (6, 1.5, 1.2, 1.5)),
 }
-# These are the colours in the PNG. In the SVG both become the colour of the text around
-# the picture, so it follows the theme.
+# Colours of text and lines in the PNG. In the SVG, both become the colour of the text
+# around the picture, so the picture follows the page's theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
-# Letters of a label.
+# Most letters of a label.
 _LONGEST = 32
-# Further series repeat these styles.
+# Number of distinct styles. Further series repeat them.
 _DISTINCT_STYLES = 48
 
 
@@ -78,9 +78,9 @@ def use_style() -> Iterator[None]:
 
 
 def default_style(at: int) -> PlotStyle:
-    """Return the style of a series that has none.
+    """Return the style of a series for which no style is declared.
 
-    Marker and dash are enough to distinguish 48 of them.
+    Marker and dash are enough to distinguish 48 series.
 
     Args:
         at: Number of the series among those without a style.
@@ -95,7 +95,7 @@ def default_style(at: int) -> PlotStyle:
 
 
 def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
-    """Fill in the styles of series that have none, with styles that no series has."""
+    """Give every series without a style one that no other series has."""
     given = list(own)
     taken = {(plot_style.marker, plot_style.dash) for plot_style in given if plot_style is not None}
     free = (
@@ -128,9 +128,9 @@ def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str,
 
 
 def picture_name(kind: str, where: str) -> str:
-    """Return the name of a picture: its kind and, of several, the runs that it shows.
+    """Return the name of a picture: its kind and, unless empty, the text `where`.
 
-    The name can be part of a file name.
+    `where` tells which runs the picture shows. The name can be part of a file name.
     """
     return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
@@ -146,7 +146,7 @@ def figure(width: float, height: float) -> Figure:
 
 
 def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = None) -> Axes:
-    """Add one of down x across panels to a figure. Panels count from 1."""
+    """Add panel `at`, counted from 1, to a figure of `down` x `across` panels."""
     axes = figure.add_subplot(down, across, at, sharey=sharey)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
@@ -176,13 +176,13 @@ def spans_decades(values: Iterable[float], decades: float) -> bool:
 def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bool:
     """Return whether numbers of a report are drawn on a logarithmic axis.
 
-    Percentages never are: their differences count, not their ratios.
+    Percentages never are, since their differences matter, and not their ratios.
     """
     return report.unit != "percent" and spans_decades(values, decades)
 
 
 def panels(count: int) -> tuple[Figure, int, int]:
-    """Return a figure for panels, and how many are below and beside each other."""
+    """Return a figure for panels, and its numbers of panel rows and columns."""
     across = min(count, 2 if count <= 4 else 3)
     down = -(-count // across)
     return figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6), down, across
@@ -210,7 +210,7 @@ def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] =
     figure.set_layout_engine("none")
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    # The PNG has true colour.
+    # The SVG is transparent. The PNG has a white background.
     figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
     svg = text.getvalue()
     svg = svg.replace(
@@ -226,7 +226,8 @@ def _grow(figure: Figure, inches: float) -> None:
 def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int) -> str:
     """Return conditions in lines of at most `width` letters.
 
-    A condition that is longer has its own line. It is cut at 32 letters.
+    A condition that is longer than `width` has its own line. Every condition is cut at
+    32 letters.
     """
     lines: list[str] = []
     for key, value in zip(keys, values, strict=True):
@@ -245,7 +246,7 @@ def plot_label(name: str) -> str:
     Matplotlib hides labels with a leading underscore and typesets mathematics. Long
     labels are cut.
     """
-    # The sign is never cut off.
+    # The sign of an oracle is never cut off.
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""
     name = name.removesuffix(sign)
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
@@ -259,7 +260,8 @@ def plot_label(name: str) -> str:
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     """Draw a legend above the panels in as many columns as fit.
 
-    The figure grows for lines beyond two, so the panels keep their size.
+    The figure grows if the legend has more than two lines, so the panels keep their
+    size.
     """
     widest = max(len(str(handle.get_label())) for handle in handles)
     # In points: 5.2 for a letter, 52 for line and gap.

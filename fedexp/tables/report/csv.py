@@ -1,6 +1,6 @@
 """A report as CSV for pandas: one line per cell.
 
-``runs.csv`` of `fedexp.tables.record` beside it has one line per run.
+The file ``runs.csv`` beside it (see `fedexp.tables.record`) has one line per run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "
 
 
 def to_csv(report: Report) -> str:
-    """Return all numbers at full precision. No field is a list. Texts are `inert`."""
+    """Return the report as CSV, with all numbers at full precision.
+
+    No field is a list. Texts are made safe by `inert`.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(inert, columns(report)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Numbers that span more decades are drawn on a logarithmic axis.
 _DECADES = 1.3
-# Up to so many values of the axis have a tick each.
+# If the axis has at most this many values, each value has a tick.
 _TICKED = 8
 # Width in points over which methods at one value of the axis are side by side.
 _SPREAD = 8.0
@@ -29,9 +29,9 @@ _CLOSE = 0.035
 
 
 def has_axis(report: Report) -> bool:
-    """Return whether the last key is an axis.
+    """Return whether the last key can be the horizontal axis.
 
-    It must be a number, with several values in most blocks of the table.
+    In most blocks of the table, its values must be several different numbers.
     """
     if not report.keys:
         return False
@@ -54,7 +54,7 @@ def over_last_key(report: Report) -> Figure:
         _draw_lines(axes, report, rows)
         if log:
             canvas.set_log_scale(axes, "y")
-        # Matplotlib does not see points that are moved sideways.
+        # Matplotlib's automatic limits ignore points that are moved sideways.
         axes.set_ylim(*_y_limits(report, log=log))
         canvas.set_title(
             axes, canvas.wrapped_conditions(report.keys[:-1], conditions, 58 // across)
@@ -68,9 +68,9 @@ def over_last_key(report: Report) -> Figure:
 
 
 def row_by_row(report: Report) -> Figure:
-    """Draw one line per row and one marker per method.
+    """Draw the table's rows below each other, with markers for every method.
 
-    The paper's number is joined to ours.
+    A line joins the marker of the paper's number to the marker of ours.
     """
     rows, styles = layout.rows(report), _styles(report)
     step = 0.8 / max(len(styles), 1)
@@ -159,9 +159,10 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
 
 
 def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
-    """Set limits around all values, logarithmic if they span decades.
+    """Set the axis limits around all values, logarithmic if they span decades.
 
-    Each of a few values has a tick, except those that are too close.
+    If there are few values, each one has a tick. Labels that would overlap are left
+    out.
     """
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     log = canvas.spans_decades(xs, _DECADES)
@@ -209,7 +210,7 @@ def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
 def _beside(axes: Axes, points: float) -> Any:
     """Return the data's transform, moved sideways by points of the page.
 
-    So equal numbers of two methods are both visible.
+    Thus the markers of two methods with equal numbers are both visible.
     """
     from matplotlib.transforms import ScaledTranslation
 
@@ -277,7 +278,7 @@ def _x(report: Report, row: Row) -> float:
 def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield stretches without a gap.
+    """Yield the x and y of each part of a curve that has no gap.
 
     A line never bridges a number that is missing or not finite.
     """
@@ -295,7 +296,7 @@ def _stretches(
 
 
 def _finite(value: float | None) -> float:
-    """Return a number that can be drawn. NaN leaves a gap for all others."""
+    """Return a finite number as it is, else NaN, which is not drawn."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 

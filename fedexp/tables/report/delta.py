@@ -21,14 +21,15 @@ BARS = "95 % intervals"
 Group = tuple[Method, Sequence[ShownCell]]
 # Heights of a cell's row and of a method's heading, in rows.
 _ROW, _HEAD = 1.0, 1.35
-# Height of a row.
+# Height of a row in inches.
 _INCHES = 0.165
-# Rows of one column of the picture.
+# Largest height of one column of the picture, in rows. A longer picture gets another
+# column, at most `_COLUMNS` in all.
 _TALLEST = 45.0
 _COLUMNS = 3
 _DECADES = 1.5
-# Colour, marker and filling by the name of the verdict. Shape and filling have the same
-# meaning as the colour.
+# Colour, marker and filling by the name of the verdict. Shape and filling also
+# distinguish verdicts of one colour.
 VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "higher": ("vermillion", "^", True),
@@ -49,7 +50,8 @@ def drawable(report: Report) -> bool:
 def difference_figure(report: Report) -> Figure:
     """Draw cells grouped by method, the proposed one first.
 
-    There are as many columns as keep it readable. The axis limits hold every bar.
+    The cells are in as many columns as keep the picture readable. The axis limits
+    include every bar.
     """
     groups = _groups(report)
     columns = _packed(groups)
@@ -80,7 +82,7 @@ def difference_figure(report: Report) -> Figure:
 def note(report: Report) -> str:
     """Explain rows and bars of the picture.
 
-    It counts the cells without an interval, and those without a finite difference.
+    The note also counts cells without an interval, and without a finite difference.
     """
     drawn = [cell for cell in report.cells if _has_delta(cell)]
     bare = sum(cell.interval is None for cell in drawn)
@@ -102,7 +104,7 @@ def note(report: Report) -> str:
 
 
 def differing(report: Report) -> list[str]:
-    """Return the keys that distinguish rows."""
+    """Return the keys whose values differ between rows."""
     return [
         key
         for key in report.keys
@@ -191,7 +193,7 @@ def _draw_legend(figure: Figure, report: Report) -> None:
 
 
 def _groups(report: Report) -> list[Group]:
-    """Cells that have a difference, by method, the proposed one first."""
+    """Group the cells that have a difference by method, the proposed method first."""
     rows = shown_rows(report)
     groups: list[Group] = []
     for method in layout.by_role(report):
@@ -204,8 +206,8 @@ def _groups(report: Report) -> list[Group]:
 def _packed(groups: Sequence[Group]) -> list[list[Group]]:
     """Pack groups in order into columns.
 
-    These are the fewest columns of at most `_TALLEST` rows, or `_COLUMNS` of about
-    equal height.
+    There are as many columns as keep their mean height at `_TALLEST` rows or less, but
+    at most `_COLUMNS`. All have about equal height.
     """
     total = sum(map(_height, groups))
     number = min(_COLUMNS, len(groups), max(1, math.ceil(total / _TALLEST)))

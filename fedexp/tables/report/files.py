@@ -64,8 +64,8 @@ def write_report(
     Args:
         report: The report.
         folder: Folder of the files.
-        root: Output root with the runs that the page links to. None: it links to no
-            runs.
+        root: Output root with the runs that the page links to. None: the page links to
+            no runs.
         configs: Configs of the runs by their hashes, which the page shows.
 
     Returns:
@@ -90,7 +90,7 @@ def links(
 ) -> Links:
     """Return relative links to files that exist.
 
-    These are files beside the page and, in `root`, files of its runs.
+    These are files beside the page in `folder` and, in `root`, files of the runs.
     """
     runs: dict[str, dict[str, str]] = {}
     for run in (

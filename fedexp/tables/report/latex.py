@@ -92,7 +92,7 @@ def _split_number(text: str, beside: str, best: bool) -> _Number:
     return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
 
 
-# Conditions, whose numbers, one number per method.
+# Conditions, whose numbers these are (paper or ours), and one number per method.
 _Line = tuple[list[str], str, list[_Number | None]]
 
 
@@ -149,7 +149,7 @@ def _tabular(report: Report, methods: Sequence[int], lines: Sequence[_Line]) -> 
 
 
 def _column_head(method: Method, width: int) -> str:
-    """Return a label in as many lines as it needs to be as narrow as its column."""
+    """Return a method's label, broken into lines that fit the column's width."""
     sign = layout.ORACLE if method.oracle else ""
     lines = textwrap.wrap(method.label, max(width, 8)) or [""]
     lines[-1] += sign
@@ -204,7 +204,8 @@ def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
 def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
     """Return the widths of columns in digits.
 
-    Parts of numbers are side by side, and no word of a label is broken.
+    A column has room for the parts of its numbers side by side, and for the longest
+    word of its label.
     """
     found = []
     for at, method in enumerate(report.methods):
@@ -249,7 +250,7 @@ def _ours(shown: ShownCell, same: int | None) -> _Number:
 
 
 def _same_n(report: Report) -> int | None:
-    """Return the number of runs behind every mean, None if it differs."""
+    """Return the number of runs behind each mean, None if the means differ in it."""
     counts = {cell.n for cell in report.cells if cell.n}
     return counts.pop() if len(counts) == 1 else None
 

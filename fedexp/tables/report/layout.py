@@ -57,7 +57,7 @@ def by_role(report: Report) -> list[Method]:
     """Return the columns by role.
 
     The order is: the proposed method, baselines, reference baselines, local models,
-    columns of ours. A method that only cells know comes last in its role.
+    columns of ours. A method that only occurs in cells is the last of the baselines.
     """
     known = {method.key: method for method in report.methods}
     for cell in report.cells:
@@ -97,16 +97,16 @@ def has_reference(report: Report) -> bool:
 
 
 def mean_agreement(report: Report) -> tuple[float | None, int]:
-    """Return the mean of Spearman over the rows that have one, and their number."""
+    """Return the mean rank correlation, and the number of rows that have one."""
     known = [a.rho for a in report.agreement if a.rho is not None]
     return (sum(known) / len(known) if known else None), len(known)
 
 
 def places(report: Report) -> int | None:
-    """Return the decimals of every number of the table.
+    """Return the number of decimals with which the table's numbers are printed.
 
-    They are 2 for percent, else as many as the paper prints. None means 4 significant
-    digits.
+    It is 2 for percent, else as many as the paper prints, but at most 4. None means 4
+    significant digits.
     """
     if report.unit == "percent":
         return 2
@@ -126,7 +126,7 @@ def number(value: float, places: int | None) -> str:
 
 
 def signed(value: float, places: int | None) -> str:
-    """Format a difference with its sign. A difference that prints as zero has none."""
+    """Format a difference with its sign, without a sign if it prints as zero."""
     text = number(value, places)
     if math.isnan(value) or float(text) == 0:
         return text.removeprefix("-")
@@ -142,7 +142,7 @@ def published(value: float, places: int | None) -> str:
 def best(
     values: Iterable[tuple[str, float | None]], places: int | None, *, higher: bool
 ) -> set[str]:
-    """Return the best methods: all that tie as printed.
+    """Return the methods with the best value. Values that print equally are ties.
 
     A value that is missing or not finite is never the best. The set is empty for a
     single value.
@@ -176,7 +176,8 @@ def marked_label(method: Method) -> str:
 def marked_labels(report: Report) -> dict[str, str]:
     """Return the marked labels of all methods.
 
-    Papers call their own method "Ours". Beside our runs it needs its key.
+    Papers call their own method "Ours". Beside our runs, this label needs the key of
+    the method.
     """
     return {
         m.key: marked_label(
@@ -187,7 +188,7 @@ def marked_labels(report: Report) -> dict[str, str]:
 
 
 def minus(text: str) -> str:
-    """Replace hyphens before numbers by minus signs. Those of exponents stay."""
+    """Replace hyphens before numbers by minus signs, except in exponents."""
     return _NEGATIVE.sub("−", text)
 
 
@@ -207,7 +208,7 @@ def _decimals(value: float) -> int:
 
 
 def is_axis(values: Sequence[Value]) -> bool:
-    """Return whether conditions can be an axis: at least two different numbers.
+    """Return whether values can be an axis: only numbers, at least two different ones.
 
     Flags are not numbers.
     """
@@ -215,7 +216,7 @@ def is_axis(values: Sequence[Value]) -> bool:
 
 
 def cell_name(method: str, conditions: Mapping[str, Value]) -> str:
-    """Return ``fedavg clients=5 beta=0.1``."""
+    """Return the name of a cell, such as ``fedavg clients=5 beta=0.1``."""
     return " ".join([method, *(f"{key}={label(value)}" for key, value in conditions.items())])
 
 

@@ -8,15 +8,15 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Most names in a list.
+# Largest number of names in a list.
 _SHOWN = 4
 
 
 def markdown(report: Report) -> str:
     """Return the document.
 
-    A cell is ``paper → ours mean ± sd (n) mark``. The best of a row is bold on either
-    side. Pictures are files beside the document, ``report-<name>.png``.
+    A cell is ``paper → ours mean ± sd (n) mark``. On each side of the arrow, the best
+    of the row is bold. Pictures are files beside the document, ``report-<name>.png``.
     """
     return "\n".join(_document(report)) + "\n"
 
@@ -65,7 +65,7 @@ def _document(report: Report) -> Iterator[str]:
 
 
 def _legend(report: Report) -> Iterator[str]:
-    """Yield the meaning of cells."""
+    """Yield sentences that explain the table's cells, marks and notes."""
     yield (
         f"{'Paper → ours' if layout.has_reference(report) else 'Ours'}, mean ± sd (n); best "
         f"of a row in bold."

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
-# Claims in the page's head. A phone's first screen has no room for more.
+# Number of claims in the page's head. A phone's first screen has no room for more.
 _SEEN_FIRST = 5
 _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
 
@@ -35,7 +35,8 @@ class Links:
     """The relative links of a page.
 
     Args:
-        runs: Files by name, by a run's folder. ``folder`` is the folder itself.
+        runs: For every run's folder, links to its files by name. The name ``folder`` is
+            the folder itself.
         files: Files beside the page.
         configs: Resolved configs by their hashes, which the page shows.
     """
@@ -122,9 +123,9 @@ def _file(name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Return a content policy that forbids loading and all scripts except ours.
+    """Return a content security policy that forbids loading and foreign scripts.
 
-    It holds whatever a label or a picture contains.
+    It protects the page whatever a label or a picture contains.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Drawings may contain images as data.
@@ -135,9 +136,9 @@ def _policy(script: str) -> str:
 
 
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
-    """Return the paper's claims for the page's head, and those that are folded.
+    """Return the paper's claims for the page's head, and the folded other claims.
 
-    Claims that did not hold come first.
+    Refuted claims come first, then open claims, then claims that held.
     """
     ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
@@ -191,7 +192,7 @@ def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
     """Return for every column how many of its judged cells are reproduced.
 
-    The list is empty if the headline counts no cells.
+    The list is empty if no cell that the headline counts has been judged.
     """
     counted = layout.judged_cells(report)
     if not report.keys or not counted:
@@ -218,7 +219,8 @@ def _values(report: Report) -> list[tuple[str, list[str]]]:
 def sortable(value: object) -> str | None:
     """Return the sort key of a value in a column of numbers.
 
-    It is empty for a missing value, which stays last, and None for text.
+    It is empty for a missing value or NaN, which stay last, and None for other values,
+    such as text.
     """
     if value is None:
         return ""

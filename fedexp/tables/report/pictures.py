@@ -23,10 +23,10 @@ RESERVED = ("delta", "curves", "rows")
 def pictures(report: Report) -> tuple[Picture, ...]:
     """Draw the numbers of a report, nothing if nothing has been measured.
 
-    `delta` shows our number minus the paper's for every cell that has both. `curves`
-    shows the numbers over the last key if that is a number, with one panel per block of
-    the table. Else `rows` shows them row by row. All name the variant, the number of
-    runs, commit and date. The same report gives the same bytes.
+    `delta` shows our number minus the paper's for every cell that has both. If the last
+    key is a number, `curves` shows the numbers over this key, with one panel per block
+    of the table. Otherwise `rows` shows the numbers row by row. All pictures name the
+    variant, the number of runs, commit and date. The same report gives the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()
@@ -60,7 +60,7 @@ def _all_pictures(report: Report) -> Iterator[Picture]:
 
 
 def _picture(name: str, title: str, figure: Figure, report: Report) -> Picture:
-    """Render a picture with the notes that it needs without its report."""
+    """Render a picture with the notes that it needs when shown outside the report."""
     notes = [texts.variant_note(report), texts.stamp(report), texts.oracle_note(report)]
     if name == "delta":
         notes.insert(1, delta.note(report))

@@ -1,6 +1,6 @@
-"""The report of a table as a value.
+"""The report of a table as immutable data.
 
-Everything that is printed, written or drawn depends only on it.
+Everything that is printed, written or drawn depends only on these data.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 class PlotStyle:
     """The style of a method in pictures.
 
-    Marker and dash are enough to distinguish it in grey, and for readers who see few
-    colours.
+    Marker and dash are enough to distinguish methods in grey, and for colour-blind
+    readers.
     """
 
     colour: Colour
@@ -100,15 +100,16 @@ class Cell:
         verdict: The verdict.
         split_seeds: For each value, the seed and the pooled conditions, which it shares
             with the runs that it is compared with.
-        last_10: For each value, those of the run's last ten rounds (fewer if it has
-            fewer). Empty unless the table pools them and all runs have them.
+        last_10: For each run, the values of its last ten rounds, or of all rounds if it
+            has fewer. Empty unless the table pools them and all runs have them.
         chosen: For each value, the point of the column's grid that was best, empty
             without a grid.
         reason: Reason in one sentence, if the verdict is not `reproduced`.
         interval: 95 % interval of our mean minus the paper's, None below two runs.
-        near: For an inconclusive cell, whether the means are within the tolerance of
-            each other.
-        settles: For an inconclusive cell, how many seeds would settle it.
+        near: For an inconclusive cell, whether the means differ by at most the
+            tolerance. None if this is not known.
+        settles: For an inconclusive cell, text that tells how many seeds would settle
+            it.
         deterministic: Whether several runs gave exactly one number.
         same_as: Column that this one equals by construction. Such a cell is not counted
             again.
@@ -117,7 +118,8 @@ class Cell:
         parts: Metrics of classes and of clients that all runs have. They are means over
             the runs, times the table's scale.
         failed: Runs that failed, with the first line of their error.
-        reduced: What was smaller than the paper's, empty for a full run.
+        reduced: Text that tells what is smaller than in the paper, empty for the full
+            variant.
     """
 
     conditions: dict[str, Value]
@@ -167,8 +169,8 @@ class Cell:
     def pooled_sd(self) -> float | None:
         """The sample standard deviation of the values of `pooled_mean`.
 
-        It divides by n - 1, where n counts all rounds of all runs. It is None as `sd`
-        is.
+        It divides by n - 1, where n counts all rounds of all runs. It is None below two
+        values, and if a value is infinite.
         """
         return _sample_sd(sum(self.last_10, ()))
 
@@ -192,7 +194,7 @@ def _sample_sd(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The rank agreement of the methods' order in one row (Spearman).
+    """Spearman's rank correlation of the paper's and our order of methods in one row.
 
     Methods whose numbers in the paper are close count as ties.
 
@@ -209,12 +211,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean difference of a method to the paper, by seed, over its rows.
+    """The mean difference of a method's numbers to the paper's, over rows and seeds.
 
     Args:
         method: Key of the method.
-        rows: Number of rows with a number of the paper and runs.
-        n: Number of seeds that have all of these rows.
+        rows: Number of rows that have runs and a number of the paper.
+        n: Number of seeds that all of these rows have.
         mean: Mean of our numbers minus the paper's, over rows and seeds.
         interval: 95 % interval, None below two seeds.
     """
@@ -233,11 +235,13 @@ class ClaimRow:
     Args:
         conditions: Conditions of the row.
         state: ``yes`` or ``no`` by a one-sided bound, else ``open``.
-        estimate: Mean of the paired differences, signed so that the claim wants it
-            large. None if there are none.
+        estimate: Mean of the paired differences, signed so that a positive mean
+            supports the claim. If the row has several tests, it is the mean of the
+            least favourable one. None without pairs.
         n: Number of pairs (seeds).
         in_favour: Number of pairs on the claim's side.
-        printed: Whether the paper's own numbers fit, None if it prints none.
+        printed: Whether the paper's own numbers fit the claim, None if the paper prints
+            too few.
     """
 
     conditions: dict[str, Value]
@@ -260,7 +264,8 @@ class ClaimResult:
         reason: Reason of the state.
         needed: Number of rows that must fit: ``all``, ``most`` or a number.
         rows: The claim row by row.
-        printed: Result on the paper's own numbers as text, empty if it prints none.
+        printed: Result on the paper's own numbers as text, empty if the paper prints
+            too few.
         contradicted: Whether the paper's own numbers contradict the claim.
     """
 
@@ -314,17 +319,16 @@ class Report:
         methods: Columns, in the paper's order.
         cells: Cells.
         agreement: Rank agreement of each row.
-        tolerance: Distance from the paper's number, in the table's unit, within which a
-            mean is `reproduced`. None: only columns with their own tolerance are
-            judged.
-        assumptions: (what, why) of all that the paper leaves open, and of what judges:
-            tolerances and the paper's number of runs.
-        warnings: Facts to know before one believes a number: unequal n, mixed splits,
-            mixed code, missing cells.
+        tolerance: Largest difference to the paper's number that counts as `reproduced`,
+            in the table's unit. None: only columns with their own tolerance are judged.
+        assumptions: (what, why) of all that the paper leaves open, and of all that
+            decides verdicts: grids, tolerances and the paper's number of runs.
+        warnings: Texts to read before trusting a number: unequal n, mixed splits, mixed
+            code, missing cells.
         facts: (name, value) of cost, commit, hardware, split hashes, dates.
         command: Command that made the report, or would make it.
         claims: Claims, in the order of the table's file.
-        summaries: Summaries of the methods that the paper has numbers of.
+        summaries: Summaries of the methods for which the paper prints numbers.
         left_out: Cells and panels of the paper that this report does not have, as text.
         pictures: Pictures.
     """

@@ -12,7 +12,7 @@ from fedexp.tables.report.report import Cell, Method, Origin, Report
 
 @dataclass(frozen=True)
 class ShownRun:
-    """One value of a cell.
+    """One value of a cell, as text.
 
     Args:
         seed: Seed of the run.
@@ -109,7 +109,7 @@ class ShownCell:
 
     @property
     def why(self) -> list[str]:
-        """The reason, failures, what is smaller, and the column that it equals."""
+        """The verdict's reason, failed runs, what is smaller, and an equal column."""
         lines = [
             self.cell.reason,
             *(f"failed: {line}" for line in self.cell.failed),
@@ -244,7 +244,10 @@ def _shown_parts(cell: Cell, places: int | None) -> Iterator[tuple[str, str]]:
 
 
 def _anchor(cell: Cell, taken: set[str]) -> str:
-    """Return ``cell-init-diff-local_steps-20-ma_echo``. Repeated names are numbered."""
+    """Return an anchor such as ``cell-init-diff-local_steps-20-ma_echo``.
+
+    Repeated names are numbered.
+    """
     words = [word for key, value in cell.conditions.items() for word in (key, layout.label(value))]
     base = name = re.sub(r"[^\w.]+", "-", "-".join(["cell", *words, cell.method]))
     number = 1

@@ -25,14 +25,15 @@ STYLES: dict[Verdict, str] = {
     "not comparable": "magenta",
 }
 _CLAIM_STYLES: dict[ClaimState, str] = {"held": "green", "refuted": "red", "open": "yellow"}
-# Letters of a line that wraps nothing.
+# Width in letters at which no line wraps.
 _ENDLESS = 100_000
 
 
 def console() -> Console:
     """Return the console.
 
-    It is wide without a terminal, since a table in a file should not be wrapped.
+    If the output is not a terminal, the console is wide, since a table in a file should
+    not be wrapped.
     """
     from rich.console import Console
 
@@ -47,8 +48,8 @@ def print_report(report: Report, out: Console | None = None) -> None:
     """Print the headline, the table, the paper's claims and the warnings.
 
     A cell has the paper's number and, below it, ours, the difference and the mark of
-    the verdict. On a narrow terminal the differences are left out first. Then each cell
-    has a line, with its difference if there is room.
+    the verdict. On a narrow terminal the differences are left out first. If this is not
+    enough, each cell has its own line, with its difference if there is room.
     """
     out = out or console()
     out.print(
@@ -103,10 +104,10 @@ def print_report(report: Report, out: Console | None = None) -> None:
 
 
 def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) -> None:
-    """Print the list of tables, as `fedexp.tables.listing` has it.
+    """Print the list of tables, from the rows of `fedexp.tables.listing`.
 
-    On a narrow terminal the least important columns are left out. The name, and the
-    status of runs if it is known, always stay.
+    On a narrow terminal the least important columns are left out. The table's name and
+    the state (if any is known) always stay.
     """
     out = out or console()
     of_runs = any(row["runs"] is not None for row in rows)
@@ -120,7 +121,8 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     out.print(_list_of_tables(rows, columns))
 
 
-# Letters of a state that are not broken over lines.
+# Letters of a state that count for the table's width. Longer states may be broken over
+# lines.
 _STATE = 20
 _COLUMNS = ("table", "title", "data", "hours", "state")
 _COLUMNS_OF_RUNS = (
@@ -168,9 +170,9 @@ _DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} 
 
 
 def _hours(row: Mapping[str, Any]) -> str:
-    """Return the hours of stored runs, else the measured hours of the table's file.
+    """Return the hours of stored runs, else the measured hours in the table's file.
 
-    Example of a file: ``0.88, reduced 0.69``.
+    Example of hours in a file: ``0.88, reduced 0.69``.
     """
     if row["seconds"]:
         return f"{row['seconds'] / 3600:.3g}"
@@ -185,7 +187,7 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
     Args:
         report: The report.
-        deltas: Whether the wide table has differences. None: it is not wide.
+        deltas: Whether the wide table has differences. None: the table is the long one.
     """
     compared = layout.has_reference(report)
     if deltas is not None:
@@ -290,7 +292,7 @@ def _cell_text(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
 
 
 def _unstyled(text: str) -> Text:
-    """Return a text without markup, whatever a label holds."""
+    """Return a text in which rich interprets no markup."""
     from rich.text import Text
 
     return Text(text)

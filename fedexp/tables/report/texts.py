@@ -105,7 +105,7 @@ def variant_suffix(report: Report) -> str:
 def stamp(report: Report) -> str:
     """Return the facts that a picture needs wherever it is shown.
 
-    They are table, variant, runs per cell, commit and date, if they are known.
+    These are table, variant, runs per cell, commit and date, as far as known.
     """
     counts = sorted({cell.n for cell in report.cells if cell.n})
     facts = dict(report.facts)
@@ -121,19 +121,19 @@ def stamp(report: Report) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Return the facts of the report that a reader reads. `hashes` has the others."""
+    """Return the report's facts (name, value) without those that `hashes` returns."""
     return [fact for fact in report.facts if fact[0] not in _HASHES]
 
 
 def hashes(report: Report) -> list[tuple[str, str]]:
-    """Return the facts that serve comparison, not reading."""
+    """Return the report's facts that are hashes, which only serve comparison."""
     return [fact for fact in report.facts if fact[0] in _HASHES]
 
 
 def footnotes(report: Report) -> list[str]:
     """Explain the signs at labels and marks.
 
-    They also name the cells that the headline leaves out.
+    The notes also name columns whose cells are counted once with another column's.
     """
     notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
@@ -154,7 +154,7 @@ def footnotes(report: Report) -> list[str]:
 
 
 def legend(report: Report) -> list[str]:
-    """Return what marks mean, the tolerance, and the mean agreement of ranks."""
+    """Return the meaning of marks, the tolerance, and the mean rank correlation."""
     signs = ", ".join(f"{mark} {name}" for name, mark in verdict_marks(report).items())
     allowed = tolerance_note(report)
     return list(filter(None, [signs, f"tolerance {allowed}" if allowed else "", rank_note(report)]))
@@ -163,7 +163,7 @@ def legend(report: Report) -> list[str]:
 def oracle_note(report: Report) -> str:
     """Explain the sign of `layout.marked_labels`.
 
-    It is empty if no column has seen test data.
+    The note is empty if no column has seen test data.
     """
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
     return f"{layout.ORACLE.strip()} has seen test data: {'; '.join(chosen)}" if chosen else ""
@@ -172,8 +172,8 @@ def oracle_note(report: Report) -> str:
 def tolerance_note(report: Report) -> str:
     """Return the tolerance, empty if nothing is judged.
 
-    ``5 percentage points (Ensemble 10)`` has columns with their own tolerance in
-    brackets.
+    Columns with their own tolerance are in brackets, as in
+    ``5 percentage points (Ensemble 10)``.
     """
     own = [
         f"{layout.marked_label(m)} {m.tolerance:g}"
@@ -189,7 +189,7 @@ def tolerance_note(report: Report) -> str:
 
 
 def rank_note(report: Report) -> str:
-    """Return the mean agreement of the methods' order, empty if no row has one."""
+    """Return a note on the mean rank correlation, empty if no row has one."""
     mean, rows = layout.mean_agreement(report)
     return (
         ""
@@ -202,9 +202,10 @@ def rank_note(report: Report) -> str:
 
 
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table whose title is `POOLED`.
+    """Return headings and rows of the table of pooled rounds, whose title is `POOLED`.
 
-    It has the methods and rows with such numbers. Without any there are no rows.
+    The table has only methods and rows with pooled numbers. It has no rows if there are
+    no such numbers.
     """
     names, digits = layout.marked_labels(report), layout.places(report)
     there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
@@ -241,7 +242,10 @@ def verdict_mark(cell: Cell) -> str:
 
 
 def verdict_name(cell: Cell) -> str:
-    """Return the verdict, with ``inconclusive (near)`` and ``inconclusive (far)``."""
+    """Return the name of the verdict, such as ``inconclusive (near)``.
+
+    The name tells near from far if the verdict is inconclusive and this is known.
+    """
     if cell.verdict != "inconclusive" or cell.near is None:
         return cell.verdict
     return f"{cell.verdict} ({'near' if cell.near else 'far'})"
@@ -260,7 +264,7 @@ def conditions(row: layout.Row, report: Report) -> list[str]:
 
 
 def interval(ends: tuple[float, float] | None, digits: int | None) -> str:
-    """Return ``-3.00 to +1.20``, empty without an interval."""
+    """Return an interval as ``-3.00 to +1.20``, empty without an interval."""
     return "" if ends is None else " to ".join(layout.signed(end, digits) for end in ends)
 
 
@@ -273,23 +277,23 @@ def has_agreement(report: Report) -> bool:
 
 
 def claim_state(claim: ClaimResult) -> str:
-    """Return ``✓ held``."""
+    """Return the mark and the state of a claim: ``✓ held``."""
     return f"{CLAIM_MARKS[claim.state]} {claim.state}"
 
 
 def claim_source(claim: ClaimResult) -> str:
-    """Return the place in the paper that makes a claim."""
+    """Return the place of a claim in the paper, or that it is our own expectation."""
     return "our own expectation" if claim.is_ours else claim.where
 
 
 def claim_reason(claim: ClaimResult) -> str:
-    """Return the reason, and the number of rows that the claim is about."""
+    """Return the reason of a claim's state, and in how many rows it must hold."""
     needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
     return f"{claim.reason} (must hold in {needed})"
 
 
 def claim_in_print(claim: ClaimResult) -> str:
-    """Return the result on the paper's own numbers, empty if it prints none."""
+    """Return a claim's result on the paper's own numbers, empty without a result."""
     if not claim.contradicted:
         return claim.printed
     return f"{claim.printed}: the paper's own numbers do not support it"
@@ -298,7 +302,7 @@ def claim_in_print(claim: ClaimResult) -> str:
 def claim_row(row: ClaimRow) -> str:
     """Return a row of a claim as text.
 
-    ``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``.
+    Example: ``clients 5, beta 0.01: yes, +2.31, 3 of 3 pairs in favour; in print no``.
     """
     place = (
         ", ".join(f"{key} {layout.label(value)}" for key, value in row.conditions.items())
@@ -316,7 +320,7 @@ def claim_row(row: ClaimRow) -> str:
 def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
     """Return method, mean difference to the paper, its interval, and its counts.
 
-    The counts are the seeds and rows that it is the mean of.
+    The counts are the numbers of seeds and rows over which the mean is taken.
     """
     digits = layout.places(report)
     return (

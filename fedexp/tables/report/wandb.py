@@ -24,9 +24,9 @@ _CLAIM = ("id", "where", "says", "state", "reason", "needed", "printed", "contra
 
 
 def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: Path) -> bool:
-    """Write the summary run into ``<folder>/wandb``.
+    """Write the report as a W&B run into ``<folder>/wandb``.
 
-    It is offline unless the logger's mode is online.
+    The run is offline unless the logger's mode is online.
 
     Args:
         report: The report.
