@@ -6,9 +6,9 @@ Reference:
 
 Update:
     A step takes the gradient at ``w + rho g / (||g|| + eps)``, where g is the gradient
-    of the same batch at w. The norm is over all trained parameters. This gradient
-    is clipped. Weight decay is then added with the weights w. BatchNorm's running statistics are those
-    of the first pass.
+    of the same batch at w. The norm is over all trained parameters. The gradient at the
+    ascent point is clipped. Weight decay is then added with the weights w. BatchNorm's
+    running statistics are those of the first pass.
 
 Communication:
     Up: y_i. Down: w.
