@@ -19,7 +19,7 @@ GROUPS = ("trainer", "aggregator", "server_optimizer")
 PLAIN = "fedavg.py"  # plain local training, the mean and the plain server step
 HEAD = """# Methods
 
-One entry per method that has code of its own: a file, or a folder if the method has several parts.
+One entry per method that has code of its own: a file, or a folder if several files are needed.
 `bases/` holds what several methods derive from. A preset in `conf/method` pairs a trainer (what one
 client does), an aggregator (what the server does with the results) and a server optimizer (what is
 done with an averaged update).

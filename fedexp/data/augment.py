@@ -1,6 +1,6 @@
 """Random flips and crops of training batches.
 
-They run on the batch's device and take their random numbers from the job's noise.
+They run on the batch's device and take their random numbers from the given `noise`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Augment:
 
     The batch is already normalised, so the padding is the data set's mean colour. Crop
     offsets are uniform on {0, ..., 2 * crop_padding} in each direction. Crop and flip
-    are independent of each other. The order is FL-Simulator's. Its setting is
+    are independent of each other. The order is that of FL-Simulator, which sets
     crop_probability=0.5. The usual setting is 1.0.
 
     Args:
         flip: Probability of a horizontal flip.
         crop_padding: Pixels of zero padding on each side. 0 switches the crop off.
         crop_probability: Probability that a sample is cropped at all.
-        per: The unit that is decided independently. ``sample`` decides for every
-            sample, ``batch`` takes one decision and one offset for the whole batch
-            (FedExP's code).
+        per: Unit of the random decisions. ``sample`` decides for every sample,
+            ``batch`` takes one decision and one offset for the whole batch (FedExP's
+            code).
     """
 
     flip: float = 0.5

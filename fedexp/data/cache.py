@@ -18,7 +18,7 @@ FOLDER = ".fedexp"
 
 # Fingerprints of the entries that this process decoded or looked up
 _fingerprints: dict[Path, str] = {}
-# Entries of the sources that were looked at, one dictionary per context of
+# Cache files of the sources that were already looked at, one dictionary per context of
 # `sources_stay`
 _entries: list[dict[tuple[str, ...], Path]] = []
 
@@ -40,15 +40,15 @@ def sources_stay() -> Iterator[None]:
 class ArrayCache:
     """A cache of one data set's decoded arrays.
 
-    An entry is the file ``<root>/.fedexp/<name>-<key>.safetensors``. The key follows
-    the sources' names, sizes and modification times. The arrays' fingerprint is stored
-    with them. If the root cannot be written, nothing is cached and one warning is
-    given. A damaged entry is decoded again.
+    An entry is the file ``<root>/.fedexp/<name>-<key>.safetensors``. The key is a hash
+    of `recipe` and of the source files' names, sizes and modification times. The entry
+    also contains the fingerprint of the arrays. If the root cannot be written, nothing
+    is cached and one warning is given. A damaged entry is decoded again.
 
     Args:
         root: Data root.
         name: Name of the data set.
-        recipe: Everything else that decides the arrays' content.
+        recipe: Everything except the source files that decides the arrays' content.
     """
 
     def __init__(self, root: Path, name: str, recipe: tuple[str, ...]) -> None:
@@ -67,7 +67,8 @@ class ArrayCache:
     def load(self, files: list[Path]) -> tuple[dict[str, Tensor], str] | None:
         """Return the stored tensors and their fingerprint, or None.
 
-        The fingerprint is not compared with the tensors here.
+        None means that there is no readable entry. The fingerprint is not compared with
+        the tensors here.
         """
         return self._read(files, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 

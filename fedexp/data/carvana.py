@@ -27,10 +27,10 @@ class Carvana(Dataset):
 
     There are 5,088 photos of 1918 x 1280: sixteen views of each of 318 cars. Photos and
     masks are resized to `shape` (antialiased bilinear). A pixel of the resized mask
-    belongs to the car if half of it or more does. Masks of the challenge's own test
-    photos are not public, so cars are withheld: the last ones in the order of their
-    names, which are random. NAFI (Xiao & Cheng 2023) states neither size nor test set.
-    Both are assumed.
+    belongs to the car if at least half of its area does. Masks of the challenge's own
+    test photos are not public. Cars are therefore withheld for the test set: the last
+    ones in the order of their names, which are random. NAFI (Xiao & Cheng 2023) states
+    neither image size nor test set. Both are assumed here.
 
     Args:
         test_fraction: Share of the cars, rounded, whose photos are the test set. At

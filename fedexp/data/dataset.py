@@ -1,4 +1,4 @@
-"""Data sets: sources that a config builds, checks cheaply and loads into arrays."""
+"""Data sets that a config names, with cheap checks and loading into arrays."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Dataset(ABC):
     # Whether the config determines the samples on its own. Sets that read files leave
     # it False
     pinned: ClassVar[bool] = False
-    # Whether these are the bits that the papers used (False: a re-encoding, which
-    # reproduces no number)
+    # Whether the samples are bit-identical to those of the papers. False means a
+    # re-encoding, which reproduces no published result
     faithful: ClassVar[bool] = True
     # Name of the data set that this one re-encodes
     copy_of: ClassVar[str | None] = None
@@ -139,8 +139,8 @@ class Dataset(ABC):
     def read(self, root: Path, download: bool) -> Arrays:
         """Decode the source.
 
-        It is called if the expected files exist, or with `download` if it can fetch
-        them.
+        It is called only if the expected files exist, or if `download` is set and the
+        class can fetch them.
 
         Args:
             root: Data root.
@@ -150,12 +150,13 @@ class Dataset(ABC):
     def expected_files(self, root: Path) -> list[Path]:
         """Return the files or folders that the source is read from.
 
-        The list is empty for an embedded source. The cache follows the files' changes.
+        The list is empty for an embedded source. If one of these files changes, the
+        source is decoded again.
         """
         return []
 
     def check(self, root: Path, download: bool) -> None:
-        """Refuse absent data, cheaply: no file is opened.
+        """Refuse absent data without opening a file.
 
         Raises:
             DataError: Files are missing. The message names them and the ways to get
@@ -189,7 +190,7 @@ class Dataset(ABC):
     def load(self, root: Path, download: bool) -> Arrays:
         """Load and check the arrays.
 
-        They come from the cache if it is fresh, else from the source.
+        The arrays come from the cache if it matches the files, else from the source.
 
         Raises:
             DataError: Files are absent or damaged, or the content does not fit the
@@ -223,8 +224,7 @@ class Dataset(ABC):
         modification times.
 
         Returns:
-            The fingerprint, or None if files are absent. Nothing is fetched for a
-            comparison.
+            The fingerprint, or None if files are absent. Nothing is downloaded.
         """
         files = self.expected_files(root)
         if not all(file.exists() for file in files):
@@ -264,7 +264,7 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
     """Return `arrays` if they match the declaration of `dataset`.
 
     Raises:
-        DataError: An array breaks a rule. The message names both.
+        DataError: An array breaks a rule. The message names the split and the rule.
     """
     for split in ("train", "test"):
         x, y = getattr(arrays, f"{split}_x"), getattr(arrays, f"{split}_y")
@@ -350,7 +350,7 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
 
 
 def labels_of(y: Tensor) -> np.ndarray:
-    """Return class labels for labels or masks.
+    """Return class labels, given labels or masks.
 
     Returns:
         Array of shape (n,), int64: the labels themselves, or zeros for masks, whose

@@ -1,4 +1,4 @@
-"""DomainNet: 345 classes in six drawing styles."""
+"""DomainNet: 345 classes in six domains (image styles)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class DomainNet(Dataset):
     The images are ``domainnet/<domain>/<class>/*``, the lists
     ``domainnet/<domain>_{train,test}.txt``. A line of a list is a path below the folder
     and a label. Images are resized to `shape` and kept as bytes: 150 kB each at 224 x
-    224. The owner of a sample is its domain, in the order of `domains`. The test set
+    224. The owner of a sample is the position of its domain in `domains`. The test set
     consists of all domains' test lists.
 
     Args:
         domains: The domains that are read.
-        per_class: Largest number of images of each class, domain and split, the first
-            ones of the lists. None means all.
+        per_class: Largest number of images of each class, domain and split. The first
+            ones of the lists are used. None means all.
     """
 
     cache_version: ClassVar[int] = 1
@@ -76,7 +76,7 @@ class DomainNet(Dataset):
 
     def read(self, root: Path, download: bool) -> Arrays:
         home = root / "domainnet"
-        names: dict[int, str] = {}  # class of each label
+        names: dict[int, str] = {}  # class name by label
         splits = [
             [self._entries(home, home / f"{domain}_{split}.txt", names) for domain in self.domains]
             for split in ("train", "test")

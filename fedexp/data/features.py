@@ -35,13 +35,13 @@ def featured(
 ) -> FederatedData:
     """Replace the inputs of every split of `data` by their features.
 
-    Features are on the same device. Nothing is normalised after that.
+    The features are on the device of the inputs and are not normalised again.
 
     Args:
         data: Data whose inputs are replaced.
         extractor: A network whose outputs are features. All of it is frozen.
-        folder: Folder in which features are stored for other runs, by content. If None,
-            they are not stored.
+        folder: Folder in which features are stored for other runs, under a hash of
+            everything they depend on. If None, they are not stored.
         note: Function that receives messages for the user.
     """
     like = data.train
@@ -100,7 +100,7 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
 
 
 def _key(splits: dict[str, Samples], weights: Weights) -> str:
-    """Return a hash of everything that features depend on, to their last bits."""
+    """Return a hash of everything that decides the features bit for bit."""
     kwargs = {
         key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")
     }

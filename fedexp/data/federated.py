@@ -27,17 +27,18 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Proxy:
-    """The server's data, taken before the split: clients and test set do not have it.
+    """The server's data, taken before the split and withheld from clients and test set.
 
     Args:
-        source: Split that it is taken from, class-balanced as far as the split allows.
-            ``noise`` makes 8-bit images whose values are uniform and independent.
+        source: Split from which the samples are taken, class-balanced as far as the
+            split allows. ``none`` means no server data. ``noise`` makes 8-bit images
+            whose values are uniform and independent.
         size: A count (int), or a fraction of the split (float, at most 1).
         labelled: Whether the server knows the labels. If not, they are -1.
         dataset: Another data set that provides the split. Its samples are normalised
             with the statistics of the clients' data set.
-        resize: Whether its images are brought to the clients' height and width,
-            bilinearly, and rounded to 8 bits.
+        resize: Whether the images of `dataset` are resized to the clients' height and
+            width, bilinearly, and rounded to 8 bits.
     """
 
     source: Literal["none", "train", "test", "noise"] = "none"
@@ -89,8 +90,8 @@ class Proxy:
         """Refuse a proxy that does not go with the clients' data set.
 
         Raises:
-            ConfigError: The clients' networks cannot take the proxy's samples, or its
-                data set is the clients' own or a declared copy of it.
+            ConfigError: The clients' networks cannot take the proxy's samples, or the
+                proxy's data set is the clients' own or a declared copy of it.
         """
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
@@ -154,13 +155,13 @@ class Division:
         seed_data: The split seed.
         val_fraction: Share of each client's samples that is cut for validation,
             rounded. Every client keeps at least one sample.
-        held_out: Number of training samples that become the validation samples instead,
-            class-balanced as far as possible.
+        held_out: Number of training samples that become the validation samples in place
+            of `val_fraction`, class-balanced as far as possible.
         proxy: The server's data.
-        limit_train: Largest number of training samples. The first of each class are
-            kept, class-balanced as far as possible.
+        limit_train: Largest number of training samples, or None for all. The first of
+            each class are kept, class-balanced as far as possible.
         limit_test: Largest number of test samples, chosen in the same way.
-        limit_proxy: Largest number of samples for the server.
+        limit_proxy: Largest number of samples for the server, or None for no limit.
     """
 
     partitioner: Partitioner
@@ -230,7 +231,8 @@ class Division:
     def proxy_count(self, n: int) -> int:
         """Return the number of samples that the server takes from a source of `n`.
 
-        Noise does not come from a source, so its number does not depend on `n`.
+        Noise does not come from a source, so its number of samples does not depend on
+        `n`.
         """
         count = self.proxy.count(n)
         return count if self.limit_proxy is None else min(count, self.limit_proxy)
@@ -399,7 +401,7 @@ def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
 def to_device(value: Tensor, device: torch.device) -> Tensor:
     """Copy `value` to `device`.
 
-    CUDA gets it from pinned memory. This does not wait for the copy, later kernels do.
+    A copy to CUDA uses pinned memory and is asynchronous. Later kernels wait for it.
     """
     if device.type == "cuda":
         return value.pin_memory().to(device, non_blocking=True)
@@ -412,8 +414,8 @@ def balanced(
     """Choose `size` samples with class counts as equal as the supply allows.
 
     The first samples of each class are chosen, or random ones if `rng` is given. A
-    remainder that does not divide goes to the first classes (of a random order, if
-    `rng` is given).
+    remainder that cannot be divided equally goes to the first classes (of a random
+    order, if `rng` is given).
 
     Returns:
         Ascending positions of the chosen samples.
@@ -531,7 +533,8 @@ def _noise(count: int, shape: tuple[int, ...], seed_data: int) -> Tensor:
 def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
     """Resize 8-bit images (n, c, height, width) to `size`, in parts.
 
-    As floating-point numbers they are four times as large.
+    The parts limit memory, because images of floating-point numbers are four times as
+    large.
     """
     parts = [
         F.interpolate(part.float(), size, mode="bilinear", antialias=True)
@@ -549,7 +552,8 @@ def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def check_validation(held_out: int, in_split: bool) -> None:
     """Refuse two sets of validation samples.
 
-    One is held out before the split, the other consists of shares of the clients' own.
+    One set is held out before the split, the other is cut from the clients' own
+    samples.
     """
     if held_out and in_split:
         raise ConfigError(

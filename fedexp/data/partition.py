@@ -56,7 +56,7 @@ class Partitioner(ABC):
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
-    # Whether it can be sampled for fewer clients and samples (limit.clients,
+    # Whether the scheme can be sampled for fewer clients and samples (limit.clients,
     # limit.train)
     scales: ClassVar[bool] = True
 
@@ -102,8 +102,8 @@ class Partitioner(ABC):
         `split` checks sizes, disjointness and completeness.
 
         Args:
-            labels: Labels of the training pool, (n,), int64. If the scheme `deals`
-                owners: the owner of each sample, out of `num_classes` owners.
+            labels: Labels of the training pool, (n,), int64. If `deals` is ``owners``:
+                the owner of each sample, out of `num_classes` owners.
             num_classes: Number of classes, or of owners.
             clients: Number of clients.
             rng: The only source of randomness: ``RandomState(seed_data)``, untouched.
@@ -153,7 +153,7 @@ def validate(partition: Partition, n: int) -> Partition:
 
     Samples of clients that ``on_small=drop`` dropped (their number is in ``info``) and
     the validation share of a `CutPartition` count as assigned. A scheme that assigns
-    samples more than once states how often (``repeated_samples``).
+    samples more than once states how often in ``info`` (``repeated_samples``).
 
     Raises:
         DataError: A sample is missing, is assigned twice or is not in the pool.
@@ -316,7 +316,7 @@ def load_partition(path: Path) -> Partition:
 
     Raises:
         DataError: The file is absent, is not a partition file, or its content does not
-            have its sha256.
+            match the recorded sha256.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -25,12 +25,13 @@ _CONTRAST = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class ShapesMasks(Dataset):
-    """Images of one shape each before a background that shades off.
+    """Images of one shape each on a background with a brightness gradient.
 
     The shape is an ellipse, rectangle or triangle of any colour, place, size and
     rotation. Colours differ from image to image, so that no threshold separates objects
-    from backgrounds: an object is what is enclosed. Masks are 1 at pixels whose centre
-    is in the shape. A smaller set is the beginning of a larger one.
+    from backgrounds. Only the outline tells an object from its background. Masks are 1
+    at pixels whose centre is in the shape. A smaller set consists of the first samples
+    of a larger one.
 
     Args:
         samples: Number of training samples.

@@ -1,6 +1,6 @@
 """Gaussian clusters of any size, made in memory.
 
-They serve speed and scale, and every purpose for which no file should be needed.
+They are for tests of speed and scale, and for every use without data files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fedexp.core.build import require
 from fedexp.core.seeds import numpy_generator
 from fedexp.data.dataset import Arrays, Dataset
 
-# Samples drawn at a time. Part of the recipe, because each chunk has a separate stream
+# Number of samples drawn at a time. It affects the values, because each chunk has a
+# separate random stream
 _CHUNK = 65_536
 _UNIT = 24.0  # grey levels of a standard deviation
 
@@ -26,16 +27,16 @@ _UNIT = 24.0  # grey levels of a standard deviation
 class Synthetic(Dataset):
     """One Gaussian cluster per class.
 
-    The clusters are ``N(m_k, I)`` with ``m_k ~ N(0, separation^2 I)``, classes in turn.
-    Each feature is stored as one byte: ``128 + 24 x``, rounded and clipped. A smaller
-    set is the beginning of a larger one.
+    The clusters are ``N(m_k, I)`` with ``m_k ~ N(0, separation^2 I)``, and sample i has
+    class ``i % num_classes``. Each feature is stored as one byte: ``128 + 24 x``,
+    rounded and clipped. A smaller set consists of the first samples of a larger one.
 
     Args:
         samples: Number of training samples.
         test_samples: Number of test samples.
         features: Number of features of a sample.
-        separation: 0 makes the classes equal. At 1, two centres are about
-            ``sqrt(2 features)`` apart.
+        separation: Standard deviation of each coordinate of the centres. 0 makes the
+            classes equal. At 1, two centres are about ``sqrt(2 features)`` apart.
         seed: Seed of centres and samples. It is independent of the run's seed.
     """
 
@@ -73,7 +74,7 @@ class Synthetic(Dataset):
     def _split(self, split: str, n: int, centres: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return samples (n, features), uint8, and labels (n,).
 
-        In addition to them, only one chunk is in memory.
+        In addition to the result, only one chunk is in memory at a time.
         """
         y = np.arange(n, dtype=np.int64)
         y %= self.num_classes

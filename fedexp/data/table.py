@@ -17,8 +17,8 @@ def partition_table(counts: np.ndarray) -> Table:
     """Build the table of each client's samples per class, with sizes and totals.
 
     More than 40 clients are summarised: the first and last five, and quantiles over
-    all. With more than 20 classes, each client's number of classes and its largest ones
-    replace the columns of the classes.
+    all. With more than 20 classes, a column of each client's largest classes replaces
+    the columns of the classes.
 
     Args:
         counts: Class counts of shape (clients, classes), int64.

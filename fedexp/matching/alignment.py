@@ -33,8 +33,8 @@ class Alignment:
         distance: ``euclidean`` or ``squared`` distances of rows.
         transform: Transform of the distances D: ``none``, ``log1p`` (log(1 + D)), or D
             divided by its ``max``, ``median`` or ``mean``.
-        solver: ``exact`` moves every unit to one place. ``sinkhorn`` mixes units by an
-            entropic plan.
+        solver: ``exact`` moves every unit to one position. ``sinkhorn`` mixes units by
+            an entropic plan.
         regularization: Regularisation of ``sinkhorn``, in units of the (transformed)
             distance.
         output: ``inputs`` moves only the input side of the last layer. ``transported``

@@ -56,7 +56,7 @@ def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
 
     Returns:
         Maps of shape (models, n, n), float64, on the CPU. Every column sums to 1: it
-        holds the shares of the old units in a new one.
+        holds the shares of the old units in a new unit.
     """
     import ot
 

@@ -9,18 +9,20 @@ Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
     that Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15 and the two forms of
     their code.
 
-Global unit k has the prior ``N(mu_0, 1 / p_0)``. Unit j of model s is drawn from
-``N(theta_k, 1 / q_s)``, by dimension. An Indian buffet process of mass gamma determines
-which model has which unit. Let v = q_s w and a_0 = p_0 mu_0. A global unit is described
-by its information ``G_k = a_0 + sum v``, its precision ``S_k = p_0 + sum q_s`` and the
-number c_k of its members. Its posterior mean is G_k / S_k. Everything is float64.
+Global unit theta_k has the prior ``N(mu_0, 1 / p_0)``. A unit w of model s is drawn
+from ``N(theta_k, 1 / q_s)``, by dimension. An Indian buffet process of mass gamma
+determines which model has which unit. Let v = q_s w and a_0 = p_0 mu_0. A global unit
+is described by three values: its information ``G_k = a_0 + sum v``, its precision
+``S_k = p_0 + sum q_s`` and the number c_k of its members. Its posterior mean is
+G_k / S_k. Everything is float64.
 
 Dimensions in which all models have the same precisions form a block. Precisions are
-stored once per block. Rewards and penalties see units as sums over blocks, of v^2, v
-a_0, G^2 and v G. In the widest block v G is the sum of v a_0 and the inner products
-with the global unit's members. The inner products of all local units with each other
-are computed once, in one matrix product. There the cost therefore depends neither on
-the number of dimensions nor on that of sweeps or lambdas.
+stored once per block. Rewards and penalties depend on units through sums over blocks,
+of v^2, v a_0, G^2, G a_0 and v G. In the widest block v G is the sum of v a_0 and the
+inner products with the global unit's members. The inner products of all local units
+with each other are computed once, in one matrix product. In the widest block the number
+of dimensions therefore affects only this one product, and not the cost of each sweep or
+lambda.
 """
 
 from __future__ import annotations
@@ -55,16 +57,17 @@ class BetaBernoulli:
         sigma0: Variance of the prior, as in the code.
         gamma: Mass of the Indian buffet process.
         sweeps: How often every model is taken out and matched again.
-        popularity: Coefficient b of ``log(c_k / (N - c_k))``: 1 in all code, 2 in the
-            papers.
-        caps: Whether c_k counts as at most 10 in that logarithm, and a model opens at
-            most one more unit beyond 700 units (but as many as it needs).
-        fixed: Whether no model opens a unit that it does not need. There are then as
-            many units as the widest model has.
+        popularity: Coefficient b of ``log(c_k / (N - c_k))`` for N models: 1 in all
+            code, 2 in the papers.
+        caps: Whether the caps of the code apply. c_k counts as at most 10 in that
+            logarithm. New units may fill up to 700 global units, but a model may always
+            open one, and as many as it needs.
+        fixed: Whether a model opens new units only if it has more units than there are
+            global ones. There are then as many units as the widest model has.
         penalty: The quantity that `strength` multiplies: the Kullback-Leibler
             divergence of a global unit's posterior before and after (``paper``), or the
             form of the code of 2020 (``code2020``) or 2022 (``code2022``).
-        strength: Lambda. With 0 no penalty is computed.
+        strength: Factor lambda of the penalty. With 0 no penalty is computed.
     """
 
     sigma: float = 1.0
@@ -193,8 +196,8 @@ class Posterior:
         Args:
             units: Global unit of each of the model's units.
             model: The model's units.
-            products: v G of each unit over the widest block, of shape (J,), where G
-                does not contain the model itself.
+            products: v G of each of the model's units and its global unit, summed over
+                the widest block, of shape (J,). G does not contain the model itself.
             space: The dimensions.
             sign: 1 adds the units, -1 takes them out.
         """
@@ -314,8 +317,8 @@ def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     """Return the penalty of 2020.
 
-    A new unit has no members, and its a_0 is subtracted once as well:
-    ``(v - a_0 + 0)^2``.
+    A new unit has no members and G = a_0. Its c counts as 1 in ``G - c a_0``, which is
+    then 0: ``(v - a_0 + 0)^2``.
     """
     S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]
@@ -339,7 +342,7 @@ class Gains:
     Args:
         reward: Rewards by column, of shape (K + T, J).
         penalty: Penalties by column, of shape (K + T, J). None if no lambda needs them.
-        known: K.
+        known: Number K of global units.
     """
 
     reward: Tensor
@@ -370,7 +373,7 @@ def gains(
         posterior: The global units.
         products: v G over the widest block, of shape (K, J).
         space: The dimensions.
-        models: N.
+        models: Number N of models.
         options: Options of the matching.
         penalised: Whether the penalty is needed.
     """
@@ -418,9 +421,9 @@ def gains(
 def assign(values: Tensor, known: int = 0) -> Tensor:
     """Assign a separate column to every unit so that the sum of the values is largest.
 
-    If there is a new column for every unit, some known columns can be left out. A unit
-    with a known column could have had the least of its new columns instead. Known
-    columns that are worth less than that to all units are therefore useless.
+    If there is a new column for every unit, some known columns can be left out. Each
+    unit could have the new column that is worth least to it. Known columns that are
+    worth less than this to every unit are therefore useless.
 
     Args:
         values: Values of shape (columns, J), with at least as many columns as units.
@@ -430,8 +433,8 @@ def assign(values: Tensor, known: int = 0) -> Tensor:
         Columns of shape (J,), int64, on the CPU.
 
     Raises:
-        FedexpError: A value is NaN or infinite. Minus infinity marks a column that no
-            unit may have.
+        FedexpError: A value is NaN or plus infinity. Minus infinity is allowed and
+            marks a column that the unit may not have.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -501,8 +504,8 @@ def match_each(
 
     Lambdas that never differ share one result. Inner products are computed once. As
     long as lambdas assign all units alike they have one state, whose rewards and
-    penalties are computed once. Assignment problems, or states, are solved in parallel
-    on torch's threads.
+    penalties are computed once. Either the assignment problems of one state or the
+    states themselves are handled in parallel, on at most as many threads as torch has.
 
     Args:
         models: As in `match`.
@@ -547,7 +550,7 @@ class _Threads:
 
 @contextmanager
 def _parallel_threads(tasks: int) -> Iterator[_Threads]:
-    """Open as many threads as torch has, in each of which torch uses one thread.
+    """Open at most as many threads as torch has, with one torch thread in each.
 
     The work consists of many short products and sums. The bits therefore do not depend
     on the thread that computes them. Torch and the solver do not hold Python's lock.
@@ -597,9 +600,9 @@ class _Branch:
 
 
 def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
-    """Recompute sums from their members, so that rounding does not accumulate.
+    """Join branches that assign all units alike, and recompute their sums.
 
-    Lambdas that agree again get one state.
+    Sums are recomputed from their members, so that rounding does not accumulate.
     """
     same: dict[bytes, list[_Branch]] = {}
     for branch in branches:
@@ -695,7 +698,7 @@ class _UnitPool:
         return self.recomputed(dict(enumerate(parts)))
 
     def recomputed(self, units: Mapping[int, Tensor]) -> _State:
-        """Compute the state only from its members."""
+        """Compute the state anew from the global units of all assigned models."""
         known = 1 + max(int(places.max()) for places in units.values())
         posterior, so_far = Posterior.without_members(self.space, known), dict[int, Tensor]()
         for s, places in sorted(units.items()):
@@ -713,7 +716,7 @@ class _UnitPool:
         strengths: Sequence[float],
         each: Callable[..., Iterable[Tensor]],
     ) -> list[_Branch]:
-        """Take model s out, if it is in, and assign it by each lambda."""
+        """Take model s out, if it is assigned, and assign it anew for each lambda."""
         state, products = self.without(branch.state, s)
         # This is the first model, or the only one
         if not len(products):

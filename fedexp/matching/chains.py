@@ -92,7 +92,7 @@ class Fused:
     """The matched network.
 
     Args:
-        chain: Its layers.
+        chain: Layers of the network.
         matched: The assignment of every hidden layer, first to last.
     """
 
@@ -122,7 +122,8 @@ def fuse_chains(
         models: Equally deep models. Hidden widths may differ.
         shares: Shares f_{s,c} of the models in each class, of shape (N, C), float64.
         class_frequency: Whether weights to class c have the precision f_{s,c} / sigma.
-            Otherwise it is 1 / sigma. The output's biases always have the former.
+            Otherwise their precision is 1 / sigma. The output's biases always have the
+            precision f_{s,c} / sigma.
         options: Options of the matching.
         strengths: Lambdas that replace ``options.strength``.
         orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N), the last

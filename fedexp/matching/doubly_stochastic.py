@@ -19,15 +19,16 @@ def doubly_stochastic(
 ) -> Tensor:
     """Divide the rows and columns of exp(V / tau) by their sums in turn, rows first.
 
-    Half-steps use logarithms. They are computed as products with the matrix so far,
-    which is the same function, as long as their scalings stay far from overflow.
+    The first two half-steps use logarithms. Further half-steps use products with the
+    matrix so far, which is the same function. If their scalings come near overflow,
+    these half-steps are repeated with logarithms.
 
     Args:
         V: Matrices of shape (..., n, n), float64.
         tau: Temperature.
         iterations: Number of half-steps, of rows or of columns.
         tolerance: Stop once columns have been divided and no row's sum differs from one
-            by more. None: never stop early.
+            by more than this. None: never stop early.
     """
     done = min(2, iterations)
     # The first half-steps bring the matrix into range
@@ -50,7 +51,7 @@ def _with_logarithms(S: Tensor, steps: int) -> Tensor:
 
 
 def _with_products(S: Tensor, steps: int) -> Tensor:
-    """Compute the same half-steps: rows are scaled by u, columns by v."""
+    """Compute half-steps as `_with_logarithms`: rows are scaled by u, columns by v."""
     K = S.exp()
     u = v = torch.ones_like(K[..., :1])
     for step in range(steps):

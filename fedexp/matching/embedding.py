@@ -36,7 +36,7 @@ class Embedding:
     def lay_out(self, weights: Weights) -> Weights:
         """Return a model of `small` as a model of `large`.
 
-        It has zeros wherever a unit of another model would be.
+        Entries of units that the small network lacks are zero.
         """
         shapes = _shapes(self.large.spec)
 
@@ -97,7 +97,7 @@ class Embedding:
 
 
 def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) -> dict[str, Tensor]:
-    """Return the common units that a client was assigned to, (n,) by group.
+    """Return the common units of a client's units, (n,) by group.
 
     A client that was not in the cohort gets the units that most models have.
 

@@ -38,10 +38,10 @@ def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
 
     If `weights` have no BatchNorm, they are returned themselves. By output unit and
     with the running statistics, ``W' = gamma / sqrt(var + eps) W`` and
-    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``. Layers that had no bias and need
-    none have zeros. The network's class gives the constructor arguments of the network
-    without norms by a static method ``without_batch_norm(kwargs)``. Layers keep their
-    names.
+    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``. Layers that had no bias and have
+    no BatchNorm after them get a bias of zeros. The network's class gives the
+    constructor arguments of the network without norms by a static method
+    ``without_batch_norm(kwargs)``. Layers keep their names.
 
     Args:
         weights: The model.
@@ -56,7 +56,7 @@ def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
 
 
 def folded_spec(spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
-    """Return the network of the model that `fold_batch_norm` returns.
+    """Return the spec of the model that `fold_batch_norm` returns.
 
     It raises the same errors, before anything is trained.
     """

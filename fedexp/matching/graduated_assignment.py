@@ -3,10 +3,11 @@
 Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022,
     with the schedules of the authors' code.
 
-Every model i has an assignment U_i of its units to common ones, a group of units each.
-U_i U_j^T maps the units of model i to those of model j. Units are compared by their
-incoming and by their outgoing weights, both given the present maps of the neighbouring
-groups: ``K(x, y) = exp(-||x - y||_4 / 2)``, either divided by its mean.
+For each group of units, every model i has an assignment U_i of its units to common
+ones. U_i U_j^T maps the units of model i to those of model j. Units are compared by
+their incoming and by their outgoing weights, both given the present maps of the
+neighbouring groups: ``K(x, y) = exp(-||x - y||_4 / 2)``. Each of the two affinities is
+divided by its mean.
 
 The reference covers chains of layers without biases. Here a group of several layers
 (ResNet) is compared by the weights of all its layers. Biases and norms move with their
@@ -40,15 +41,15 @@ class Joint:
 
     Args:
         sweeps: Largest number of sweeps.
-        final: Number of sweeps before that end from which on the Hungarian method is
-            used in any case.
+        final: The Hungarian method is used in any case once more than
+            ``sweeps - final`` sweeps are finished.
         tau: First temperature.
         cooling: Factor of the temperature.
         floor: At or below this temperature the Hungarian method follows.
         iterations: Half-steps of the first temperature.
         further: Half-steps that are added with every next temperature.
-        tolerance: A stage ends below this change of U, squared and summed over groups,
-            in the mean over the models.
+        tolerance: A stage ends if the squared change of U, summed over groups and
+            averaged over models, is below this.
         patience: A stage also ends once it has counted more sweeps than this.
         noise: The start is 1 / n plus a uniform number of at most this size.
     """
@@ -299,7 +300,8 @@ def permutation_matrices(V: Tensor) -> Tensor:
 def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
     """Compute the mean over the models of the squared change.
 
-    The second term detects cycles of length two.
+    The change of a model is the smaller one of those from `old` and from `older`, which
+    detects cycles of length two.
     """
     steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
     return steps.amin(0).mean()
@@ -307,7 +309,7 @@ def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One side of a group's comparison by one layer's edges.
+    """The incoming or outgoing entries of one layer that compare a group's units.
 
     Args:
         neighbour: Group whose maps move the entries that are compared. None: nothing

@@ -48,8 +48,8 @@ class PartlyMatched:
         """Match the next group.
 
         Units of frozen layers, which all models share, do not move.
-        If several layers are tied by sums, those layers count whose inputs are matched
-        when the inputs of the first one are.
+        If a group has several layers, tied by sums, only its layers whose inputs are
+        already matched are compared.
 
         Args:
             input_shape: Shape of one sample.

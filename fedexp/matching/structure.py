@@ -1,4 +1,4 @@
-"""The permutation structure of a network: the tensor axes of the same hidden units.
+"""The permutation structure of a network: the tensor axes that hidden units index.
 
 It is derived from the network and then checked. A network with random parameters and
 its randomly permuted copy must compute the same function. Otherwise the network is
@@ -130,7 +130,7 @@ class Structure:
     def random(self, seed: int) -> dict[str, Tensor]:
         """Draw a permutation of every hidden group.
 
-        It is not the identity if there is another permutation.
+        A permutation is the identity only if its group has a single unit.
         """
         maps = {}
         for group in self.groups:
@@ -165,7 +165,7 @@ def _moved(value: Tensor, axis: int, positions: Tensor, by: Tensor) -> Tensor:
 def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     """Derive and check the structure of a network.
 
-    Covered are linear and convolutional layers with any operation between them that
+    It covers linear and convolutional layers with any operation between them that
     treats units one by one (activations, pools, flattening, sums as in ResNets,
     products), BatchNorm, InstanceNorm, and GroupNorm and LayerNorm over all units.
 
@@ -235,7 +235,8 @@ def with_widths(
         spec: The network.
         input_shape: Shape of one sample.
         widths: Widths by name of the group. Groups that are not named keep theirs. An
-            empty mapping is a check before anything is trained.
+            empty mapping only checks, before anything is trained, that widths can be
+            changed.
 
     Raises:
         ConfigError: The network has no such method, group or width.

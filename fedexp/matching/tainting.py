@@ -51,12 +51,12 @@ class Flows:
 
 
 def norm_layers(spec: ModelSpec) -> list[str]:
-    """Return the names of its BatchNorms, InstanceNorms, LayerNorms and GroupNorms."""
+    """Return the names of the norm layers (Batch-, Instance-, Layer- and GroupNorm)."""
     return [name for name, part in spec.module().named_modules() if isinstance(part, _NORMS)]
 
 
 def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
-    """Trace the network.
+    """Trace the units of a network from layer to layer.
 
     Raises:
         ConfigError: An input depends on several units of one layer at once, or a layer

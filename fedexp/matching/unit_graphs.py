@@ -21,9 +21,9 @@ class Edges:
     """The weights of one layer between the units that it reads and those it writes.
 
     Args:
-        target: Name of the group of its rows. None if units cannot move: the network's
-            input, its output, and units of frozen layers.
-        source: Name of the group of its columns, or None as above.
+        target: Name of the group of the weight's rows. None if units cannot move: the
+            network's input, its output, and units of frozen layers.
+        source: Name of the group of the weight's columns, or None as above.
         values: Weights of shape (models, rows, columns, k), float64. An edge has k
             entries, of a kernel or of a flattened feature map's positions.
     """

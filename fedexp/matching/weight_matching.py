@@ -6,8 +6,8 @@ Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023: coordinate de
 
 A larger inner product of the parameters means a smaller Euclidean distance. If a layer
 reads the units that it writes (a gate), the objective is quadratic in their
-permutation. It is linearised at the present one, and a step is taken only if the
-objective itself rises.
+permutation. It is linearised at the present permutation, and a step is taken only if
+the objective itself rises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class WeightMatching:
     """The conditions that end the search.
 
     Args:
-        tolerance: A group of units is moved if this raises the inner product by more.
+        tolerance: A group of units is moved only if the move raises the inner product
+            by more than this.
         sweeps: Largest number of sweeps over all groups. The search ends earlier once
             no group moves.
         passes: Largest number of passes over the models if there are more than two. The

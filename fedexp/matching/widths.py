@@ -12,7 +12,7 @@ from fedexp.matching.structure import Structure
 
 
 def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, float]:
-    """Compute metrics of the fused widths, none without hidden layers.
+    """Compute metrics of the fused widths (none if there are no hidden layers).
 
     The metrics are the width of each hidden layer, the natural logarithm of the number
     of all global units divided by that of all local ones, and the share of local units

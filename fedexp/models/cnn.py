@@ -161,8 +161,9 @@ def _channels_innermost(x: Tensor) -> Tensor:
     """Lay out (batch, channels, height, width) values with channels innermost.
 
     The layout in memory is (batch, height, width, channels). Layers keep it, and max
-    pooling in it is ten times faster on a CPU. It is written out because ``contiguous``
-    leaves images of one channel as they are, and vmap does not know it.
+    pooling in it is ten times faster on a CPU. The permutation is written out because
+    ``contiguous`` leaves images of one channel as they are, and vmap does not support
+    it.
     """
     n, c, h, w = x.shape
     return x.permute(0, 2, 3, 1).flatten(1).view(n, h, w, c).permute(0, 3, 1, 2)

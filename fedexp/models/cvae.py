@@ -112,11 +112,11 @@ class Cvae(nn.Module):
         self.logvar = nn.Linear(widths[-1], latent)
 
     def forward(self, x: Tensor, y: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """Compute negative evidence lower bounds, in nats.
+        """Compute the parts of the negative evidence lower bound, or bounds, in nats.
 
         Args:
             x: Normalised images, (batch, *input_shape).
-            y: Labels, (batch,).
+            y: Labels, (batch,). None: the bounds of all classes are returned.
             noise: Draws of N(0, 1), (batch, latent). None: z is the posterior's mean.
 
         Returns:

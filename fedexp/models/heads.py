@@ -11,9 +11,9 @@ from fedexp.core.build import require
 class CosineHead(nn.Linear):
     """A head with logits ``s cos(h, w_c)`` of features h, without bias.
 
-    w_c is the row of class c. It is LDAM's normalised classifier (Cao et al. 2019). The
-    scale s is inside the network, so that everything that reads its logits gets
-    calibrated ones.
+    w_c is the weight row of class c. The head is LDAM's normalised classifier (Cao et
+    al. 2019). The scale s is inside the network, so that every loss and metric gets
+    scaled logits.
     """
 
     def __init__(self, inputs: int, num_classes: int, scale: float) -> None:

@@ -40,7 +40,7 @@ class ResNetExtractor(nn.Module):
 
     Args:
         input_shape: (channels, height, width) with 1 or 3 channels. Grey images are
-            repeated on all three.
+            repeated on three channels.
         depth: 18 or 34.
         pretrained: File of torchvision's weights (``resnet18-....pth``, or safetensors
             with the same names).

@@ -42,12 +42,12 @@ class UNet(nn.Module):
 
     Each block on the way up also reads the maps of the same level on the way down.
     Going down, a 2x2 max pool is before every block but the first. Going up, maps are
-    doubled bilinearly and put after those that the block of that size gave on the way
-    down. A 1x1 convolution with biases makes the logits.
+    doubled bilinearly and concatenated after the maps that the block of that size
+    produced on the way down. A 1x1 convolution with biases makes the logits.
 
     NAFI (Xiao & Cheng 2023) trains "U-Net with batch normalization" of 19 layers and
-    gives no further details. The defaults fit this: 18 3x3 convolutions and the 1x1,
-    none that upsamples. The following is assumed:
+    gives no further details. The defaults fit this: 18 3x3 convolutions and the 1x1
+    convolution, and no layer with weights for upsampling. The following is assumed:
 
     - Ronneberger's 64 to 512 channels and 512, not 1024, in the last block down, so
       that blocks on the way up read his 1024, 512, 256 and 128 channels.
@@ -61,7 +61,8 @@ class UNet(nn.Module):
             ``2 ** (len(down) - 1)``.
         num_classes: Channels of logits. 1 for masks.
         down: Output channels of each convolution, block by block, largest maps first.
-        up: Output channels on the way up, smallest maps first. It has one block fewer.
+        up: Output channels on the way up, smallest maps first. `up` has one block fewer
+            than `down`.
         norm: ``batch``, or ``none``.
         bias: Whether the 3x3 convolutions have biases.
     """

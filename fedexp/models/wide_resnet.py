@@ -15,8 +15,8 @@ from fedexp.models.heads import head
 class PreActivationBlock(nn.Module):
     """BatchNorm, ReLU and 3x3 convolution, twice, added to the input.
 
-    If the width changes, they are added to a 1x1 projection. The projection (without
-    BatchNorm) is of the activated input, the identity of the raw one.
+    If the width changes, they are added to a 1x1 projection (without BatchNorm) of the
+    activated input. Otherwise they are added to the raw input.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:

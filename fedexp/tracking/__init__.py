@@ -1,4 +1,5 @@
 """Displays of a run: loggers, progress, pictures and tables.
 
-The run folder's files stay the truth. Reports of tables are in `fedexp.tables.report`.
+The files of the run folder remain the authoritative results. Reports of tables are in
+`fedexp.tables.report`.
 """

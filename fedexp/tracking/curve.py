@@ -31,7 +31,7 @@ _TITLE_WIDTH, _TITLE_LINES = 110, 2
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw one PNG with scores (accuracies) on the left and losses on the right.
 
-    The axis shows rounds, or steps if a round has several. If there is only one step,
+    The x axis shows rounds, or steps if a round has several. If there is only one step,
     bars are drawn.
 
     Args:
@@ -98,8 +98,8 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(visible=True, alpha=0.25)
-    # The legend is above the panel, where it hides no curve. Its numbers are those of
-    # the last round.
+    # The legend is above the panel, where it hides no curve. Its numbers are the last
+    # measured values.
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),

@@ -14,7 +14,7 @@ from fedexp.core.errors import FedexpError
 from fedexp.tracking.logger import Logger, RunInfo
 
 Call = Callable[[], None]
-_LAST_SECONDS = 5.0  # seconds for a logger that was given up to notice it and free what it holds
+_LAST_SECONDS = 5.0  # seconds in which an abandoned logger can free its resources
 
 
 class Feed:
@@ -68,7 +68,7 @@ class Feed:
         """End logging.
 
         It waits at most ``logger.timeout`` for queued calls. It never raises an error,
-        because nothing remains that could stop.
+        because no work of the run remains that an error should stop.
 
         Args:
             status: Status of the run.

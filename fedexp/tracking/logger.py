@@ -14,15 +14,15 @@ from fedexp.core.resolved_config import ResolvedConfig
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The facts about a run that a tracker may need.
+    """The description of a run for a tracker.
 
     Args:
         id: Identifier, the same for every attempt at this run.
-        name: Short overrides and the seed.
+        name: Name for people, from `title`.
         group: Name of the sweep, or None.
         config: Resolved config as plain values.
         folder: Folder of the run.
-        tags: Options of the run's groups.
+        tags: Chosen method, data set, partition and model.
         resumed: Whether rows of earlier attempts exist.
     """
 
@@ -63,7 +63,7 @@ class RunInfo:
 
 
 def title(config: ResolvedConfig) -> str:
-    """Return a run's name for people: short overrides and the seed."""
+    """Return a run's name for people: method, other overrides and seed."""
     own = ("output_root", "data_root", "logger", "hydra")
     shown = [override for override in config.overrides if not override.startswith(own)]
     if not any(override.startswith("method=") for override in shown):
@@ -133,7 +133,7 @@ class Logger(ABC):
         """
 
     def abandon(self) -> bool:
-        """End at once what would keep the process from ending.
+        """Stop at once everything that would keep the process from ending.
 
         It is called from the run's thread when the run has ended and a call hangs in
         the other thread.

@@ -21,8 +21,8 @@ def lasting_output() -> Iterator[None]:
     """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
 
     Once a stream cannot be written, later output is dropped. Characters that its
-    encoding lacks are written as escapes. Nested and overlapping uses (threads) end
-    with the last one.
+    encoding lacks are written as escapes. If uses are nested or overlap (threads), this
+    holds until the last one ends.
     """
     _STREAMS.enter()
     try:
@@ -95,7 +95,7 @@ class _UnbreakableStream:
         return getattr(self._stream, name)
 
     def _leave(self) -> None:
-        # Its buffered output would fail again when Python ends.
+        # The stream's buffered output would fail again when Python ends.
         with contextlib.suppress(OSError, ValueError):
             if (number := self._stream.fileno()) in (1, 2):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -115,8 +115,8 @@ class Progress:
 
         Args:
             row: Metrics of the step.
-            headline: Name of the metric to show. If it was not measured now, its last
-                value is shown.
+            headline: Name of the metric to show. If it was not measured in this step, a
+                bar keeps its last value, and a plain line omits it.
             within: Number of the step in its round, from 0. None if it ended the round.
         """
         self._server_since = None
@@ -145,7 +145,7 @@ class Progress:
     def _report_server_work(self) -> None:
         """Report the server's work from a separate thread.
 
-        Matching and similar work is one long call.
+        The thread is needed because matching and similar work is one long call.
         """
         while not self._ended.wait(_SERVER_SECONDS):
             since, now = self._server_since, time.monotonic()

@@ -53,7 +53,7 @@ class TensorBoard(Logger):
     def log(self, row: dict[str, Any]) -> None:
         """Write one scalar per metric and the pictures.
 
-        They are at ``step``, the number of finished steps.
+        Scalars and pictures are logged at ``step``, the number of finished steps.
         """
         from matplotlib.image import imread
 
@@ -64,7 +64,7 @@ class TensorBoard(Logger):
             self._writer.add_image(f"pictures/{name}", imread(path), row["step"], dataformats="HWC")
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """Flush to disk, with the headline as text."""
+        """Write the status and the headline as text, and close the event file."""
         if self._writer is None:
             return
         text = status

@@ -83,7 +83,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
 
 
 def _print_profile(report: dict[str, Any], console: Console) -> None:
-    """Print the most expensive phases of a profiled run and torch's operations."""
+    """Print the most expensive phases and torch operations of a profiled run."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -150,7 +150,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def memory_text(peak: Mapping[str, int]) -> str:
-    """Return ``ram`` and, if there is one, ``gpu`` as text."""
+    """Return the peak memory as text: RAM and, if there is one, GPU."""
     gpu = f" and {size_text(peak['gpu'])} on the GPU" if "gpu" in peak else ""
     return size_text(peak["ram"]) + gpu
 

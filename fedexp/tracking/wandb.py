@@ -24,8 +24,8 @@ _NAME, _TAG = 128, 64  # lengths that W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
 _open: set[int] = set()  # loggers with a run in this process, which share W&B's one service
 _lock = threading.Lock()
-# Reason why no server could be reached, by sweep. Its next jobs in this process do not
-# try again.
+# Reason why no server could be reached, by sweep. Later jobs of this sweep do not try
+# again in this process.
 _unreached: dict[str, str] = {}
 
 
@@ -33,7 +33,7 @@ _unreached: dict[str, str] = {}
 class Wandb(Logger):
     """A logger that feeds a W&B run.
 
-    The id of the W&B run is the fedexp run's. Its files are in ``<run folder>/wandb``.
+    The W&B run has the id of the fedexp run. Its files are in ``<run folder>/wandb``.
     Offline, nothing touches the network. Every attempt writes all rounds again, so that
     the latest offline folder is complete and can be uploaded with ``wandb sync``.
     Online, only rounds that the server does not have are sent. If the server cannot be
@@ -55,7 +55,7 @@ class Wandb(Logger):
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
         """Start or resume the W&B run.
 
-        The rows of earlier attempts that it lacks are sent.
+        Rows of earlier attempts that W&B lacks are sent.
         """
         with _environment(run.folder / "wandb"):
             import wandb
@@ -85,7 +85,7 @@ class Wandb(Logger):
                 shutil.rmtree(part, ignore_errors=True)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Send one round, with its pictures, unless W&B has it."""
+        """Send one step, with its pictures, unless W&B has it."""
         if row["step"] > self._sent:
             pictures = {
                 f"pictures/{name}": _image(path)
@@ -117,7 +117,7 @@ class Wandb(Logger):
         self._run.log_artifact(artifact)
 
     def close(self, status: str, result: dict[str, Any] | None) -> None:
-        """Fill the summary and finish. It shows a failed or interrupted status."""
+        """Fill the summary and finish the W&B run with an exit code for its status."""
         if self._run is None:
             return
         self._run.summary["status"] = status
@@ -136,9 +136,9 @@ class Wandb(Logger):
                 wandb.teardown()  # it writes the last records to disk as it ends
 
     def abandon(self) -> bool:
-        """Kill W&B's service, whose end W&B's exit hook would await forever.
+        """Kill W&B's service, because W&B's exit hook would wait for it forever.
 
-        If other runs use it, it is killed when this process ends.
+        If other runs use the service, it is killed when this process ends.
         """
         with _lock:
             _open.discard(id(self))
@@ -246,7 +246,7 @@ def _kill_service() -> bool:
     """
     from wandb.sdk import wandb_setup
 
-    # W&B has no public handle.
+    # W&B has no public handle of its service.
     service = getattr(getattr(wandb_setup.singleton(), "_connection", None), "_proc", None)
     process = getattr(service, "_process", None)
     if process is None:
@@ -257,7 +257,7 @@ def _kill_service() -> bool:
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    """Put W&B's folders inside the run's folder and switch its usage reports off.
+    """Put W&B's folders inside the run's folder and switch its error reports off.
 
     This holds while W&B is imported and started. Variables that the user has set do not
     change.

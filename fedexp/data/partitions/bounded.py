@@ -16,8 +16,8 @@ class BoundedPartitioner(Partitioner):
 
     Args:
         max_draws: Largest number of attempts.
-        max_seconds: Largest number of seconds of computing for all attempts, whatever
-            else the machine does.
+        max_seconds: Largest CPU time for all attempts, in seconds. Other load on the
+            machine does not count.
     """
 
     max_draws: int = 100_000
@@ -31,7 +31,7 @@ class BoundedPartitioner(Partitioner):
     def attempts(self) -> Iterator[int]:
         """Count the attempts, 1, 2, 3 ..., until a bound is met.
 
-        The first attempt is always given.
+        At least one attempt is always yielded.
         """
         start = time.thread_time()
         for attempt in range(1, self.max_draws + 1):

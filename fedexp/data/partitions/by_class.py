@@ -1,4 +1,4 @@
-"""Partitions given by which client holds which class."""
+"""Partitions that are determined by the classes of each client."""
 
 from __future__ import annotations
 

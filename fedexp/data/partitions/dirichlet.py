@@ -28,22 +28,24 @@ class Dirichlet(BoundedPartitioner):
     at floor(cumsum(p) n_c), and give the rest to the last client. At the end every
     client's list is shuffled.
 
-    If gated, p is zero for a client that already holds n/N samples or more. The whole
-    partition is sampled again until the smallest client has `min_size`. If p is zero
-    for every client that is not full (small alpha), the published code computes with
-    NaN. Here that class's proportions are drawn again.
+    If `gated`, p is set to zero for a client that already holds n/N samples or more,
+    and the rest of p is renormalised. The whole partition is sampled again until the
+    smallest client has `min_size` samples. If p is zero for every client that is not
+    full (small alpha), the published code computes with NaN. Here that class's
+    proportions are drawn again.
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
         (MA-Echo), Zhang et al. 2022 (DENSE). The ungated form, one sample without
         either rule, is that of Hsu et al. 2019 and FedLAW. If all samples are of one
-        class (images with masks), the scheme draws the clients' sizes, as NAFI's K = 1
-        (Xiao & Cheng 2023).
+        class (images with masks), the scheme draws the clients' sizes, as NAFI does for
+        K = 1 (Xiao & Cheng 2023).
 
     Args:
         alpha: Concentration. Towards 0 each class has one owner.
-        gated: Whether sizes are kept near n/N.
-        min_size: Number of samples that a client must have. For the gated form, the
-            default is the papers' 10.
+        gated: Whether a client with n/N samples gets no further class, and the
+            partition is sampled again until every client has `min_size` samples.
+        min_size: Number of samples that a client must have. The default 10 is that of
+            the papers with the gated form.
     """
 
     one_class: ClassVar[bool] = True
@@ -111,7 +113,7 @@ class Dirichlet(BoundedPartitioner):
     def _deal(
         self, classes: list[np.ndarray], n: int, clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Sample once.
+        """Sample one partition, whatever the size of its smallest client.
 
         Returns:
             The shuffled indices of each class, and the number of them that each client
@@ -165,7 +167,7 @@ class Dirichlet(BoundedPartitioner):
 def _assemble(
     order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState, info: dict[str, Any]
 ) -> Partition:
-    """Build the clients' lists: pieces class after class, then shuffled per client."""
+    """Join each client's pieces, class after class, and shuffle each client's list."""
     clients, num_classes = counts.shape
     owner = np.repeat(np.tile(np.arange(clients), num_classes), counts.T.ravel())
     indices = np.concatenate(order)[np.argsort(owner, kind="stable")]

@@ -1,4 +1,7 @@
-"""The gated Dirichlet split, ten clients at a time."""
+"""The gated Dirichlet split, ten clients at a time.
+
+"Gated" means that a client with its equal share of samples gets nothing more.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ class DirichletBlocks(BoundedPartitioner):
     The shuffled pool is cut into blocks, one for every ten clients. Within a block of
     n_b samples for c clients each class is dealt in proportions ~ Dir(alpha 1_c). A
     client that holds n_b / c samples gets nothing more. The block is sampled again
-    until the smallest client has half of that. So every client has samples, and sizes
-    stay comparable.
+    until the smallest client has half of n_b / c samples. So every client has samples,
+    and sizes stay comparable.
 
     Args:
         alpha: Concentration. Towards 0 each class of a block has one owner.

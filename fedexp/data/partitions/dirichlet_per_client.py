@@ -10,7 +10,8 @@ from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.data.partition import Partitioner, from_owners
 
-# Clients that draw at a time. It bounds the memory of the (draws, classes) comparison
+# Number of clients that draw at a time. It bounds the memory of the (draws, classes)
+# comparison
 _ROWS = 65_536
 
 
@@ -18,17 +19,17 @@ _ROWS = 65_536
 class DirichletPerClient(Partitioner):
     """A split in which each client draws a class prior q ~ Dir(alpha 1_C).
 
-    It draws its samples' classes from q, without replacement. Sizes differ by at most
-    one (the first clients get the extra sample). No sample is used twice, as in
-    Co-Boosting. FL-Simulator's variant refills an exhausted class and so repeats
-    images. It is `DirichletRefilled`.
+    The client draws the classes of its samples from q, without replacement. Sizes
+    differ by at most one (the first clients get the extra sample). No sample is used
+    twice, as in Co-Boosting. FL-Simulator's variant (`DirichletRefilled`) refills an
+    exhausted class and so repeats images.
 
-    The assignment has whole passes. In a pass every client draws classes for all
-    samples it still lacks. If a class is asked for more often than it has samples,
-    randomly chosen requests are granted and the class is exhausted. The next pass draws
-    from the priors renormalised over the remaining classes, or from the remaining pool
-    if nothing of a prior is left. A pass that does not finish exhausts a class, so
-    there are at most C + 1 passes, and a million clients take seconds.
+    The assignment works in passes. In a pass every client draws classes for all samples
+    it still lacks. If a class is asked for more often than it has samples, randomly
+    chosen requests are granted and the class is exhausted. The next pass draws from the
+    priors renormalised over the remaining classes, or from the remaining pool if
+    nothing of a prior is left. A pass that does not finish exhausts a class, so there
+    are at most C + 1 passes, and a million clients take seconds.
 
     Args:
         alpha: Concentration over classes. Towards 0 each client has one class.
@@ -101,7 +102,7 @@ def _ask(
     """Draw a class from its client's prior for every sample that is still lacking.
 
     Returns:
-        The client (int32) and the class of each of these samples.
+        The client and the class of each of these samples, both int32.
     """
     needy = np.flatnonzero(lacks)
     who = np.repeat(needy.astype(np.int32), lacks[needy])

@@ -1,4 +1,7 @@
-"""Equal sizes, each client with a separate class prior, classes refilled."""
+"""Equal sizes, each client with a separate class prior, classes refilled.
+
+A class that has run out starts again, so images may occur more than once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletRefilled(RefilledPartitioner):
-    """FedMRUR's Dir(mu), as in FL-Simulator.
+    """The split Dir(mu) of FedMRUR, as in FL-Simulator.
 
     Every client's class prior is drawn from Dir(alpha 1_C).
 

@@ -18,8 +18,8 @@ from fedexp.data.partition import CutPartition, Partitioner, impossible, load_pa
 class File(Partitioner):
     """The partition in ``partition.safetensors`` of an earlier run.
 
-    The data set, proxy and limits must be the same. If that run cut a validation share,
-    the file contains it and it is used again.
+    The data set, proxy and limits must be those of that run. If that run cut a
+    validation share, the file contains the share, and it is used again.
 
     Args:
         path: Path of the file. Relative paths start at the working directory.

@@ -13,9 +13,10 @@ from fedexp.data.partition import Partitioner
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(Partitioner):
-    """The "homo" variant of the matching papers.
+    """The IID split, called "homo" in the matching papers.
 
-    One permutation is cut in N nearly equal parts, the larger ones first.
+    A random permutation of the samples is cut into N nearly equal parts, the larger
+    ones first.
     """
 
     one_class: ClassVar[bool] = True

@@ -17,14 +17,14 @@ from fedexp.data.partition import Partitioner, from_owners
 class Natural(Partitioner):
     """Whole owners (writers, domains) in random groups, one group per client.
 
-    An owner has only one client. If there are as many clients as owners, client i is
-    owner i. With `split_owners`, more clients than owners are allowed. Then each
-    owner's samples are shuffled and divided equally among its clients, which have
-    consecutive numbers (MA-Echo's twelve of six domains).
+    All samples of an owner go to one client. If there are as many clients as owners,
+    client i is owner i. With `split_owners`, more clients than owners are allowed. Then
+    each owner's samples are shuffled and divided equally among its clients, which have
+    consecutive numbers (MA-Echo: twelve clients from six domains).
 
     Args:
         owners_per_client: ``all`` assigns every owner, with group sizes that differ by
-            at most one. A number draws as many owners for each client and leaves out
+            at most one. A number assigns that many owners to each client and leaves out
             the other owners and their samples.
         split_owners: Whether an owner's samples may be divided.
     """

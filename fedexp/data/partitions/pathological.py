@@ -85,7 +85,7 @@ class Pathological(BoundedPartitioner):
         """Sample which clients hold which classes, (clients, classes) bool."""
         client = np.arange(clients)
         rank = rng.random_sample((clients, num_classes))
-        # The first of each client's classes
+        # Class i mod C ranks first, so that client i always holds it
         rank[client, client % num_classes] = -1
         chosen = np.argpartition(rank, self.classes_per_client - 1, axis=1)[
             :, : self.classes_per_client

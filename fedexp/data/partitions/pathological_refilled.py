@@ -1,4 +1,7 @@
-"""Equal sizes, n classes of equal probability per client, classes refilled."""
+"""Equal sizes, n classes of equal probability per client, classes refilled.
+
+A class that has run out starts again, so images may occur more than once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 
 @dataclass(frozen=True, kw_only=True)
 class PathologicalRefilled(RefilledPartitioner):
-    """FedMRUR's Path(n), as in FL-Simulator.
+    """The split Path(n) of FedMRUR, as in FL-Simulator.
 
     Every client has n distinct classes, uniformly drawn, each with probability 1 / n. A
     class without a client is left out, with its samples.

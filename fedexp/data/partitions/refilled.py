@@ -22,10 +22,10 @@ class RefilledPartitioner(Partitioner):
 
     A random client that is not full draws a class from its prior, and gets the next
     image of that class. If the class has run out, all its images are available again,
-    and the class is drawn anew. Clients have floor(n / N) samples each. The first also
-    gets the remainder. ``info`` counts the samples that are assigned more than once
-    (``repeated_samples``) or to no client (``dropped_samples``). The distribution is
-    the published one, the random stream is not.
+    and the client draws a class anew. Clients have floor(n / N) samples each. The first
+    client also gets the remainder. ``info`` counts the samples that are assigned more
+    than once (``repeated_samples``) or to no client (``dropped_samples``). The
+    distribution is the published one, the random stream is not.
     """
 
     def __post_init__(self) -> None:

@@ -14,10 +14,11 @@ from fedexp.data.partition import Partitioner, from_owners
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(Partitioner):
-    """McMahan et al. 2017, and FedCDA's "Shards(S)".
+    """The shards of McMahan et al. 2017, and "Shards(S)" of FedCDA.
 
-    The label-sorted pool is cut into N S nearly equal shards. They are shuffled, and
-    each client gets S. A shard may cross class borders, so S shards are not S classes.
+    The label-sorted pool is cut into N S nearly equal shards. The shards are shuffled,
+    and each client gets S of them. A shard may cross class borders, so S shards are not
+    S classes.
 
     Args:
         shards: Number S of shards per client.
