@@ -8,7 +8,7 @@ left panel has 10 to 1,000 clients per round of an MLP 784-200-10. The right pan
 10 clients per round of MLPs 784-h-h-10 of 10 k to 10 M parameters. Processes take
 turns: bare loop, first engine, second engine ..., then again. A number is the median
 over repeats of a process's median, without its first round. The script writes
-growth.md, .json and .png in scripts/results, or beside --write. --draw only draws
+bench_growth.md, .json and .png in scripts/results, or beside --write. --draw only draws
 numbers measured before.
 """
 
@@ -195,7 +195,7 @@ def short(x: float) -> str:
 
 def main() -> None:
     parser = alternate.parser(__doc__)
-    parser.set_defaults(write=alternate.RESULTS / "growth.md")
+    parser.set_defaults(write=alternate.RESULTS / "bench_growth.md")
     parser.add_argument(
         "--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]"
     )

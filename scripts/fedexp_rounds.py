@@ -3,8 +3,8 @@
     python scripts/fedexp_rounds.py OVERRIDE ...
 
 It is one run in this process, as a user runs it, without everything that the bare loop
-lacks: evaluation, checkpoint, logging and memo are off. It prints seconds (all phases
-but evaluation) and local steps of every round, the engine that computed and its
+lacks: evaluation, checkpoint, logging and client cache are off. It prints seconds (all
+phases but evaluation) and local steps of every round, the engine that computed and its
 messages to the user, as JSON.
 """
 

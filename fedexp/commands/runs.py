@@ -96,7 +96,8 @@ def _parser() -> Parser:
         parents=[shared],
         help="run a stored run's config again and compare the bits",
         description="Runs exactly the stored config again in <root>/reruns, with the numerics of "
-        "the stored run and without memo and trackers. The stored run is not changed. "
+        "the stored run and without client cache (memo) and trackers. "
+        "The stored run is not changed. "
         "The exit code is 1 if the results are not bit-identical.",
     )
 

@@ -358,8 +358,8 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
             experiment = CheckedJob.of(
                 request.cell_runs[job.overrides].config or compose(list(job.overrides))
             ).experiment
-            for planned, own in placed[job.overrides]:
-                _check_paths(request.table, planned, own, experiment)
+            for planned, placed_job in placed[job.overrides]:
+                _check_paths(request.table, planned, placed_job, experiment)
         experiments.append((name, experiment))
     check_splits(experiments)
 

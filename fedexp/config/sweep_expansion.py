@@ -48,9 +48,10 @@ def is_grid(overrides: list[str]) -> bool:
 
 
 def check_launcher(config: DictConfig) -> None:
-    """Refuse a number of jobs at once with which the launcher would run no job.
+    """Refuse ``n_jobs=0``, with which no job would run.
 
-    The launcher itself would refuse it only after it started jobs.
+    ``n_jobs`` is the number of jobs in parallel. The launcher itself reports the error
+    late, when it starts.
 
     Args:
         config: Config with Hydra's own node.

@@ -59,7 +59,8 @@ class Members:
 
     Args:
         renamed: New name by old name. ``method.argument`` is an argument of a method.
-        argument: Name of the hooks' argument that is an instance of the class, or None.
+        argument: Name of the argument in which hooks receive an instance of the class
+            (``env``, ``ctx``), or None.
     """
 
     renamed: Mapping[str, str]

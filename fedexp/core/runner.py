@@ -237,7 +237,7 @@ class _Stream:
         )
 
     def metrics(self) -> Metrics:
-        """Return the metrics of the step that the runner computes for any method.
+        """Return those metrics of the step that all methods have.
 
         They are the clients' metrics (means weighted by samples), the local steps, the
         bytes and the number of skipped clients. All values are deterministic.

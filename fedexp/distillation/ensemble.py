@@ -282,9 +282,9 @@ def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
             var, mean = torch.var_mean(
                 exact, [d for d in range(value.dim()) if d != 1], correction=0
             )
-            for found, buffer in ((mean, "running_mean"), (var, "running_var")):
+            for found, statistic in ((mean, "running_mean"), (var, "running_var")):
                 total = total + torch.linalg.vector_norm(
-                    found - buffers[f"{name}.{buffer}"].to(found)
+                    found - buffers[f"{name}.{statistic}"].to(found)
                 )
 
     return total

@@ -43,8 +43,8 @@ class ClientCache(Engine):
         root: Folder that runs share.
         max_gb: Maximum size of the folder. Beyond it, the least recently used entries
             are deleted.
-        numerics: Numerics of the run, a part of every key, so that results with other
-            bits have other keys.
+        numerics: Numerics of the run. They are a part of every key, because other
+            numerics may give results with other bits.
         code: Fingerprint of the code, a part of every key.
     """
 

@@ -46,7 +46,9 @@ SETUP, DATA, CHUNK = range(3, 6)
 # from the fork server: a worker's exit status.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
-BOARD_START = 64  # the first bytes of the board are a `_HEADER`
+# Offset in bytes of a round's constants in the board, the segment that all workers read.
+# A `_HEADER` is before them.
+BOARD_START = 64
 _HEADER = struct.Struct("<3q")
 _MESSAGE = struct.Struct("<6qd")
 

@@ -788,7 +788,10 @@ class _UnitPool:
         return _State({**state.units, s: units}, posterior)
 
     def matched(self, units: Mapping[int, Tensor]) -> UnitAssignment:
-        """Return the assignment, with posterior means computed from their members."""
+        """Return the assignment.
+
+        The posterior mean of a global unit is computed from its local units.
+        """
         known = 1 + max(int(places.max()) for places in units.values())
         G = self.space.a0.repeat(known, 1)
         S, members = (

@@ -223,16 +223,17 @@ class _TeacherMean:
         self._sum, self._m = torch.zeros(()), 0
 
     def add(self, logits: Tensor) -> None:
-        scaled = logits / self._temperature
+        term = logits / self._temperature
         if self._average == "probs":
-            scaled = F.log_softmax(scaled, 1)
-        if self._m:
-            scaled = (
-                self._sum + scaled
-                if self._average == "logits"
-                else torch.logaddexp(self._sum, scaled)
-            )
-        self._sum, self._m = scaled, self._m + 1
+            term = F.log_softmax(term, 1)
+
+        if self._m == 0:
+            self._sum = term
+        elif self._average == "logits":
+            self._sum = self._sum + term
+        else:
+            self._sum = torch.logaddexp(self._sum, term)
+        self._m += 1
 
     def target(self) -> Tensor:
         """Return the log-probabilities (b, classes) of the mean."""

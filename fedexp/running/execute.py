@@ -293,7 +293,7 @@ class _Run:
             self._check_stored_models(experiment, env, data, snapshot)
             engine = RunEngine(experiment, self.resolved.values, self.folder, numerics, self.note)
             stack.callback(engine.close)
-            feed = self._feed(experiment, journal)
+            feed = self._feed(journal)
             self.seconds["setup"] += time.perf_counter() - began
             status, result = "failed", None
 
@@ -526,7 +526,7 @@ class _Run:
 
         return result
 
-    def _feed(self, experiment: Experiment, journal: Journal) -> Feed:
+    def _feed(self, journal: Journal) -> Feed:
         logger = build(Logger, self.resolved["logger"], "logger")  # type: ignore[type-abstract]
         feed = Feed(logger, warn=self.note)
         info = RunInfo.of(

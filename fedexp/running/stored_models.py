@@ -132,8 +132,8 @@ def check_stored_models(
 def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torch.dtype) -> None:
     """Refuse tensors that do not fit the networks.
 
-    The class may have changed since the models were trained, or other code wrote the
-    file.
+    They do not fit if the network's code has changed since the models were trained, or
+    if other code wrote the file.
     """
     initial = {
         spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)

@@ -441,7 +441,7 @@ def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tu
     """Return the total size, and the size of each tree.
 
     Args:
-        first: Words for the model, if it is sent, too. "" if it is not.
+        first: Name of the model in the text if the model itself is sent, else "".
         trees: Sizes of the other trees in bytes, by name.
         counted: The counts, for the size of the model.
     """

@@ -39,7 +39,7 @@ class Clients:
     Args:
         num_clients: Number of clients of the federation, those without a model
             included.
-        clients: Numbers of the clients in the federation.
+        clients: For each model, the number of its client in the federation, from 0.
         num_examples: Number of training samples of each client, or None if unknown.
         class_counts: Number of training samples of each class, of shape (models,
             classes), or None if unknown.

@@ -209,7 +209,7 @@ class Wandb(Logger):
             dir=str(run.folder),
             id=run.id,
             resume="allow",
-            reinit="create_new",  # a run that hangs elsewhere in this process is not this one
+            reinit="create_new",  # never another open run of this process
             group=run.group,
             name=run.name[:_NAME],
             tags=[tag[:_TAG] for tag in run.tags],

@@ -136,10 +136,10 @@ def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> 
     numerics = choose_numerics(world.experiment.config)
     jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
     engine = Stacking()
-    memo = ClientCache(engine, tmp_path, 1.0, numerics, "code")
-    meter = Meter(memo)
+    cache = ClientCache(engine, tmp_path, 1.0, numerics, "code")
+    meter = Meter(cache)
     for asked, fresh in ((jobs[:1], jobs[:1]), (jobs, jobs[1:]), (jobs, [])):
-        steps = {result.client: result.num_steps for result in memo.map(asked, world.data)}
+        steps = {result.client: result.num_steps for result in cache.map(asked, world.data)}
         executed = [steps[job.client] for job in fresh]
         assert meter.step(sum(steps.values())) == {
             "executed": sum(executed),

@@ -1,6 +1,6 @@
-"""Equal sizes assigned by class priors, with classes that are refilled.
+"""Clients of equal size that draw images by class priors, from refilled classes.
 
-A class that has run out starts again. So images occur more than once, or never.
+A class that has run out starts again. So an image occurs several times, or never.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a text so that no Markdown reader takes it for markup."""
+    """Escape the characters of code, links, HTML, tables and ``*`` in Markdown."""
     for character in "\\|*`<>[]":
         text = text.replace(character, f"\\{character}")
     return text
