@@ -46,7 +46,7 @@ SETUP, DATA, CHUNK = range(3, 6)
 # from the fork server: a worker's exit status.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
-# Offset in bytes of a round's constants in the board, the segment that all workers read.
+# Offset in bytes of a round's constants in the board, the segment that workers read.
 # A `_HEADER` is before them.
 BOARD_START = 64
 _HEADER = struct.Struct("<3q")
