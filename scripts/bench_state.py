@@ -43,7 +43,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import Snapshot, run
-from fedexp.core.stored_weights import flat
+from fedexp.core.stored_weights import tree_of
 from fedexp.core.trees import Tree, num_bytes
 from fedexp.core.weights import Weights
 from fedexp.running.experiment import Experiment
@@ -129,10 +129,10 @@ def worker(
         there = set(files)
 
         state = step.after.state
-        changed = [flat(state["weights"])]
+        changed = [tree_of(state["weights"])]
         if kind == "keeper":
             changed += [
-                flat(state["kept"][str(client)][-1].load())
+                tree_of(state["kept"][str(client)][-1].load())
                 for client in env.at(step.after.step - 1).sample()
             ]
 

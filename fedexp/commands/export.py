@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import ConfigError
 from fedexp.storage.run_folder import rows_of
-from fedexp.storage.selection import flat
+from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.report.csv import inert
 
@@ -80,7 +80,9 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
 
     for group in ("metrics", "mean_last_10"):
         facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
-    return facts | {f"config.{key}": value for key, value in flat(run.resolved_config.values)}
+    return facts | {
+        f"config.{key}": value for key, value in dotted_items(run.resolved_config.values)
+    }
 
 
 def _csv_cell(value: Any) -> Any:

@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.renames import RenamedError
 from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
-from fedexp.storage.selection import flat
+from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
 
 _NUMERICS = "numerics.json"
@@ -172,7 +172,7 @@ def _other_differences(old: StoredRun, new: StoredRun) -> Iterator[str]:
         ("numerics", "{}"),
         ("environment", "{}"),
     ):
-        before, after = (dict(flat(run.result.get(part) or {})) for run in (old, new))
+        before, after = (dict(dotted_items(run.result.get(part) or {})) for run in (old, new))
         for name in sorted({*before, *after} - {"command"}):
             if before.get(name) != after.get(name):
                 change = f"{_short_text(before.get(name))} -> {_short_text(after.get(name))}"

@@ -21,7 +21,7 @@ from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
-from fedexp.storage.selection import ABSENT, flat, ordered, select, text_of
+from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
 from fedexp.tracking.terminal import console, memory_text, size_text
@@ -366,8 +366,8 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
-    sides = [dict(flat(_compared(run.resolved_config))) for run in (a, b)]
-    deciding = set().union(*(dict(flat(scientific(run.resolved_config))) for run in (a, b)))
+    sides = [dict(dotted_items(_compared(run.resolved_config))) for run in (a, b)]
+    deciding = set().union(*(dict(dotted_items(scientific(run.resolved_config))) for run in (a, b)))
     keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.identity import SEEDS, scientific
-from fedexp.storage.selection import ABSENT, check_keys, flat, select, text_of, value_of
+from fedexp.storage.selection import ABSENT, check_keys, dotted_items, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console
@@ -167,7 +167,7 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
     Returns:
         The values of each such key.
     """
-    sides = [dict(flat(scientific(run.resolved_config))) for run in runs]
+    sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
     values = {
         key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_sort_key)

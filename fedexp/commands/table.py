@@ -413,7 +413,7 @@ def _make_report(request: _Request) -> Report:
 
     A summary is also sent to W&B if the runs were sent there.
     """
-    from fedexp.tables.build_report import build_report, draw_figures, is_part, with_pictures
+    from fedexp.tables.build_report import build_report, draw_figures, is_partial, with_pictures
     from fedexp.tables.record import TableRecord, recorded
     from fedexp.tables.report.files import report_folder
 
@@ -434,7 +434,7 @@ def _make_report(request: _Request) -> Report:
     )
     report = with_pictures(report, pictures, missed)
     folder = options.out or report_folder(
-        root, report.name, request.variant, is_part(table, cells, record)
+        root, report.name, request.variant, is_partial(table, cells, record)
     )
     _publish(report, table, record, folder, root)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)

@@ -50,8 +50,8 @@ def is_grid(overrides: list[str]) -> bool:
 def check_launcher(config: DictConfig) -> None:
     """Refuse ``n_jobs=0``, with which no job would run.
 
-    ``n_jobs`` is the number of jobs in parallel. The launcher itself reports the error
-    late, when it starts.
+    ``n_jobs`` is the number of jobs in parallel. joblib itself refuses 0 only when it
+    starts the jobs.
 
     Args:
         config: Config with Hydra's own node.

@@ -41,10 +41,8 @@ class Layer:
 def _layer(name: str, module: nn.Module) -> Layer | None:
     if not isinstance(module, LAYERS):
         return None
-    weight, bias = (
-        f"{name}.weight".lstrip("."),
-        f"{name}.bias".lstrip(".") if module.bias is not None else None,
-    )
+    weight = f"{name}.weight".lstrip(".")
+    bias = f"{name}.bias".lstrip(".") if module.bias is not None else None
     if isinstance(module, nn.Linear):
         return Layer(weight, bias, "linear")
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):

@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Key:
+class RenamedKey:
     """A renamed config key.
 
     Args:
@@ -85,7 +85,7 @@ class Renames:
     names: Mapping[str, str]
     members: Mapping[str, Members]
     values: Mapping[str, Mapping[str, Mapping[str, str]]]
-    keys: Mapping[str, Key]
+    keys: Mapping[str, RenamedKey]
 
     def new_path(self, path: str) -> str | None:
         """Return the new path of an old module, class or attribute, else None."""
@@ -129,7 +129,8 @@ def renames() -> Renames:
         members={path: Members(**members) for path, members in node["members"].items()},
         values=node["values"],
         keys={
-            old: Key(key["new"], tuple(key.get("options", ()))) for old, key in node["keys"].items()
+            old: RenamedKey(key["new"], tuple(key.get("options", ())))
+            for old, key in node["keys"].items()
         },
     )
 

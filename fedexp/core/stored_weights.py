@@ -30,7 +30,7 @@ class StoredWeights:
     @cached_property
     def digest(self) -> str:
         """Hash of parameters and buffers, computed once."""
-        return digest(flat(self.load()))
+        return digest(tree_of(self.load()))
 
     def load(self) -> Weights:
         """Return the model.
@@ -69,7 +69,7 @@ class ModelStore:
 
     def store(self, weights: Weights) -> StoredWeights:
         return StoredWeights(
-            weights.spec, unflat(weights.spec, owned({"all": flat(weights)})["all"])
+            weights.spec, weights_of(weights.spec, owned({"all": tree_of(weights)})["all"])
         )
 
     def keep_only(self, state: Any) -> None:
@@ -88,11 +88,11 @@ def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
             yield from stored_weights_in(item)
 
 
-def flat(weights: Weights) -> Tree:
+def tree_of(weights: Weights) -> Tree:
     """Return parameters and buffers as one tree."""
     return joined({"params": weights.params, "buffers": weights.buffers})
 
 
-def unflat(spec: ModelSpec, tree: Tree) -> Weights:
-    """Return the weights of a tree that `flat` returned."""
+def weights_of(spec: ModelSpec, tree: Tree) -> Weights:
+    """Return the weights of a tree that `tree_of` returned."""
     return Weights(spec, part_of(tree, "params"), part_of(tree, "buffers"))

@@ -78,14 +78,16 @@ class Task(ABC):
         After the sums of all batches have been added, `metrics` turns them into means.
         """
 
-    @abstractmethod
     def metrics(self, totals: dict[str, float], count: int) -> Metrics:
         """Compute the final values by name (``acc``, ``loss`` ...).
+
+        By default they are means over the samples.
 
         Args:
             totals: Sums over all batches of what `totals` returns.
             count: Number of samples.
         """
+        return {name: totals[name] / count for name in self.metric_names}
 
     @property
     @abstractmethod

@@ -102,10 +102,8 @@ class Femnist(Dataset):
             found = []
             for user, count in counts.items():
                 data = content["user_data"][user]
-                x, y = (
-                    np.asarray(data["x"], np.float64).reshape(-1, 784),
-                    np.asarray(data["y"], np.int64),
-                )
+                x = np.asarray(data["x"], np.float64).reshape(-1, 784)
+                y = np.asarray(data["y"], np.int64)
 
                 if not len(x) == len(y) == count:
                     raise fail(

@@ -39,10 +39,8 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     cell_height = 0.42 if clients <= 12 else 0.26 if clients <= 30 else max(0.085, 8.5 / clients)
     cell_width = 0.62 if classes <= 12 else 0.4 if classes <= 26 else max(0.09, 10.5 / classes)
 
-    map_width, map_height = (
-        min(max(cell_width * classes, 3.2), 14.0),
-        min(max(cell_height * clients, 1.6), 16.0),
-    )
+    map_width = min(max(cell_width * classes, 3.2), 14.0)
+    map_height = min(max(cell_height * clients, 1.6), 16.0)
 
     left, right, bar, gap, bottom, top = 0.85, 1.25, 1.6, 0.15, 0.62, 0.9
     width, height = left + map_width + gap + bar + right, bottom + map_height + top

@@ -121,10 +121,8 @@ def _arrays(loaded: Any, source: str) -> tuple[Tensor, Tensor]:
     if source in ("MNIST", "FashionMNIST"):
         x, y = loaded.data[:, None], loaded.targets
     elif source == "SVHN":
-        x, y = (
-            torch.from_numpy(np.ascontiguousarray(loaded.data)),
-            torch.from_numpy(np.atleast_1d(loaded.labels)),
-        )
+        x = torch.from_numpy(np.ascontiguousarray(loaded.data))
+        y = torch.from_numpy(np.atleast_1d(loaded.labels))
     else:
         x = torch.from_numpy(np.ascontiguousarray(loaded.data.transpose(0, 3, 1, 2)))
         y = torch.tensor(loaded.targets)

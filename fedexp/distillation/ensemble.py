@@ -221,11 +221,9 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
     logits, statistics, activation = sums(inputs, starts[0])
     for start in starts[1:]:
         more = sums(inputs, start)
-        logits, statistics, activation = (
-            logits + more[0],
-            statistics + more[1],
-            activation + more[2],
-        )
+        logits = logits + more[0]
+        statistics = statistics + more[1]
+        activation = activation + more[2]
     return logits, statistics, activation
 
 

@@ -65,7 +65,7 @@ def hard_similarity(logits: Tensor, labels: Tensor, hardness: float) -> Tensor:
     return ((1 - (-loss.detach()).exp()) ** hardness * loss).mean()
 
 
-def one_hot(logits: Tensor) -> Tensor:
+def one_hot_loss(logits: Tensor) -> Tensor:
     """Compute ``L_oh``, the cross-entropy against the logits' own largest class.
 
     Reference: DAFL, Chen et al. 2019.
@@ -108,10 +108,8 @@ def total_variation(images: Tensor, form: Variation = "l2") -> Tensor:
             batch (DeepInversion's code for CIFAR-10). ``l1``: the sum of the four mean
             absolute differences (the other form in DeepInversion's code).
     """
-    across, down = (
-        images[..., :, 1:] - images[..., :, :-1],
-        images[..., 1:, :] - images[..., :-1, :],
-    )
+    across = images[..., :, 1:] - images[..., :, :-1]
+    down = images[..., 1:, :] - images[..., :-1, :]
     falling = images[..., 1:, 1:] - images[..., :-1, :-1]
     rising = images[..., 1:, :-1] - images[..., :-1, 1:]
     measure = torch.linalg.vector_norm if form == "l2" else _mean_size

@@ -47,10 +47,8 @@ def generated(generator: Weights, student: Weights, nz: int, env: Env) -> tuple[
     """
     random = torch_generator(env.seed, "pictures", env.round)
     noise = torch.randn(_DRAWN * env.num_classes, nz, generator=random).to(env.device, env.dtype)
-    images_of, answer, view = (
-        generated_by(generator),
-        answers(student),
-        View.of("none", env, "pictures"),
-    )
+    images_of = generated_by(generator)
+    answer = answers(student)
+    view = View.of("none", env, "pictures")
     images = [images_of({**generator.params, "z": z}) for z in torch.split(noise, _AT_ONCE)]
     return torch.cat(images), torch.cat([answer(view.inputs(part, 0)).argmax(1) for part in images])

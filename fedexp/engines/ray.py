@@ -34,10 +34,8 @@ MAX_LOSSES = 3  # jobs fail once this many actors have died while working on the
 # `actors` is auto.
 _STACK = 8
 # Small jobs are sent together, because a message costs about a millisecond.
-_BATCH_CHUNKS, _BATCH_BYTES = (
-    8,
-    1 << 24,
-)
+_BATCH_CHUNKS = 8
+_BATCH_BYTES = 1 << 24
 
 
 @dataclass

@@ -122,11 +122,9 @@ class _Training:
         `clients` are sorted by descending number of steps.
         """
         first = clients[0].job
-        own, trainer, local_training = (
-            [client.ctx for client in clients],
-            first.trainer,
-            first.local_training,
-        )
+        trainer = first.trainer
+        local_training = first.local_training
+        contexts = [client.ctx for client in clients]
         hooks = [
             _on_stack(trainer, name, net) if overrides(trainer, name) else None
             for name in ("correct", "after_step")
@@ -137,8 +135,8 @@ class _Training:
 
         self._kernel = kind(first, net)
         self._optimizer = LocalOptimizer(local_training)
-        self._ascent = _ascent(trainer, own)
-        self._adjustment = _adjustment(trainer, own, net)
+        self._ascent = _ascent(trainer, contexts)
+        self._adjustment = _adjustment(trainer, contexts, net)
         between = any(hooks) or local_training.clip is not None or local_training.weight_decay
         fused = (
             self._kernel

@@ -22,7 +22,7 @@ _REPEATS = 5
 _STEPS = 8
 
 
-def shortened(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
+def shortened_jobs(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
     """Return the same jobs with at most `steps` local steps and without probes."""
     most = [min(steps, job.local_training.max_steps or steps) for job in jobs]
     return [
@@ -36,13 +36,13 @@ def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedD
 
     The jobs are shortened. The first pass, which builds networks, does not count.
     """
-    first = shortened(jobs, 1)
+    first = shortened_jobs(jobs, 1)
     _seconds(engine, first, data)  # builds networks and starts processes
     one = _seconds(engine, first, data)
     if one * len(jobs) > _SECONDS:
         return one
 
-    jobs = shortened(jobs, _STEPS)
+    jobs = shortened_jobs(jobs, _STEPS)
     best, spent = one, 0.0
 
     for _ in range(_REPEATS):

@@ -60,12 +60,10 @@ class Breakdown:
     def __init__(
         self, evaluator: Evaluator, data: FederatedData, classes: bool, clients: bool
     ) -> None:
-        self._evaluator, self._data, self._classes, self._clients = (
-            evaluator,
-            data,
-            classes,
-            clients,
-        )
+        self._evaluator = evaluator
+        self._data = data
+        self._classes = classes
+        self._clients = clients
 
     def check(self, metrics: Iterable[str], delivers: Delivers) -> None:
         """Refuse a metric of a class without samples.

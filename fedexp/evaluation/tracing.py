@@ -61,12 +61,10 @@ class Tracer(Trace):
     def __init__(
         self, evaluator: Evaluator, data: FederatedData, every: int, weights: tuple[int, ...]
     ) -> None:
-        self._evaluator, self._data, self._every, self._stored_iterations = (
-            evaluator,
-            data,
-            every,
-            weights,
-        )
+        self._evaluator = evaluator
+        self._data = data
+        self._every = every
+        self._stored_iterations = weights
         self.rows: list[dict[str, Any]] = []
         self.weights: Tree = {}
         self.seconds = 0.0

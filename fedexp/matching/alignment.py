@@ -98,7 +98,7 @@ def align(
         weights = [
             name
             for name in group.layers
-            if all(slot.group in decided for slot in structure.inputs(name))
+            if all(unit_axis.group in decided for unit_axis in structure.inputs(name))
         ]
         solved = _solved(models, reference, structure, weights, maps, options)
         for own, moves in zip(maps, solved, strict=True):

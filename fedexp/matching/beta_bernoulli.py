@@ -794,10 +794,8 @@ class _UnitPool:
         """
         known = 1 + max(int(places.max()) for places in units.values())
         G = self.space.a0.repeat(known, 1)
-        S, members = (
-            self.q.new_full((known, self.q.shape[1]), self.space.p0),
-            self.q.new_zeros(known),
-        )
+        S = self.q.new_full((known, self.q.shape[1]), self.space.p0)
+        members = self.q.new_zeros(known)
         for s, places in sorted(units.items()):
             G.index_add_(0, places, self.v[s])
             S.index_add_(0, places, self.q[s].expand(len(places), -1))

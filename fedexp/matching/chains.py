@@ -52,7 +52,7 @@ def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     weights, groups = [layer.weight for layer in structure.layers], structure.groups
     is_untied = [group.layers for group in groups] == [(name,) for name in weights[:-1]]
     reads = [
-        [(slot.group, slot.positions.shape[1]) for slot in structure.inputs(name)]
+        [(unit_axis.group, unit_axis.positions.shape[1]) for unit_axis in structure.inputs(name)]
         for name in weights
     ]
     if not is_untied or reads != [[], *([(group.name, 1)] for group in groups)]:

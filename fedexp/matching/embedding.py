@@ -70,7 +70,7 @@ class Embedding:
             tensor of each entry of the small one.
         """
         pairs = list(
-            zip(self.small.slots.get(name, ()), self.large.slots.get(name, ()), strict=True)
+            zip(self.small.unit_axes.get(name, ()), self.large.unit_axes.get(name, ()), strict=True)
         )
         found = []
 

@@ -246,10 +246,8 @@ def match_pairwise(
             V = affinity.between(name, U, 1)[0]
             U[name] = torch.stack([u[0], doubly_stochastic(V, tau, iterations, early_stop)])
         if tau > options.floor:
-            tau, iterations = (
-                max(tau * options.cooling, options.floor),
-                iterations + options.further,
-            )
+            tau = max(tau * options.cooling, options.floor)
+            iterations = iterations + options.further
 
     return {name: u[1].cpu() for name, u in U.items()}
 

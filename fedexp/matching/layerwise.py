@@ -136,15 +136,17 @@ class PartlyMatched:
         others = torch.ones(columns.shape[1], dtype=torch.bool)
         parts = []
 
-        for slot in inputs:
-            positions = slot.positions.flatten()
+        for unit_axis in inputs:
+            positions = unit_axis.positions.flatten()
             others[positions] = False
             part = columns[:, positions.to(columns.device)].reshape(
-                len(columns), len(slot.positions), -1
+                len(columns), len(unit_axis.positions), -1
             )
-            if slot.group in self.pending:
-                wide = part.new_zeros(len(part), self.pending[slot.group], part.shape[2])
-                part = wide.index_copy_(1, self.units[slot.group][number].to(part.device), part)
+            if unit_axis.group in self.pending:
+                wide = part.new_zeros(len(part), self.pending[unit_axis.group], part.shape[2])
+                part = wide.index_copy_(
+                    1, self.units[unit_axis.group][number].to(part.device), part
+                )
             parts.append(part.flatten(1))
 
         return torch.cat([*parts, columns[:, others.to(columns.device)].flatten(1)], 1)
@@ -173,7 +175,7 @@ def _owner(structure: Structure, layer: Layer) -> str:
 
 def _sources(structure: Structure, layer: Layer) -> set[str]:
     """Return the groups that a layer reads."""
-    return {slot.group for slot in structure.inputs(layer.weight)}
+    return {unit_axis.group for unit_axis in structure.inputs(layer.weight)}
 
 
 def _posterior_means(

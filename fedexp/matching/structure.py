@@ -75,7 +75,7 @@ class Structure:
         groups: Groups of hidden units, in forward order.
         output: The units of the last layer. They may be moved, too, but that changes
             the class of each logit.
-        slots: For each parameter and buffer, the axes that units index.
+        unit_axes: For each parameter and buffer, the axes that units index.
         columns: Number of input features or channels of each layer, by weight.
     """
 
@@ -83,7 +83,7 @@ class Structure:
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
     output: Group
-    slots: Mapping[str, tuple[UnitAxis, ...]]
+    unit_axes: Mapping[str, tuple[UnitAxis, ...]]
     columns: Mapping[str, int]
 
     def permute(self, tree: Tree, maps: Maps) -> Tree:
@@ -93,7 +93,8 @@ class Structure:
         leave the network's function unchanged.
         """
         return {
-            name: self._moved(value, self.slots.get(name, ()), maps) for name, value in tree.items()
+            name: self._moved(value, self.unit_axes.get(name, ()), maps)
+            for name, value in tree.items()
         }
 
     def permute_weights(self, weights: Weights, maps: Maps) -> Weights:
@@ -117,15 +118,19 @@ class Structure:
                 flattened kernel.
             maps: Maps of the units.
         """
-        for slot in self.inputs(weight):
-            if slot.group in maps:
+        for unit_axis in self.inputs(weight):
+            if unit_axis.group in maps:
                 blocks = rows.reshape(self.columns[weight], -1)
-                rows = _moved(blocks, 0, slot.positions, maps[slot.group]).reshape(rows.shape)
+                rows = _moved(blocks, 0, unit_axis.positions, maps[unit_axis.group]).reshape(
+                    rows.shape
+                )
         return rows
 
     def inputs(self, weight: str) -> tuple[UnitAxis, ...]:
         """Return the axes of a layer's input side. The first layer has none."""
-        return tuple(slot for slot in self.slots.get(weight, ()) if slot.axis == 1)
+        return tuple(
+            unit_axis for unit_axis in self.unit_axes.get(weight, ()) if unit_axis.axis == 1
+        )
 
     def random(self, seed: int) -> dict[str, Tensor]:
         """Draw a permutation of every hidden group.
@@ -140,10 +145,10 @@ class Structure:
         return maps
 
     @staticmethod
-    def _moved(value: Tensor, slots: tuple[UnitAxis, ...], maps: Maps) -> Tensor:
-        for slot in slots:
-            if slot.group in maps:
-                value = _moved(value, slot.axis, slot.positions, maps[slot.group])
+    def _moved(value: Tensor, unit_axes: tuple[UnitAxis, ...], maps: Maps) -> Tensor:
+        for unit_axis in unit_axes:
+            if unit_axis.group in maps:
+                value = _moved(value, unit_axis.axis, unit_axis.positions, maps[unit_axis.group])
         return value
 
 
@@ -188,11 +193,13 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
         for key, names in members.items()
     }
-    slots: dict[str, tuple[UnitAxis, ...]] = {}
+    unit_axes: dict[str, tuple[UnitAxis, ...]] = {}
 
     for name, size in flows.sizes.items():
         for tensor in flows.tensors[name]:
-            slots[tensor] = (UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+            unit_axes[tensor] = (
+                UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),
+            )
 
     for reader in dict.fromkeys(reader for reader, _ in flows.reads):
         found: dict[str, Tensor] = {}
@@ -210,13 +217,15 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
             order = units.argsort(stable=True)[int((units < 0).sum()) :]
             is_layer = reader in flows.sizes
             for tensor in [_weight(reader)] if is_layer else flows.tensors[reader]:
-                slot = UnitAxis(1 if is_layer else 0, group.name, order.reshape(group.size, -1))
-                slots[tensor] = (*slots.get(tensor, ()), slot)
+                unit_axis = UnitAxis(
+                    1 if is_layer else 0, group.name, order.reshape(group.size, -1)
+                )
+                unit_axes[tensor] = (*unit_axes.get(tensor, ()), unit_axis)
 
     output = next(group for group in groups.values() if last in group.layers)
     hidden = tuple(group for group in groups.values() if group is not output)
     columns = {_weight(name): count for name, count in flows.columns.items()}
-    structure = Structure(spec, layers, hidden, output, slots, columns)
+    structure = Structure(spec, layers, hidden, output, unit_axes, columns)
     _check(structure, input_shape)
 
     return structure

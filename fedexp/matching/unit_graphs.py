@@ -71,12 +71,16 @@ def edges_of(
         stacked = torch.stack([model.params[layer.weight].double() for model in models])
         values = stacked.flatten(3) if stacked.dim() > 3 else stacked[..., None]
         rest = torch.ones(values.shape[2], dtype=torch.bool)
-        for slot in structure.inputs(layer.weight):
-            rest[slot.positions.flatten()] = False
-            part = values[:, :, slot.positions.flatten().to(values.device)]
-            part = part.reshape(*values.shape[:2], len(slot.positions), -1)
+        for unit_axis in structure.inputs(layer.weight):
+            rest[unit_axis.positions.flatten()] = False
+            part = values[:, :, unit_axis.positions.flatten().to(values.device)]
+            part = part.reshape(*values.shape[:2], len(unit_axis.positions), -1)
             found.append(
-                Edges(rows.get(layer.weight), slot.group if slot.group in names else None, part)
+                Edges(
+                    rows.get(layer.weight),
+                    unit_axis.group if unit_axis.group in names else None,
+                    part,
+                )
             )
 
         if bool(rest.any()):

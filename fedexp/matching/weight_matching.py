@@ -82,7 +82,7 @@ def match_pair(
     """
     target = {name: value.double() for name, value in reference.items()}
     moved = {name: value.double() for name, value in model.items()}
-    slots = {group.name: _slots(structure, group, moved) for group in groups}
+    unit_axes = {group.name: _unit_axes(structure, group, moved) for group in groups}
     maps = {group.name: torch.arange(group.size) for group in groups}
 
     for sweep in range(options.sweeps):
@@ -91,8 +91,8 @@ def match_pair(
             len(groups), generator=torch_generator(*names, sweep)
         ).tolist():
             group = groups[number]
-            touched = dict.fromkeys(name for name, _ in slots[group.name])
-            order = assignments(-_similarities(moved, target, slots[group.name])[None])[0]
+            touched = dict.fromkeys(name for name, _ in unit_axes[group.name])
+            order = assignments(-_similarities(moved, target, unit_axes[group.name])[None])[0]
 
             before = {name: moved[name] for name in touched}
             after = structure.permute(before, {group.name: order})
@@ -166,28 +166,28 @@ def inner_product(one: Tree, other: Tree) -> float:
     return float(sum((value * other[name]).sum() for name, value in one.items()))
 
 
-def unit_rows(value: Tensor, slot: UnitAxis) -> Tensor:
-    """Return the entries of a tensor that belong to each unit of the slot's group.
+def unit_rows(value: Tensor, unit_axis: UnitAxis) -> Tensor:
+    """Return the entries of a tensor that belong to each unit of the axis's group.
 
     Returns:
         Entries of shape (units, entries).
     """
-    along = value.movedim(slot.axis, 0)
-    picked = along.index_select(0, slot.positions.flatten().to(value.device))
-    return picked.reshape(len(slot.positions), -1)
+    along = value.movedim(unit_axis.axis, 0)
+    picked = along.index_select(0, unit_axis.positions.flatten().to(value.device))
+    return picked.reshape(len(unit_axis.positions), -1)
 
 
-def _slots(structure: Structure, group: Group, params: Tree) -> list[tuple[str, UnitAxis]]:
+def _unit_axes(structure: Structure, group: Group, params: Tree) -> list[tuple[str, UnitAxis]]:
     """Return the axes of parameters that the group's units index."""
     return [
-        (name, slot)
+        (name, unit_axis)
         for name in params
-        for slot in structure.slots.get(name, ())
-        if slot.group == group.name
+        for unit_axis in structure.unit_axes.get(name, ())
+        if unit_axis.group == group.name
     ]
 
 
-def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, UnitAxis]]) -> Tensor:
+def _similarities(moved: Tree, target: Tree, unit_axes: Sequence[tuple[str, UnitAxis]]) -> Tensor:
     """Compute the inner products of the units of `moved` and `target`.
 
     Returns:
@@ -195,6 +195,7 @@ def _similarities(moved: Tree, target: Tree, slots: Sequence[tuple[str, UnitAxis
         b of `target`.
     """
     products = [
-        unit_rows(moved[name], slot) @ unit_rows(target[name], slot).T for name, slot in slots
+        unit_rows(moved[name], unit_axis) @ unit_rows(target[name], unit_axis).T
+        for name, unit_axis in unit_axes
     ]
     return torch.stack(products).sum(0)

@@ -69,7 +69,7 @@ from fedexp.distillation.student import answers
 from fedexp.distillation.synthesis import Terms, generate, named
 from fedexp.distillation.views import View
 from fedexp.methods.bases.data_free import DistillationBatch
-from fedexp.methods.bases.replay import BankState, Replay, logits_of
+from fedexp.methods.bases.replay import BankState, Replay, ensemble_logits
 from fedexp.server_training.batches import batches, on_device
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
@@ -179,7 +179,8 @@ class CoBoosting(Replay):
             "weights/max": float(weights.max()),
         }
 
-        return made.images, metrics, {**own, "weights": weights, "logits": logits}
+        state: CoBoostingState = {"bank": own["bank"], "weights": weights, "logits": logits}
+        return made.images, metrics, dict(state)
 
     def loss(
         self,
@@ -227,7 +228,7 @@ class CoBoosting(Replay):
             moved = inputs + self.epsilon * scale * direction(
                 inputs, teach, u[at], self.tau_epsilon
             )
-            yield moved, logits_of(teach, moved)
+            yield moved, ensemble_logits(teach, moved)
 
 
 def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau: float) -> Tensor:

@@ -48,7 +48,7 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
-from fedexp.distillation.losses import information_entropy, one_hot
+from fedexp.distillation.losses import information_entropy, one_hot_loss
 from fedexp.distillation.pictures import generated
 from fedexp.distillation.synthesis import Terms, generated_by, named
 from fedexp.distillation.views import View
@@ -194,7 +194,7 @@ class _GeneratorEpoch:
         inputs = self._view.inputs(images, len(self.rows))
         shown = self._ensemble.show(inputs, features=method.w_a > 0)
         self._shown = inputs.detach(), shown.logits.detach()
-        oh, ie = one_hot(shown.logits), information_entropy(shown.logits)
+        oh, ie = one_hot_loss(shown.logits), information_entropy(shown.logits)
         loss = method.w_oh * oh + method.w_ie * ie + method.w_a * shown.activation
         terms = {"loss": loss, "oh": oh, "ie": ie, "a": shown.activation}
         self.rows.append({name: value.detach() for name, value in terms.items()})

@@ -168,10 +168,8 @@ class FedDF(Distilling):
 
         for step, _, inputs in parts:
             noise.step = step
-            seen, ensemble = (
-                env.domain.augment(inputs, noise),
-                _TeacherMean(self.average, self.temperature),
-            )
+            seen = env.domain.augment(inputs, noise)
+            ensemble = _TeacherMean(self.average, self.temperature)
             with torch.no_grad():
                 for teacher in teachers:
                     ensemble.add(net.beside(teacher.spec)(teacher.params, teacher.buffers, seen))

@@ -201,10 +201,8 @@ class FedMA(Aggregator):
         if self.widths == "fixed" and not self.retrain:
             return
 
-        norms, tied = (
-            norm_layers(spec),
-            [group for group in structure.groups if len(group.layers) > 1],
-        )
+        norms = norm_layers(spec)
+        tied = [group for group in structure.groups if len(group.layers) > 1]
         if norms or tied:
             obstacle = (
                 f"'{norms[0]}' is a norm layer"

@@ -363,10 +363,8 @@ class PFNM(FusionAggregator):
             Orders of shape (segments, hidden layers, sweeps, models), with the segments
             of `stretch`.
         """
-        generator, stretches = (
-            env.after_split(),
-            1 + max(map(self.stretch, range(len(self.strengths)))),
-        )
+        generator = env.after_split()
+        stretches = 1 + max(map(self.stretch, range(len(self.strengths))))
         drawn = [generator.permutation(models) for _ in range(stretches * layers * self.sweeps)]
         return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)
 

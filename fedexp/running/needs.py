@@ -196,10 +196,8 @@ def _check_samples(name: str, needs: Needs, dataset: Dataset, images: bool) -> N
 def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
     if len(specs.distinct) == 1:
         return
-    clients, server = (
-        config.architectures.clients or ("model",),
-        config.architectures.server or "model",
-    )
+    clients = config.architectures.clients or ("model",)
+    server = config.architectures.server or "model"
     got = f"server: {server}; clients: {', '.join(dict.fromkeys(map(str, clients)))}"
 
     if needs.same_architecture:

@@ -23,7 +23,7 @@ from fedexp.core.jobs import ClientJob
 from fedexp.core.outcome import Outcome
 from fedexp.core.task import Task
 from fedexp.core.trees import num_bytes
-from fedexp.engines.timing import shortened
+from fedexp.engines.timing import shortened_jobs
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.tracking.terminal import memory_text
 
@@ -147,7 +147,7 @@ def probe_memory(
         ``text`` for the user.
     """
     tried = sorted(jobs, key=lambda job: -data.partition.size(job.client))[: engine.jobs_at_once]
-    steps = max(result.num_steps for result in engine.map(shortened(tried, _STEPS), data))
+    steps = max(result.num_steps for result in engine.map(shortened_jobs(tried, _STEPS), data))
     part = replace(data.test, x=data.test.x[:eval_batch], y=data.test.y[:eval_batch])
     Evaluator(task, eval_batch)(Outcome((tried[0].start,), "global"), part, "test")
     peak = peak_memory(data.train.x.device)

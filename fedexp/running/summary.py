@@ -42,11 +42,9 @@ def summarise(
     Raises:
         FedexpError: The run has no evaluated round.
     """
-    name, rule, stop = (
-        experiment.headline,
-        experiment.config.headline.rule,
-        experiment.config.stop.target,
-    )
+    name = experiment.headline
+    rule = experiment.config.headline.rule
+    stop = experiment.config.stop.target
     higher = experiment.task.higher_is_better
     evaluated = [row for row in rows if name in row]
 

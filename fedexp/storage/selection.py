@@ -81,7 +81,7 @@ class Condition:
 
     def _precedes(self, value: Any) -> bool:
         text, order = self.values[0], _ORDERS[self.sign]
-        if not _is_number(value):
+        if not is_number(value):
             return isinstance(value, str) and order(value, text)
         if (number := _number(text)) is None:
             raise ConfigError(
@@ -170,18 +170,26 @@ def ordered(runs: Sequence[StoredRun], key: str) -> list[StoredRun]:
 
     def place(run: StoredRun) -> tuple[int, float, str]:
         value = value_of(run, key)
-        if _is_number(value):
+        if is_number(value):
             return 0, math.inf if math.isnan(value) else -value, ""
         return (2, 0.0, "") if value in (None, ABSENT) else (1, 0.0, text_of(value))
 
     return sorted(runs, key=place)
 
 
-def flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of nested mappings."""
+def dotted_items(
+    node: Mapping[str, Any], prefix: str = "", empty: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of nested mappings.
+
+    Args:
+        node: The mappings.
+        prefix: Text before every key.
+        empty: Whether an empty mapping is a value. Otherwise it is left out.
+    """
     for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and (value or not empty):
+            yield from dotted_items(value, f"{prefix}{key}.", empty)
         else:
             yield f"{prefix}{key}", value
 
@@ -192,20 +200,23 @@ def _keys(run: StoredRun) -> Iterator[str]:
     yield from run.result.get("metrics") or {}
     yield from (
         key
-        for key, _ in flat({**run.resolved_config.values, "contents": run.resolved_config.contents})
+        for key, _ in dotted_items(
+            {**run.resolved_config.values, "contents": run.resolved_config.contents}
+        )
     )
 
 
 def _is(value: Any, text: str) -> bool:
     number = _number(text)
-    if number is not None and _is_number(value):
+    if number is not None and is_number(value):
         return bool(value == number)
     if value is None or isinstance(value, bool):
         return text_of(value) == text.lower()
     return value is not ABSENT and text_of(value) == text.replace(", ", ",")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a number. A flag is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedexp.core.stored_weights import ModelStore, StoredWeights, flat, stored_weights_in, unflat
+from fedexp.core.stored_weights import (
+    ModelStore,
+    StoredWeights,
+    stored_weights_in,
+    tree_of,
+    weights_of,
+)
 from fedexp.core.trees import num_bytes
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.tensors import TensorStore
@@ -27,12 +33,12 @@ class FileBackedWeights(StoredWeights):
         super().__init__(spec, weights)
         self.tensor_store, self._device = store, device
         self.on_disk = weights is None
-        self.bytes = 0 if weights is None else num_bytes(flat(weights))
+        self.bytes = 0 if weights is None else num_bytes(tree_of(weights))
 
     def load(self) -> Weights:
         if self.weights is not None:
             return self.weights
-        return unflat(self.spec, self.tensor_store.get(self.digest, self._device))
+        return weights_of(self.spec, self.tensor_store.get(self.digest, self._device))
 
     def parameter(self, name: str) -> Tensor:
         if self.weights is not None:
@@ -103,7 +109,7 @@ class FileBackedModelStore(ModelStore):
 
         if own is None or not own.on_disk:
             reference.digest = self._store.put(
-                flat(reference.load()), reference.__dict__.get("digest")
+                tree_of(reference.load()), reference.__dict__.get("digest")
             )
             self._spilled.add(reference.digest)
 

@@ -41,7 +41,9 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
     present = {cell.method for cell in made}
 
     variant: Variant = (
-        "partial" if record.variant == "full" and is_part(table, cells, record) else record.variant
+        "partial"
+        if record.variant == "full" and is_partial(table, cells, record)
+        else record.variant
     )
 
     objections = [_objection(record.runs_of(table, planned), "", blamed) for planned in cells]
@@ -93,7 +95,7 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
     return record, with_pictures(report, pictures(record, folder), record.missed)
 
 
-def is_part(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
+def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
     """Return whether the runs are fewer than, or different from, those of the variant.
 
     Either the user asked for some cells, other seeds or other overrides, or some runs
@@ -427,11 +429,11 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
 
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
-            grid, data = (
-                column.grid,
+            grid = column.grid
+            data = (
                 "held-out data choose"
                 if column.grid.held_out
-                else "test data choose, so it is an oracle",
+                else "test data choose, so it is an oracle"
             )
             yield (
                 f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",

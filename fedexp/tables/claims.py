@@ -193,10 +193,8 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
         assert claim.x is not None
         tests = []
         for a, b in pairs:
-            differences, printed = (
-                _paired(numbers, place, a, place, b),
-                _printed(numbers, place, a, place, b),
-            )
+            differences = _paired(numbers, place, a, place, b)
+            printed = _printed(numbers, place, a, place, b)
             for side in (1, -1):
                 tests.append(
                     _Test(

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.data import Noise
 from fedexp.core.net import Net
-from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
 
 
@@ -66,9 +66,6 @@ class CvaeTask(Task):
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": output.sum().double(), "reconstruction_loss": output[:, 0].sum().double()}
-
-    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
-        return {name: totals[name] / count for name in self.metric_names}
 
     @property
     def metric_names(self) -> tuple[str, ...]:

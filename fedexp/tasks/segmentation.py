@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedexp.core.data import Noise, Targets
 from fedexp.core.net import Net
-from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
 
 
@@ -56,27 +56,20 @@ class Segmentation(Task):
 
         # In log-space, neither of the two probabilities is rounded to 0.
         if rule == "probs":
-            found, missed = (
-                F.logsigmoid(stacked) + share.log(),
-                F.logsigmoid(-stacked) + share.log(),
-            )
+            found = F.logsigmoid(stacked) + share.log()
+            missed = F.logsigmoid(-stacked) + share.log()
             return torch.logsumexp(found, 0) - torch.logsumexp(missed, 0)
         return (stacked * share).sum(0)
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         found, mask = output[:, 0] > 0, y > 0
-        both, either = (
-            (found & mask).sum((1, 2)).double(),
-            (found.sum((1, 2)) + mask.sum((1, 2))).double(),
-        )
+        both = (found & mask).sum((1, 2)).double()
+        either = (found.sum((1, 2)) + mask.sum((1, 2))).double()
         return {
             "dice": torch.where(either > 0, 2 * both / either, 1.0).sum(),
             "pixel_acc": (found == mask).double().mean((1, 2)).sum(),
             "loss": _cross_entropy(output, y).double().mean((1, 2)).sum(),
         }
-
-    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
-        return {name: totals[name] / count for name in self.metric_names}
 
     @property
     def metric_names(self) -> tuple[str, ...]:

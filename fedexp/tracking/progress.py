@@ -31,13 +31,11 @@ class Progress:
     def __init__(
         self, title: str, rounds: int, done: int = 0, shown: bool = True, name: str = ""
     ) -> None:
-        self._title, self._rounds, self._done, self._silent, self._name = (
-            title,
-            rounds,
-            done,
-            not shown,
-            name,
-        )
+        self._title = title
+        self._rounds = rounds
+        self._done = done
+        self._silent = not shown
+        self._name = name
         self._bar: Any = None
         self._task: Any = None
         self._shown = 0.0

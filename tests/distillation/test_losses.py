@@ -83,7 +83,7 @@ def test_similarity_weighs_samples_by_their_difficulty() -> None:
 
 
 def test_labels_of_ones_own_and_evenly_used_classes() -> None:
-    assert float(losses.one_hot(T)) == pytest.approx(0.16092720, abs=5e-9)
+    assert float(losses.one_hot_loss(T)) == pytest.approx(0.16092720, abs=5e-9)
     assert float(losses.information_entropy(T)) == pytest.approx(-0.40695814, abs=5e-9)
     assert float(losses.information_entropy(T, math.e)) == pytest.approx(-0.93705575, abs=5e-9)
     assert float(losses.information_entropy(torch.zeros(4, 5))) == pytest.approx(-math.log10(5))

@@ -25,7 +25,7 @@ from fedexp.core.trees import Tree, Trees
 from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.engines.stored_models import FromStoredModels, StoredModels
-from fedexp.engines.timing import shortened
+from fedexp.engines.timing import shortened_jobs
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
 from fedexp.methods.bases.class_counts import ClassCounts
@@ -336,7 +336,7 @@ def test_probes_have_seconds_of_their_own_and_nothing_goes_below_zero() -> None:
 
 def test_a_shortened_job_is_asked_nothing() -> None:
     world = make_world("method=fedavg")
-    assert [job.probes for job in shortened(jobs_of(world, Witness()), 2)] == [()] * 4
+    assert [job.probes for job in shortened_jobs(jobs_of(world, Witness()), 2)] == [()] * 4
 
 
 def test_engines_name_no_probe() -> None:

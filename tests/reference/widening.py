@@ -71,7 +71,7 @@ def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: 
         result = fresh.clone()
         indices = [torch.arange(size) for size in value.shape]
         pairs: list[tuple[UnitAxis, UnitAxis]] = list(
-            zip(before.slots.get(name, ()), after.slots.get(name, ()), strict=True)
+            zip(before.unit_axes.get(name, ()), after.unit_axes.get(name, ()), strict=True)
         )
         for a, b in pairs:
             indices[a.axis][a.positions.flatten()] = b.positions[: len(a.positions)].flatten()

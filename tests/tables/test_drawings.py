@@ -22,7 +22,7 @@ from fedexp.running.experiment import load_data
 from fedexp.storage.run_folder import trace_rows
 from fedexp.tables.cells import Job
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.class_counts import counts
+from fedexp.tables.drawings.class_counts import split_class_counts
 from fedexp.tables.drawings.panels import deviation, mean
 from fedexp.tables.load import load_table, table_names
 from fedexp.tables.lookup import CellRun, read_value
@@ -253,7 +253,7 @@ def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) ->
     data = load_data(config)
     made = run(tmp_path, "ours", 0, "same")
     made = replace(made, config=config, result={"partition": {"sha256": data.partition.sha256}})
-    table = counts(made)
+    table = split_class_counts(made)
     for client in range(6):
         own = [int(data.train.y[at]) for at in data.partition.of(client)]
         assert [own.count(k) for k in range(10)] == table[client].tolist()
@@ -268,4 +268,4 @@ def test_class_counts_are_those_of_the_split_that_the_run_had(tmp_path: Path) ->
         "seed 0" in picture.svg and "seed 1" not in picture.svg and str(table.max()) in picture.svg
     )
     with pytest.raises(StorageError, match="split that is sampled now"):
-        counts(replace(made, config=compose([*options, "seed_data=7"])))
+        split_class_counts(replace(made, config=compose([*options, "seed_data=7"])))

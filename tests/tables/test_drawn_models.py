@@ -27,7 +27,14 @@ from fedexp.tables.drawing import DrawnRun
 from fedexp.tables.drawings import plane as planes
 from fedexp.tables.drawings.plane import Plane, around, plane
 from fedexp.tables.drawings.samples import SamplesDrawing, montage, read
-from fedexp.tables.drawings.stored import by_row, delivered, evaluated, flat, passed, unflat
+from fedexp.tables.drawings.stored import (
+    by_row,
+    delivered,
+    evaluated,
+    passed,
+    split_vector,
+    vector_of,
+)
 from fedexp.tables.drawings.units import Units, met
 from tests.matching.nets import MODELS, weights_of
 from tests.world import CPU, assert_same
@@ -123,9 +130,9 @@ def test_rows_and_seeds_are_drawn_apart(tmp_path: Path) -> None:
 
 def test_flat_and_back() -> None:
     params = weights_of(MODELS["cnn"], 1).params
-    vector = flat(params)
+    vector = vector_of(params)
     assert vector.shape == (sum(v.numel() for v in params.values()),)
-    assert_same([unflat(vector, params)], [params])
+    assert_same([split_vector(vector, params)], [params])
 
 
 # --- images

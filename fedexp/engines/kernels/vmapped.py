@@ -122,11 +122,9 @@ class Vmapped(StackKernel):
         """
         # The first client's context serves all clients, because their sizes, steps and
         # epochs are the same.
-        job, net, first = (
-            self._job,
-            self._net,
-            batch.own[0],
-        )
+        job = self._job
+        net = self._net
+        first = batch.own[0]
 
         def loss(
             params: Tree,

@@ -126,14 +126,16 @@ class Replay(DataFree):
         """
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:
-            return own, ((x, logits_of(ensemble, x)) for x, _ in self.inputs(samples, view, env))
+            return own, (
+                (x, ensemble_logits(ensemble, x)) for x, _ in self.inputs(samples, view, env)
+            )
 
         known: list[Tensor] = own.get("logits", [])
         new = [
             samples_of([batch], env.domain).inputs(slice(None))
             for batch in own["bank"][len(known) :]
         ]
-        known = [*known, *(logits_of(ensemble, x) for x in new)]
+        known = [*known, *(ensemble_logits(ensemble, x) for x in new)]
         logits = torch.cat(known)
 
         return {**own, "logits": known}, (
@@ -153,7 +155,7 @@ class Replay(DataFree):
                 yield view.augmented(samples.inputs(at), step), at
 
 
-def logits_of(ensemble: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+def ensemble_logits(ensemble: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     """Return the ensemble's logits, without a gradient."""
     with torch.no_grad():
         return ensemble(inputs)

@@ -211,10 +211,8 @@ class MAEcho(FusionAggregator):
         spaces = {}
 
         for layer in self._fused(env.server_spec, env.layers):
-            local, K = (
-                [_matrix(layer, m.params) for m in models],
-                [own[layer.weight] for own in factors],
-            )
+            local = [_matrix(layer, m.params) for m in models]
+            K = [own[layer.weight] for own in factors]
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
 
         if self.last_layer == "masked":

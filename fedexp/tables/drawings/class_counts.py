@@ -42,7 +42,7 @@ class ClassCountsDrawing(Drawing):
 
         with canvas.use_style():
             shown = [
-                (run, counts(run))
+                (run, split_class_counts(run))
                 for run in sorted(rows.values(), key=lambda run: list(run.conditions.values()))
             ]
             clients, classes = (max(table.shape[axis] for _, table in shown) for axis in (0, 1))
@@ -61,7 +61,7 @@ class ClassCountsDrawing(Drawing):
             return (canvas.render_picture(self.name, self.title, figure, notes),)
 
 
-def counts(run: DrawnRun) -> np.ndarray:
+def split_class_counts(run: DrawnRun) -> np.ndarray:
     """Return the class counts of a run's split.
 
     The split is sampled again and compared with the stored one.

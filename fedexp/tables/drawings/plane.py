@@ -17,7 +17,7 @@ from fedexp.core.errors import StorageError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.trees import Tree
 from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.stored import by_row, flat, passed, unflat
+from fedexp.tables.drawings.stored import by_row, passed, split_vector, vector_of
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
 
@@ -81,18 +81,18 @@ class Plane(Drawing):
             )
 
         loss = test_loss(run.config, self.images)
-        iterates = {step: flat(params) for step, params in steps.items()}
+        iterates = {step: vector_of(params) for step, params in steps.items()}
         origin, like = iterates[0], steps[0]
 
         basis = plane(origin, iterates[1], iterates[2])
         path = torch.stack([(g - origin) @ basis.T for g in iterates.values()])
         xs, ys = (around(path[:, axis], self.margin, self.resolution) for axis in (0, 1))
         surface = [
-            [loss(unflat(origin + x * basis[0] + y * basis[1], like)) for x in xs] for y in ys
+            [loss(split_vector(origin + x * basis[0] + y * basis[1], like)) for x in xs] for y in ys
         ]
         last = list(steps)[-1]
         real = [loss(steps[t]) for t in (0, last)]
-        seen = [loss(unflat(origin + path[i] @ basis, like)) for i in (0, -1)]
+        seen = [loss(split_vector(origin + path[i] @ basis, like)) for i in (0, -1)]
 
         title = (
             f"Test loss (first {self.images:,} images) on the plane of the first three "

@@ -112,12 +112,12 @@ def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
     return next((row for row in rows if row["iteration"] == step), {})
 
 
-def flat(params: Tree) -> Tensor:
+def vector_of(params: Tree) -> Tensor:
     """Return all parameters as one vector of shape (n,), float64."""
     return torch.cat([value.flatten().double() for value in params.values()])
 
 
-def unflat(vector: Tensor, like: Tree) -> Tree:
+def split_vector(vector: Tensor, like: Tree) -> Tree:
     """Split a vector into tensors with the names, shapes and dtypes of `like`."""
     found, start = {}, 0
     for name, value in like.items():

@@ -6,19 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedexp.storage.selection import dotted_items
+
 # Values by dotted key.
 Flat = dict[str, Any]
 
 
-def flat(node: Any, prefix: str = "") -> Flat:
-    """Flatten nested mappings to dotted keys. An empty mapping is a value."""
-    if not isinstance(node, Mapping) or not node:
-        return {prefix: node}
-    return {
-        path: value
-        for key, inner in node.items()
-        for path, value in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
+def flat(config: Mapping[str, Any]) -> Flat:
+    """Return the values of a config by dotted key. An empty mapping is a value."""
+    return dict(dotted_items(config, empty=True))
 
 
 def parted(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Flat, dict[str, Flat]]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedexp.storage.selection import is_number
 from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.layout import Row
 from fedexp.tables.report.report import Cell, Method, Report, Value
@@ -120,7 +121,7 @@ def row_by_row(report: Report) -> Figure:
 
 def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     keyed = sorted(
-        (row for row in rows if layout.is_number(row.conditions.get(report.keys[-1]))),
+        (row for row in rows if is_number(row.conditions.get(report.keys[-1]))),
         key=lambda r: _x(report, r),
     )
     xs = [_x(report, row) for row in keyed]

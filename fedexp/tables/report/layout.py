@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import get_args
 
+from fedexp.storage.selection import is_number
 from fedexp.tables.report.report import (
     Agreement,
     Cell,
@@ -218,11 +219,6 @@ def is_axis(values: Sequence[Value]) -> bool:
 def cell_name(method: str, conditions: Mapping[str, Value]) -> str:
     """Return the name of a cell, such as ``fedavg clients=5 beta=0.1``."""
     return " ".join([method, *(f"{key}={label(value)}" for key, value in conditions.items())])
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a number. A flag is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def duration(seconds: float) -> str:

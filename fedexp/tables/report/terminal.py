@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import ClaimState, Report, Verdict
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
+from fedexp.tracking.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,21 +27,6 @@ STYLES: dict[Verdict, str] = {
 _CLAIM_STYLES: dict[ClaimState, str] = {"held": "green", "refuted": "red", "open": "yellow"}
 # Width in letters at which no line wraps.
 _ENDLESS = 100_000
-
-
-def console() -> Console:
-    """Return the console.
-
-    If the output is not a terminal, the console is wide, since a table in a file should
-    not be wrapped.
-    """
-    from rich.console import Console
-
-    return (
-        Console(highlight=False)
-        if sys.stdout.isatty()
-        else Console(width=220, no_color=True, highlight=False)
-    )
 
 
 def print_report(report: Report, out: Console | None = None) -> None:
