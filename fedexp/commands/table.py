@@ -36,8 +36,8 @@ def run_command(arguments: list[str]) -> int:
 
     Returns:
         0, or 1 if a cell failed. With ``--strict`` it is also 1 if a number is beyond
-        its tolerance or a claim of the paper is refuted. 2 for wrong input, which is
-        reported without a traceback. 130 if Ctrl-C interrupted the command.
+        its tolerance, or full runs contradict a claim of the paper. 2 for wrong input,
+        which is reported without a traceback. 130 if Ctrl-C interrupted the command.
     """
     return run_guarded(lambda: _parser().run(arguments))
 
@@ -96,7 +96,7 @@ def _parser() -> Parser:
     shared.add_argument(
         "--strict",
         action="store_true",
-        help="exit code 1 if a number is beyond its tolerance, or a claim of the paper is refuted",
+        help="exit code 1 if a number is beyond its tolerance or full runs contradict a claim",
     )
     shared.add_argument(
         "--out",
@@ -326,11 +326,9 @@ def _is_done(run: CellRun) -> bool:
 
 def _strict(options: argparse.Namespace, report: Report) -> int:
     ours = {method.key for method in report.methods if method.role == "ours"}
-    beyond = any(
-        cell.verdict in ("higher", "lower") and cell.method not in ours for cell in report.cells
-    )
-    refuted = any(claim.state == "refuted" for claim in report.paper_claims)
-    return int(options.strict and (beyond or refuted))
+    beyond = any(cell.verdict == "different" and cell.method not in ours for cell in report.cells)
+    contradicted = any(claim.state == "contradicted" for claim in report.paper_claims)
+    return int(options.strict and (beyond or contradicted))
 
 
 def group(options: argparse.Namespace) -> str:

@@ -34,6 +34,10 @@ class Aggregator(ABC):
     # The kind of the outcome. It is the same after every step.
     delivers: ClassVar[Delivers] = "global"
 
+    # Whether the server trains the model that it delivers, so that a single round can
+    # teach it.
+    trains_on_server: ClassVar[bool] = False
+
     # Whether models are sent in every round. If not, no bytes are counted.
     communicates: ClassVar[bool] = True
 

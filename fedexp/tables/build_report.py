@@ -15,6 +15,7 @@ from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables.cells import PlannedCell, command, declared_seeds, key_of, planned_cells
+from fedexp.tables.chance import is_at_chance
 from fedexp.tables.claims import decide_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import FAILED, CellRun
@@ -69,7 +70,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         facts=tuple(_facts(cells, done)),
         command=record.command,
         claims=decide_claims(
-            table, record.variant, made, record.curves, next(filter(None, objections), "")
+            table, variant, made, record.curves, next(filter(None, objections), "")
         ),
         summaries=tuple(_summaries(table, made)),
         left_out=tuple(_left_out(table, made)),
@@ -219,6 +220,9 @@ def _judged_cell(
         else "",
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
+        did_not_learn=tuple(
+            is_at_chance(table, column, run, record.configs.get(run.config)) for run in done
+        ),
         parts=tuple(_mean_parts(done, table.headline.scale)),
         failed=tuple(
             dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)
@@ -311,9 +315,9 @@ def _with_verdict(cell: Cell, table: Table, objection: str) -> Cell:
     return replace(
         cell,
         verdict=found.verdict,
+        direction=found.direction,
         reason=found.reason,
         interval=found.interval,
-        near=found.near,
         settles=found.settles,
         deterministic=found.deterministic,
     )
@@ -493,6 +497,7 @@ def _warnings(
         yield f"These runs differ from the table's: {' '.join(extra)}"
 
     yield from _few_runs(cells, made)
+    yield from _at_chance(made)
     failed = [cell for cell in made if cell.failed]
     if failed:
         count = sum(len(cell.failed) for cell in failed)
@@ -556,6 +561,18 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     for method, names in metrics.items():
         if len(names) > 1:
             yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
+
+
+def _at_chance(made: Sequence[Cell]) -> Iterable[str]:
+    """Yield a warning if runs did not learn."""
+    flagged = [cell for cell in made if any(cell.did_not_learn)]
+    if flagged:
+        count = sum(sum(cell.did_not_learn) for cell in flagged)
+        names = texts.shortened(list(map(_name, flagged)), _SHOWN)
+        yield (
+            f"{texts.count(count, 'run')} did not learn: the accuracy is at chance level, in "
+            f"{names}. The numbers count in every mean and test"
+        )
 
 
 def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,19 @@ RowKey = tuple[Value, ...]
 Curve = Sequence[tuple[float, float]]
 # Curves by row, column, split seed and the claim's `curve`.
 Curves = Mapping[tuple[RowKey, str, str, str], Curve]
+# States of a claim that its rows support, do not support, or leave undecided.
+_FULL: Mapping[RowState, ClaimState] = {
+    "yes": "supported",
+    "no": "contradicted",
+    "undecided": "undecided",
+}
+_REDUCED: Mapping[RowState, ClaimState] = {
+    "yes": "supported in reduced form",
+    "no": "not supported in reduced form",
+    "undecided": "undecided",
+}
+# Paths of numbers that are costs or rounds to a target.
+_COSTS = ("seconds.", "rounds_to.")
 
 
 @dataclass(frozen=True)
@@ -49,13 +63,29 @@ class Numbers:
     curves: Curves
 
     @classmethod
-    def of(cls, table: Table, cells: Iterable[Cell], curves: Curves) -> Numbers:
-        ours = {
-            (table.row_key(cell.conditions), cell.method): dict(
-                zip(cell.split_seeds, cell.values, strict=True)
-            )
-            for cell in cells
-        }
+    def of(
+        cls, table: Table, cells: Iterable[Cell], curves: Curves, learned: bool = False
+    ) -> Numbers:
+        """Collect the numbers of cells.
+
+        Args:
+            table: The table of the cells.
+            cells: The cells.
+            curves: Curves of the claims that need them.
+            learned: Whether runs at chance level are left out.
+        """
+        ours: dict[tuple[RowKey, str], dict[str, float]] = {}
+        left_out = set()
+        for cell in cells:
+            place = table.row_key(cell.conditions), cell.method
+            numbers = zip(cell.split_seeds, cell.values, strict=True)
+            ours[place] = dict(numbers)
+            for split_seed, flag in zip(cell.split_seeds, cell.did_not_learn, strict=False):
+                if learned and flag:
+                    del ours[place][split_seed]
+                    left_out.add((*place, split_seed))
+        if left_out:
+            curves = {key: curve for key, curve in curves.items() if key[:3] not in left_out}
         known = [row for row in table.reference if row.get("value") is not None]
         printed = {(table.row_key(row), str(row["method"])): float(row["value"]) for row in known}
         return cls(ours, printed, curves)
@@ -64,7 +94,7 @@ class Numbers:
 def decide_claims(
     table: Table, variant: Variant, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Decide every claim of the table. A claim about rows without runs stays open.
+    """Decide every claim of the table. A claim about rows without runs is undecided.
 
     Args:
         table: The table.
@@ -73,24 +103,49 @@ def decide_claims(
         curves: Curves of the claims that need them.
         objection: Reason why the runs cannot decide a claim, empty if they can.
     """
-    if variant in ("reduced", "smoke"):
-        objection = f"the {variant} variant decides nothing"
     numbers = Numbers.of(table, cells, curves)
-    return tuple(_test_claim(claim, table, variant, numbers, objection) for claim in table.claims)
-
-
-def _test_claim(
-    claim: Claim, table: Table, variant: Variant, numbers: Numbers, objection: str
-) -> ClaimResult:
-    groups = _groups(claim, table, variant)
-
-    levels = _levels(claim, len(groups))
-    rows = tuple(
-        _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
+    learned = Numbers.of(table, cells, curves, learned=True)
+    return tuple(
+        _decided(claim, table, variant, numbers, learned, objection) for claim in table.claims
     )
-    state, reason = _state(claim, rows)
+
+
+def _decided(
+    claim: Claim,
+    table: Table,
+    variant: Variant,
+    numbers: Numbers,
+    learned: Numbers,
+    objection: str,
+) -> ClaimResult:
+    """Decide a claim.
+
+    Args:
+        claim: The claim.
+        table: Its table.
+        variant: Variant of the runs.
+        numbers: Numbers of all runs.
+        learned: Numbers without those of runs at chance level.
+        objection: Reason why the runs cannot decide a claim, empty if they can.
+    """
+    rows = _claim_rows(claim, table, variant, numbers)
+    words = _REDUCED if variant == "reduced" else _FULL
+    outcome, reason = _outcome(claim, rows)
+    state = words[outcome]
+    without = words[_outcome(claim, _claim_rows(claim, table, variant, learned))[0]]
+    if without != state:
+        reason = (
+            f"{state} with all runs, {without} without the runs that did not learn"
+            f"{_in_favour(rows)}"
+        )
+        state = "undecided"
+
+    objection = objection or _objection(claim, table, variant)
     if objection:
-        state, reason = "open", objection + _signs(rows)
+        state, reason = "undecided", objection + _in_favour(rows)
+    superseded = _superseded(claim, table, variant)
+    if superseded:
+        state, reason = "superseded settings: no verdict", superseded + _in_favour(rows)
 
     in_print = [
         _in_print(_tests(claim, table, group, numbers)) for group in _groups(claim, table, "full")
@@ -102,6 +157,7 @@ def _test_claim(
         claim.where,
         claim.says,
         state,
+        _scope(table, variant),
         reason,
         str(claim.rows),
         rows,
@@ -110,7 +166,84 @@ def _test_claim(
     )
 
 
+# --- what a variant may decide
+
+
+def _scope(table: Table, variant: Variant) -> str:
+    """Return the runs that a state is about, as text."""
+    smaller = table.smaller(variant)
+    if smaller is not None:
+        return f"{variant} form: {smaller.what}"
+    return "full form" if variant == "full" else "full form, only the runs that are done"
+
+
+def _objection(claim: Claim, table: Table, variant: Variant) -> str:
+    """Return why a smaller variant cannot decide a claim, empty if it can.
+
+    The reduced variant can decide a claim about an order if it has all conditions that
+    the claim names.
+    """
+    if variant == "smoke":
+        return "a smoke run only shows that the pipeline works"
+    if variant != "reduced":
+        return ""
+    columns = [table.columns[name] for name in (*claim.a, *claim.b)]
+    if claim.is_about_an_amount:
+        return "a claim about an amount needs the paper's settings"
+    if claim.target is not None:
+        return "a claim about the time to a target needs the paper's settings"
+    if any(table.value_path(column).startswith(_COSTS) for column in columns):
+        return "a claim about a cost needs the paper's settings"
+
+    for key, values in _named(claim, table).items():
+        full, reduced = (
+            {repr(cell.conditions.get(key)) for cell in planned_cells(table, form)}
+            for form in ("full", "reduced")
+        )
+        lacking = [value for value in values if repr(value) in full - reduced]
+        if lacking:
+            return f"the reduced form lacks {key}={', '.join(map(str, lacking))}"
+    return ""
+
+
+def _named(claim: Claim, table: Table) -> dict[str, list[Value]]:
+    """Return the values of conditions that a claim names, by key.
+
+    It names the values in `Claim.only`, in its columns' ``where``, and every step of a
+    trend.
+    """
+    columns = [table.columns[name] for name in (*claim.a, *claim.b)]
+    named: dict[str, list[Value]] = {}
+    for where in (claim.only, *(column.where for column in columns)):
+        for key, value in where.items():
+            named.setdefault(key, []).extend(value if isinstance(value, list) else [value])
+    for key in claim.keys_along:
+        named.setdefault(key, []).extend(
+            place.conditions[key] for place in planned_cells(table, "full")
+        )
+    return {key: list(dict.fromkeys(values)) for key, values in named.items() if key in table.keys}
+
+
+def _superseded(claim: Claim, table: Table, variant: Variant) -> str:
+    """Return why the runs of a claim give no verdict any more, empty if they do."""
+    smaller = table.smaller(variant)
+    note = None if smaller is None else smaller.superseded
+    if note is None or (note.methods and not {*claim.a, *claim.b} & {*note.methods}):
+        return ""
+    return note.why
+
+
 # --- rows
+
+
+def _claim_rows(
+    claim: Claim, table: Table, variant: Variant, numbers: Numbers
+) -> tuple[ClaimRow, ...]:
+    groups = _groups(claim, table, variant)
+    levels = _levels(claim, len(groups))
+    return tuple(
+        _claim_row(group, _tests(claim, table, group, numbers), levels) for group in groups
+    )
 
 
 @dataclass(frozen=True)
@@ -337,11 +470,12 @@ def _levels(claim: Claim, rows: int) -> tuple[float, float]:
     """Return the significance levels at which a row is decided as yes and as no.
 
     `LEVEL` is divided by the number of rows that could decide the claim wrongly
-    (Bonferroni). The claim holds if `needed` rows are yes. Any of rows - needed + 1
-    rows could wrongly complete the `needed` rows, so the level of yes is divided by
-    this number. Any of `needed` rows could wrongly break the claim, so the level of no
-    is divided by `needed`. For example, "all" is refuted, and "in one row" is held, at
-    `LEVEL` divided by the number of rows. For "most", each row is decided at `LEVEL`.
+    (Bonferroni). The claim is supported if `needed` rows are yes. Any of
+    rows - needed + 1 rows could wrongly complete the `needed` rows, so the level of yes
+    is divided by this number. Any of `needed` rows could wrongly break the claim, so
+    the level of no is divided by `needed`. For example, "all" is contradicted, and "in
+    one row" is supported, at `LEVEL` divided by the number of rows. For "most", each
+    row is decided at `LEVEL`.
     """
     needed = _needed(claim, rows)
     if claim.rows == "most" or not 0 < needed <= rows:
@@ -360,10 +494,11 @@ def decide(
 ) -> RowState:
     """Decide whether the mean of paired differences is above 0.
 
-    The answer is yes or no if a one-sided bound of Student's t shows it, else open. If
-    a difference is infinite, a sign test replaces the t test. Several equal differences
-    are decided by their value, and 0 is not above 0. The answer is open for fewer than
-    two differences, and if one of them is NaN (a run that diverged).
+    The answer is yes or no if a one-sided bound of Student's t shows it, else
+    undecided. If a difference is infinite, a sign test replaces the t test. Several
+    equal differences are decided by their value, and 0 is not above 0. The answer is
+    undecided for fewer than two differences, and if one of them is NaN (a run that
+    diverged).
 
     Args:
         differences: The paired differences.
@@ -372,13 +507,13 @@ def decide(
     """
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
-        return "open"
+        return "undecided"
 
     if any(map(math.isinf, differences)):
         above = sum(d > 0 for d in differences)
         if float(binom.sf(above - 1, n, 0.5)) <= yes_level:
             return "yes"
-        return "no" if float(binom.cdf(above, n, 0.5)) <= no_level else "open"
+        return "no" if float(binom.cdf(above, n, 0.5)) <= no_level else "undecided"
 
     mean = statistics.mean(differences)
     if len(set(differences)) == 1:
@@ -386,7 +521,7 @@ def decide(
     se = statistics.stdev(differences) / math.sqrt(n)
     if mean - float(t.ppf(1 - yes_level, n - 1)) * se > 0:
         return "yes"
-    return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "open"
+    return "no" if mean + float(t.ppf(1 - no_level, n - 1)) * se <= 0 else "undecided"
 
 
 def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
@@ -403,13 +538,9 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
             decide(d, yes_level / len(test.alternatives), no_level / len(tests))
             for d in test.alternatives
         ]
-        states.append(
-            "yes" if "yes" in single else "no" if all(one == "no" for one in single) else "open"
-        )
+        states.append("yes" if "yes" in single else "no" if set(single) == {"no"} else "undecided")
 
-    state: RowState = (
-        "no" if "no" in states else "yes" if states and all(s == "yes" for s in states) else "open"
-    )
+    state: RowState = "no" if "no" in states else "yes" if set(states) == {"yes"} else "undecided"
     worst = min((max(test.alternatives, key=_order) for test in tests), key=_order, default=())
     estimate = _middle(worst) if worst else None
 
@@ -446,14 +577,18 @@ def _any(printed: Sequence[float | None]) -> bool | None:
     return any(known) if len(known) == len(printed) or any(known) else None
 
 
-def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
-    counts = {state: sum(row.state == state for row in rows) for state in ("yes", "no", "open")}
-    shown = f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, {counts['open']} open"
+def _outcome(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[RowState, str]:
+    """Return whether the rows support a claim, and the reason."""
+    counts = Counter(row.state for row in rows)
+    shown = (
+        f"{counts['yes']} of {len(rows)} rows yes, {counts['no']} no, "
+        f"{counts['undecided']} undecided"
+    )
     if not rows:
-        return "open", "it is not about any row of this variant"
+        return "undecided", "it is not about any row of this variant"
     needed = _needed(claim, len(rows))
     if needed > len(rows):
-        return "open", f"it needs {needed} rows, and there are {len(rows)}"
+        return "undecided", f"it needs {needed} rows, and there are {len(rows)}"
     absent = sum(row.n == 0 for row in rows)
     single = sum(row.n == 1 for row in rows)
 
@@ -462,14 +597,15 @@ def _state(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[ClaimState, str]:
             f"{absent} of {len(rows)} rows without runs" if absent else "",
             f"{single} with one seed" if single else "",
         ]
-        return "open", ", ".join(filter(None, why)) + _signs(rows)
+        return "undecided", ", ".join(filter(None, why)) + _in_favour(rows)
 
     if counts["yes"] >= needed:
-        return "held", shown
-    return ("refuted" if counts["no"] > len(rows) - needed else "open"), shown
+        return "yes", shown
+    return ("no" if counts["no"] > len(rows) - needed else "undecided"), shown
 
 
-def _signs(rows: Sequence[ClaimRow]) -> str:
+def _in_favour(rows: Sequence[ClaimRow]) -> str:
+    """Return how many pairs are on the claim's side. They decide nothing."""
     pairs = sum(row.n for row in rows)
     return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
 

@@ -207,6 +207,21 @@ class OverrideRule:
 
 
 @dataclass(frozen=True)
+class Superseded:
+    """A note that the runs of a variant do not test what the paper claims.
+
+    Claims about these runs get no verdict until the variant is run with new settings.
+
+    Args:
+        why: Reason in one sentence.
+        methods: Columns whose runs are superseded. Empty: all columns.
+    """
+
+    why: str
+    methods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class SmallerVariant:
     """A variant that is smaller than the paper's table.
 
@@ -221,6 +236,8 @@ class SmallerVariant:
         grids: Grids of conditions that replace the table's.
         seeds: Seeds that replace the table's.
         points: Points that replace those of every column's grid.
+        superseded: Note that the settings of these runs will be replaced. None: they
+            stay.
     """
 
     what: str
@@ -230,6 +247,7 @@ class SmallerVariant:
     grids: tuple[dict[str, Any], ...] | None = None
     seeds: tuple[int, ...] | None = None
     points: tuple[str | int | float, ...] | None = None
+    superseded: Superseded | None = None
 
     def __post_init__(self) -> None:
         check_seeds(self.seeds)
@@ -374,6 +392,15 @@ class Claim:
             not isinstance(self.rows, int) or self.rows > 0,
             f"claim {self.id}: rows must be positive",
         )
+
+    @property
+    def is_about_an_amount(self) -> bool:
+        """Whether the claim is about the size of a number, and not only about an order.
+
+        Smaller runs than the paper's may show the same order. They do not show the same
+        sizes.
+        """
+        return bool(self.by or self.than is not None or self.x is not None or self.slack < 0)
 
     @property
     def keys_along(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Comparison:
         if self.p is None:
             return "no test: the differences do not vary"
         if self.p >= LEVEL:
-            return "open"
+            return "undecided"
         return f"{self.b} {'higher' if self.difference > 0 else 'lower'}"
 
 

@@ -1,6 +1,6 @@
 """Verdicts on our runs against a number that a paper prints.
 
-A verdict is equivalence within a tolerance, a difference beyond it, or neither.
+A number is reproduced, close, different, or undecided.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 from scipy.stats import t
 
-from fedexp.tables.report.report import Conclusion
+from fedexp.tables.report.report import Conclusion, Direction
 
 # Significance level of every test.
 LEVEL = 0.05
 # Largest number of seeds that a verdict proposes.
 _MOST_SEEDS = 20
+# Smallest number of runs, and largest half-width of the 95 % interval in tolerances, of
+# a number that is close to the paper's.
+_CLOSE_RUNS, _CLOSE_WIDTH = 3, 2.0
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,16 @@ class Judgement:
         verdict: The verdict. All fields are also fields of
             `fedexp.tables.report.report.Cell`.
         reason: Reason of a verdict other than ``reproduced``.
+        direction: For ``different``, whether our mean is higher or lower.
         interval: 95 % interval of our mean minus the paper's, None if there is none.
-        near: For an inconclusive verdict, whether the means differ by at most the
-            tolerance. None if this is not known.
-        settles: Text that tells how many seeds would settle an inconclusive verdict.
+        settles: For ``undecided``, text that tells how many seeds would settle it.
         deterministic: Whether all runs gave the same number.
     """
 
     verdict: Conclusion
     reason: str
+    direction: Direction | None = None
     interval: tuple[float, float] | None = None
-    near: bool | None = None
     settles: str = ""
     deterministic: bool = False
 
@@ -103,6 +105,18 @@ class Difference:
         """
         return abs(self.d) - self.half_width(1 - LEVEL) > tolerance
 
+    def close(self, tolerance: float) -> bool:
+        """Return whether the means are within the tolerance, and known well enough.
+
+        There must be at least three runs, and the 95 % interval must reach at most
+        twice the tolerance to each side of the difference.
+        """
+        return (
+            abs(self.d) <= tolerance
+            and self.n >= _CLOSE_RUNS
+            and self.half_width(1 - LEVEL) <= _CLOSE_WIDTH * tolerance
+        )
+
     def with_seeds(self, n: int) -> Difference:
         return Difference(self.d, self.s, n, self.paper_sd, self.paper_runs)
 
@@ -116,8 +130,16 @@ def judge(
 ) -> Judgement:
     """Judge our numbers, at least one, against the paper's number.
 
-    The verdicts `higher` and `lower` describe our mean, whichever is better. An
-    infinite number means that a run never reaches a target. If the paper's number is
+    The number is
+
+    - ``reproduced`` if the 90 % interval of the difference is within the tolerance;
+    - ``different`` if the 95 % interval is beyond the tolerance;
+    - ``close`` if neither holds, there are at least three runs, the means differ by at
+      most the tolerance, and the 95 % interval's half-width is at most twice the
+      tolerance;
+    - ``undecided`` otherwise.
+
+    An infinite number means that a run never reaches a target. If the paper's number is
     infinite, it is reproduced if no run of ours reaches the target.
 
     Args:
@@ -128,12 +150,10 @@ def judge(
         paper_runs: Number of runs behind the paper's number.
     """
     if any(math.isnan(value) for value in values):
-        return Judgement("inconclusive", "a run's number is NaN")
+        return Judgement("undecided", "a run's number is NaN")
     mean, n = statistics.mean(values), len(values)
     if n == 1:
-        return Judgement(
-            "inconclusive", "one seed", near=mean == paper or abs(mean - paper) <= tolerance
-        )
+        return Judgement("undecided", "one seed")
     if math.isinf(paper) or any(map(math.isinf, values)):
         return _infinite(values, paper)
     s = statistics.stdev(values) if len(set(values)) > 1 else 0.0
@@ -141,24 +161,21 @@ def judge(
     half = found.half_width(1 - LEVEL)
     interval = (found.d - half, found.d + half)
     if found.equivalent(tolerance):
-        return Judgement("reproduced", "", interval, deterministic=not s)
+        return Judgement("reproduced", "", interval=interval, deterministic=not s)
 
     if found.beyond(tolerance):
-        side: Conclusion = "higher" if found.d > 0 else "lower"
         reason = (
             f"the 95 % interval of the difference, {_interval_text(interval)}, is beyond "
             f"the tolerance {tolerance:g}"
         )
-        return Judgement(side, reason, interval, deterministic=not s)
+        direction: Direction = "higher" if found.d > 0 else "lower"
+        return Judgement("different", reason, direction, interval, deterministic=not s)
 
-    near = abs(found.d) <= tolerance
-    settles = _settles(found, tolerance, near)
-    reason = (
-        f"{'near' if near else 'far'}: the difference is {found.d:+.3g}, 95 % interval "
-        f"{_interval_text(interval)}; {settles}"
-    )
-
-    return Judgement("inconclusive", reason, interval, near, settles, not s)
+    reason = f"the difference is {found.d:+.3g}, 95 % interval {_interval_text(interval)}"
+    if found.close(tolerance):
+        return Judgement("close", reason, interval=interval, deterministic=not s)
+    settles = _settles(found, tolerance)
+    return Judgement("undecided", f"{reason}; {settles}", None, interval, settles, not s)
 
 
 def _infinite(values: Sequence[float], paper: float) -> Judgement:
@@ -167,15 +184,21 @@ def _infinite(values: Sequence[float], paper: float) -> Judgement:
     if missed == len(values) and math.isinf(paper):
         return Judgement("reproduced", "")
     if missed == len(values):
-        return Judgement("higher", "no run of ours reaches the target")
+        return Judgement("different", "no run of ours reaches the target", "higher")
     if not missed:
-        return Judgement("lower", "every run of ours reaches a target that the paper's does not")
-    return Judgement("inconclusive", f"{missed} of {len(values)} runs miss the target")
+        reason = "every run of ours reaches a target that the paper's does not"
+        return Judgement("different", reason, "lower")
+    return Judgement("undecided", f"{missed} of {len(values)} runs miss the target")
 
 
-def _settles(found: Difference, tolerance: float, near: bool) -> str:
-    """Tell how many seeds with the same mean and spread would settle the verdict."""
-    decides = Difference.equivalent if near else Difference.beyond
+def _settles(found: Difference, tolerance: float) -> str:
+    """Tell how many seeds with the same mean and spread would settle the verdict.
+
+    A difference within the tolerance is settled as ``close``, since every interval that
+    shows equivalence is narrow enough for it. Another difference is settled as
+    ``different``.
+    """
+    decides = Difference.close if abs(found.d) <= tolerance else Difference.beyond
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if decides(found.with_seeds(n), tolerance):
             return f"{n} seeds would settle it"

@@ -107,6 +107,8 @@ class DataFree(Aggregator):
             autocast. Losses, statistics and the student are not affected.
     """
 
+    trains_on_server: ClassVar[bool] = True
+
     remedy: ClassVar[str] = (
         "lower aggregator.lr_student, or bound gradients with aggregator.student.clip"
     )

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,8 @@ class ServerTrained(Mean):
         epochs: Passes over the proxy data per round, or None.
         batch_size: Batch size of proxy data.
     """
+
+    trains_on_server: ClassVar[bool] = True
 
     steps: int | None = None
     epochs: int | None = 20

@@ -15,7 +15,7 @@ from fedexp.tables.report.shown_cells import shown_cells
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta", "pooled_mean", "pooled_sd")
-_JUDGED = ("verdict", "reason", "near", "settles", "deterministic", "same_as", "reduced")
+_JUDGED = ("verdict", "direction", "reason", "settles", "deterministic", "same_as", "reduced")
 
 
 def to_csv(report: Report) -> str:

@@ -32,11 +32,10 @@ _DECADES = 1.5
 # distinguish verdicts of one colour.
 VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
-    "higher": ("vermillion", "^", True),
-    "lower": ("vermillion", "v", True),
-    "inconclusive (near)": ("ochre", "D", False),
-    "inconclusive (far)": ("ochre", "D", True),
-    "inconclusive": ("ochre", "D", True),
+    "close": ("green", "D", True),
+    "different (higher)": ("vermillion", "^", True),
+    "different (lower)": ("vermillion", "v", True),
+    "undecided": ("ochre", "D", False),
     "no reference": ("grey", "s", False),
     "not comparable": ("grey", "X", True),
 }

@@ -107,11 +107,14 @@ def _claim_table(report: Report) -> Iterator[str]:
     if not report.claims:
         return
     yield from ("## Claims", "")
-    yield _table_row(["State", "Claim", "Where", "It says", "Why", "In print", "Row by row"])
-    yield _table_row([":---"] * 7)
+    yield _table_row(
+        ["State", "Scope", "Claim", "Where", "It says", "Why", "In print", "Row by row"]
+    )
+    yield _table_row([":---"] * 8)
 
     for claim in report.claims:
         texts_of_claim = [
+            claim.scope,
             claim.id,
             texts.claim_source(claim),
             claim.says,
@@ -166,7 +169,7 @@ def _cell_markup(shown: ShownCell | None, reference: bool) -> str:
         return ""
     paper = f"**{shown.published}**" if shown.best_paper else shown.published
     ours = f"**{shown.measured}**" if shown.best_ours else shown.measured
-    mine = f"{ours} {shown.mark}" if ours else texts.MARKS[shown.cell.verdict]
+    mine = f"{ours} {shown.mark}" if ours else shown.mark
     return f"{paper or 'none'} → {mine}" if reference else mine
 
 

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
 # Number of claims in the page's head. A phone's first screen has no room for more.
 _SEEN_FIRST = 5
-_URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
+_URGENT: tuple[ClaimState, ...] = (
+    "contradicted",
+    "not supported in reduced form",
+    "undecided",
+    "superseded settings: no verdict",
+    "supported in reduced form",
+    "supported",
+)
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ def _policy(script: str) -> str:
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
     """Return the paper's claims for the page's head, and the folded other claims.
 
-    Refuted claims come first, then open claims, then claims that held.
+    They are in the order of `_URGENT`.
     """
     ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
@@ -158,10 +165,10 @@ def _key(report: Report) -> list[str]:
         return [first, spread, "Bold: best of its row.", *notes, last]
     allowed = texts.tolerance_note(report)
     judged = (
-        f"Reproduced: the 90 % interval of the difference is within the tolerance, {allowed}; "
-        f"higher, lower: the 95 % "
-        "interval is beyond it; inconclusive: neither, near if the means differ by no more, "
-        "else far."
+        f"Reproduced: the 90 % interval of the difference is within the tolerance, {allowed}. "
+        "Different: the 95 % interval is beyond it. Close: the means of at least three runs "
+        "differ by no more, and the 95 % interval is at most four tolerances wide. Undecided: "
+        "none of these."
     )
     ranks = "ρ: Spearman's rank correlation of the methods' order in the row with the paper's."
 

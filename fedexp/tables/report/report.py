@@ -13,14 +13,23 @@ from typing import Literal
 # Value of a condition, such as clients=5.
 Value = str | int | float | bool | None
 Verdict = Literal[
-    "reproduced", "higher", "lower", "inconclusive", "not run", "no reference", "not comparable"
+    "reproduced", "close", "different", "undecided", "not run", "no reference", "not comparable"
 ]
 # Verdicts of `fedexp.tables.verdicts.judge`.
-Conclusion = Literal["reproduced", "higher", "lower", "inconclusive"]
+Conclusion = Literal["reproduced", "close", "different", "undecided"]
+# Our mean of a cell that is `different`, compared with the paper's number.
+Direction = Literal["higher", "lower"]
 Variant = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
-ClaimState = Literal["held", "refuted", "open"]
-RowState = Literal["yes", "no", "open"]
+ClaimState = Literal[
+    "supported",
+    "contradicted",
+    "supported in reduced form",
+    "not supported in reduced form",
+    "undecided",
+    "superseded settings: no verdict",
+]
+RowState = Literal["yes", "no", "undecided"]
 Colour = Literal["blue", "vermillion", "green", "pink", "ochre", "grey", "violet", "brick"]
 # Names of matplotlib.
 Marker = Literal["o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*"]
@@ -98,6 +107,8 @@ class Cell:
         values: Our numbers, one per run, in the table's unit.
         seeds: Seed of each value.
         verdict: The verdict.
+        direction: For a different cell, whether our mean is higher or lower than the
+            paper's number. None for other cells.
         split_seeds: For each value, the seed and the pooled conditions, which it shares
             with the runs that it is compared with.
         last_10: For each run, the values of its last ten rounds, or of all rounds if it
@@ -106,15 +117,14 @@ class Cell:
             without a grid.
         reason: Reason in one sentence, if the verdict is not `reproduced`.
         interval: 95 % interval of our mean minus the paper's, None below two runs.
-        near: For an inconclusive cell, whether the means differ by at most the
-            tolerance. None if this is not known.
-        settles: For an inconclusive cell, text that tells how many seeds would settle
-            it.
+        settles: For an undecided cell, text that tells how many seeds would settle it.
         deterministic: Whether several runs gave exactly one number.
         same_as: Column that this one equals by construction. Such a cell is not counted
             again.
         runs: Folders of the runs behind it, relative to the output root.
         origins: Origin of each value.
+        did_not_learn: For each value, whether its run is at chance level. Empty: none
+            is.
         parts: Metrics of classes and of clients that all runs have. They are means over
             the runs, times the table's scale.
         failed: Runs that failed, with the first line of their error.
@@ -129,17 +139,18 @@ class Cell:
     values: tuple[float, ...]
     seeds: tuple[int, ...]
     verdict: Verdict
+    direction: Direction | None = None
     split_seeds: tuple[str, ...] = ()
     last_10: tuple[tuple[float, ...], ...] = ()
     chosen: tuple[str, ...] = ()
     reason: str = ""
     interval: tuple[float, float] | None = None
-    near: bool | None = None
     settles: str = ""
     deterministic: bool = False
     same_as: str = ""
     runs: tuple[str, ...] = ()
     origins: tuple[Origin, ...] = ()
+    did_not_learn: tuple[bool, ...] = ()
     parts: tuple[tuple[str, float], ...] = ()
     failed: tuple[str, ...] = ()
     reduced: str = ""
@@ -234,7 +245,7 @@ class ClaimRow:
 
     Args:
         conditions: Conditions of the row.
-        state: ``yes`` or ``no`` by a one-sided bound, else ``open``.
+        state: ``yes`` or ``no`` by a one-sided bound, else ``undecided``.
         estimate: Mean of the paired differences, signed so that a positive mean
             supports the claim. If the row has several tests, it is the mean of the
             least favourable one. None without pairs.
@@ -260,24 +271,27 @@ class ClaimResult:
         id: Name of the claim.
         where: Place in the paper, or ``ours`` for our own expectation.
         says: The claim in our words.
-        state: ``held``, ``refuted`` or ``open``.
+        state: State of the claim in the runs of `scope`.
+        scope: The runs that the state is about, such as ``full form``, and for smaller
+            variants what is smaller than in the paper.
         reason: Reason of the state.
         needed: Number of rows that must fit: ``all``, ``most`` or a number.
         rows: The claim row by row.
         printed: Result on the paper's own numbers as text, empty if the paper prints
             too few.
-        contradicted: Whether the paper's own numbers contradict the claim.
+        contradicted_in_print: Whether the paper's own numbers contradict the claim.
     """
 
     id: str
     where: str
     says: str
     state: ClaimState
+    scope: str
     reason: str
     needed: str
     rows: tuple[ClaimRow, ...]
     printed: str = ""
-    contradicted: bool = False
+    contradicted_in_print: bool = False
 
     @property
     def is_ours(self) -> bool:

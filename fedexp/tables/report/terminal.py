@@ -17,14 +17,21 @@ if TYPE_CHECKING:
 
 STYLES: dict[Verdict, str] = {
     "reproduced": "green",
-    "higher": "red",
-    "lower": "red",
-    "inconclusive": "yellow",
+    "close": "green",
+    "different": "red",
+    "undecided": "yellow",
     "not run": "dim",
     "no reference": "",
     "not comparable": "magenta",
 }
-_CLAIM_STYLES: dict[ClaimState, str] = {"held": "green", "refuted": "red", "open": "yellow"}
+_CLAIM_STYLES: dict[ClaimState, str] = {
+    "supported": "green",
+    "contradicted": "red",
+    "supported in reduced form": "cyan",
+    "not supported in reduced form": "magenta",
+    "undecided": "yellow",
+    "superseded settings: no verdict": "dim",
+}
 # Width in letters at which no line wraps.
 _ENDLESS = 100_000
 
@@ -57,6 +64,8 @@ def print_report(report: Report, out: Console | None = None) -> None:
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
 
+    for scope in dict.fromkeys(claim.scope for claim in report.claims):
+        out.print(f"claims, {scope}", style="bold", markup=False)
     for claim in report.claims:
         in_print = texts.claim_in_print(claim)
         line = (

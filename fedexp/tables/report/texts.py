@@ -17,25 +17,33 @@ from fedexp.tables.report.report import (
     Role,
     Summary,
     Variant,
-    Verdict,
 )
 
-MARKS: Mapping[Verdict, str] = {
+# Signs of verdicts, by `verdict_name`.
+MARKS: Mapping[str, str] = {
     "reproduced": "✓",
-    "higher": "↑",
-    "lower": "↓",
-    "inconclusive": "?",
+    "close": "≈",
+    "different (higher)": "↑",
+    "different (lower)": "↓",
+    "undecided": "?",
     "not run": "○",
     "no reference": "·",
     "not comparable": "≠",
 }
 _HASHES = ("data sha256", "split sha256", "code hash")
-_NEAR, _DETERMINISTIC = "≈", "‡"
+_DETERMINISTIC = "‡"
 POOLED = (
     "Pooled over the last ten rounds of all runs, if those of every run are recorded: "
     "mean ± sd (runs x rounds)"
 )
-CLAIM_MARKS: Mapping[ClaimState, str] = {"held": "✓", "refuted": "✗", "open": "?"}
+CLAIM_MARKS: Mapping[ClaimState, str] = {
+    "supported": "✓",
+    "contradicted": "✗",
+    "supported in reduced form": "(✓)",
+    "not supported in reduced form": "(✗)",
+    "undecided": "?",
+    "superseded settings: no verdict": "–",
+}
 _ROLES: Mapping[Role, str] = {
     "proposed": "proposed method",
     "baseline": "baselines",
@@ -44,7 +52,10 @@ _ROLES: Mapping[Role, str] = {
 _VARIANTS: Mapping[Variant, str] = {
     "full": "Full: all of the table's cells and runs.",
     "partial": "Partial: a part of the full variant's cells or runs.",
-    "reduced": "Reduced: these runs are smaller than the paper's, so no cell counts as reproduced.",
+    "reduced": (
+        "Reduced: these runs are smaller than the paper's. Their numbers are not compared with the "
+        "paper's, and their claims are judged in this form only."
+    ),
     "smoke": (
         "Smoke test: the runs show that the pipeline works; do not compare their numbers "
         "with published ones."
@@ -77,19 +88,13 @@ def headline(report: Report) -> list[tuple[str, str]]:
 
 def _states(claims: Sequence[ClaimResult]) -> str:
     counts = Counter(claim.state for claim in claims)
-    return ", ".join(f"{counts[state]} {state}" for state in get_args(ClaimState))
+    return ", ".join(f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state])
 
 
 def _verdicts(cells: Sequence[Cell]) -> str:
-    """Count verdicts: ``2 reproduced, 5 inconclusive (3 near)``."""
-    counts = Counter(cell.verdict for cell in cells)
-    near = sum(cell.verdict == "inconclusive" and bool(cell.near) for cell in cells)
-    return ", ".join(
-        f"{counts[verdict]} {verdict}"
-        + (f" ({near} near)" if near and verdict == "inconclusive" else "")
-        for verdict in get_args(Verdict)
-        if counts[verdict]
-    )
+    """Count verdicts: ``2 reproduced, 5 undecided``."""
+    counts = Counter(map(verdict_name, cells))
+    return ", ".join(f"{counts[name]} {name}" for name in MARKS if counts[name])
 
 
 def variant_note(report: Report) -> str:
@@ -237,25 +242,18 @@ def verdict_mark(cell: Cell) -> str:
 
     A second sign follows if several runs gave exactly one number.
     """
-    sign = _NEAR if cell.verdict == "inconclusive" and cell.near else MARKS[cell.verdict]
-    return sign + (_DETERMINISTIC if cell.deterministic else "")
+    return MARKS[verdict_name(cell)] + (_DETERMINISTIC if cell.deterministic else "")
 
 
 def verdict_name(cell: Cell) -> str:
-    """Return the name of the verdict, such as ``inconclusive (near)``.
-
-    The name tells near from far if the verdict is inconclusive and this is known.
-    """
-    if cell.verdict != "inconclusive" or cell.near is None:
-        return cell.verdict
-    return f"{cell.verdict} ({'near' if cell.near else 'far'})"
+    """Return the name of the verdict, with its direction if it is ``different``."""
+    return f"{cell.verdict} ({cell.direction})" if cell.direction else cell.verdict
 
 
 def verdict_marks(report: Report) -> dict[str, str]:
     """Return the sign of every verdict name in the report, in the order of verdicts."""
-    order = {verdict: at for at, verdict in enumerate(get_args(Verdict))}
-    cells = sorted(report.cells, key=lambda cell: (order[cell.verdict], not cell.near))
-    return {verdict_name(cell): verdict_mark(cell).removesuffix(_DETERMINISTIC) for cell in cells}
+    there = set(map(verdict_name, report.cells))
+    return {name: mark for name, mark in MARKS.items() if name in there}
 
 
 def conditions(row: layout.Row, report: Report) -> list[str]:
@@ -277,8 +275,13 @@ def has_agreement(report: Report) -> bool:
 
 
 def claim_state(claim: ClaimResult) -> str:
-    """Return the mark and the state of a claim: ``✓ held``."""
+    """Return the mark and the state of a claim: ``✓ supported``."""
     return f"{CLAIM_MARKS[claim.state]} {claim.state}"
+
+
+def claim_class(claim: ClaimResult) -> str:
+    """Return the state of a claim as a CSS class."""
+    return claim.state.replace(" ", "-").replace(":", "")
 
 
 def claim_source(claim: ClaimResult) -> str:
@@ -294,7 +297,7 @@ def claim_reason(claim: ClaimResult) -> str:
 
 def claim_in_print(claim: ClaimResult) -> str:
     """Return a claim's result on the paper's own numbers, empty without a result."""
-    if not claim.contradicted:
+    if not claim.contradicted_in_print:
         return claim.printed
     return f"{claim.printed}: the paper's own numbers do not support it"
 

@@ -20,7 +20,17 @@ from fedexp.tables.report.report import Report
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.wandb import Wandb
 
-_CLAIM = ("id", "where", "says", "state", "reason", "needed", "printed", "contradicted")
+_CLAIM = (
+    "id",
+    "where",
+    "says",
+    "state",
+    "scope",
+    "reason",
+    "needed",
+    "printed",
+    "contradicted_in_print",
+)
 
 
 def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: Path) -> bool:
@@ -89,9 +99,9 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
 
 
 def counts(report: Report) -> dict[str, int]:
-    """Return `texts.headline` as numbers: ``claims/held``, ``proposed/reproduced`` ...
+    """Return `texts.headline` as numbers, such as ``claims/supported``.
 
-    Our own expectations are counted as ``ours/open``.
+    Our own expectations are counted as ``ours/undecided``.
     """
     found: Counter[str] = Counter()
     for claim in report.claims:

@@ -1,0 +1,69 @@
+"""Runs whose accuracy is at chance level.
+
+Such a run has not learned. Its number still counts in every mean and test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedexp.core.aggregator import Aggregator
+from fedexp.core.build import locate
+from fedexp.core.renames import renames
+from fedexp.tables.record import RunRecord
+from fedexp.tables.report.configs import flat
+from fedexp.tables.schema import Column, Table
+
+# Accuracy of the best constant prediction on the test data, by option of `dataset`. All
+# of these data sets have equal classes, MNIST nearly.
+_CHANCE = {
+    "mnist": 0.1135,
+    "fashion_mnist": 0.1,
+    "cifar10": 0.1,
+    "cifar10_jpeg": 0.1,
+    "cifar100": 0.01,
+}
+# Part of the chance level by which an accuracy at chance level may exceed it.
+_MARGIN = 0.1
+# Paths of numbers that are accuracies of a trained model.
+_ACCURACY = re.compile(r"(best|metrics|per_client|rounds)\..*/acc(\.\d+)?")
+
+
+def is_at_chance(
+    table: Table, column: Column, run: RunRecord, config: Mapping[str, Any] | None
+) -> bool:
+    """Return whether a trained model of a run is at chance level.
+
+    The answer is False if the chance level is not known, if the column's number is not
+    an accuracy, and if the method only merges models: a merged model may be at chance
+    level although every client has learned.
+
+    Args:
+        table: The table.
+        column: The run's column.
+        run: The run.
+        config: Its config. None: it is not known.
+    """
+    chance = _CHANCE.get(run.dataset)
+    path = table.value_path(column)
+    is_accuracy = (
+        run.metric.endswith("/acc") if path == "headline.value" else _ACCURACY.fullmatch(path)
+    )
+    if chance is None or run.value is None or not is_accuracy or config is None:
+        return False
+    accuracy = run.value / table.headline.scale
+    return accuracy <= chance * (1 + _MARGIN) and _is_trained(column, flat(config))
+
+
+def _is_trained(column: Column, config: Mapping[str, Any]) -> bool:
+    """Return whether the column's model is trained.
+
+    It is trained by the clients over several rounds, by one client, or by the server.
+    """
+    if column.role == "local" or config["rounds"] > 1:
+        return True
+    path = config["aggregator._target_"]
+    kind = locate(renames().new_path(path) or path, Aggregator, "aggregator")
+    return bool(getattr(kind, "trains_on_server", False))

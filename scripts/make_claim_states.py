@@ -1,0 +1,61 @@
+"""Write the state of every claim about the committed records as CSV.
+
+``python scripts/make_claim_states.py --before OLD.csv`` puts the states of an older file
+beside the present ones. The older file is the output of this script without ``--before``,
+run with older code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedexp.tables.build_report import build_report
+from fedexp.tables.cells import planned_cells
+from fedexp.tables.load import load_table
+from fedexp.tables.record import placed, read
+from fedexp.tables.report.report import Report
+
+RECORDS = Path(__file__).parent / "results"
+HEAD = ("table", "variant", "claim", "where", "says", "old_state", "state", "reason")
+
+
+def reports() -> Iterator[Report]:
+    """Yield the report of every committed record, without pictures."""
+    for path in sorted(RECORDS.glob("*/*/record.json")):
+        paper, folder = path.parts[-3], path.parts[-2]
+        table = load_table(f"{paper}/{folder.partition('-')[0]}")
+        record = read(table, path.parent)
+        cells = planned_cells(
+            table, record.variant, only=record.only, seeds=record.seeds, extra=record.extra
+        )
+        yield build_report(table, cells, placed(record, table, cells))
+
+
+def main() -> None:
+    """Write the CSV file to standard output."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, help="an older output of this script")
+    options = parser.parse_args()
+    old = {}
+    if options.before is not None:
+        with options.before.open() as file:
+            old = {
+                (row["table"], row["variant"], row["claim"]): row["state"]
+                for row in csv.DictReader(file)
+            }
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(HEAD)
+    for report in reports():
+        for claim in report.claims:
+            key = (report.name, report.variant, claim.id)
+            states = old.get(key, ""), claim.state
+            writer.writerow([*key, claim.where, claim.says, *states, claim.reason])
+
+
+if __name__ == "__main__":
+    main()
