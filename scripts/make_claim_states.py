@@ -1,8 +1,7 @@
 """Write the state of every claim about the committed records as CSV.
 
-``python scripts/make_claim_states.py --before OLD.csv`` puts the states of an older file
-beside the present ones. The older file is the output of this script without ``--before``,
-run with older code.
+With ``--before OLD.csv``, the states of an older file stand beside the present ones.
+The older file is the output of this script, run with older code.
 """
 
 from __future__ import annotations

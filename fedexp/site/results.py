@@ -19,7 +19,15 @@ from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page import template_environment
-from fedexp.tables.report.report import Cell, ClaimResult, ClaimState, Method, Picture, Report
+from fedexp.tables.report.report import (
+    Cell,
+    ClaimResult,
+    ClaimState,
+    Conclusion,
+    Method,
+    Picture,
+    Report,
+)
 from fedexp.tables.report.shown_cells import shown_rows
 
 if TYPE_CHECKING:
@@ -87,8 +95,16 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Count the held, refuted and open claims about the tables that were run."""
-        return Counter(claim.state for entry in self.run for claim in entry.claims)
+        """Count the states of the paper's claims in full form.
+
+        Claims about reduced runs do not count.
+        """
+        return Counter(
+            claim.state
+            for entry in self.run
+            if entry.main.variant in ("full", "partial")
+            for claim in entry.claims
+        )
 
 
 def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
@@ -316,10 +332,14 @@ def verdict(entry: Entry) -> str:
     counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
         return "The paper claims nothing about it that could be tested."
-    if entry.main.variant == "reduced":
-        return "Decides nothing: the runs are smaller than the paper's."
     parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]
     return f"{texts.count(len(entry.claims), 'claim')} of the paper: {', '.join(parts)}."
+
+
+def cell_counts(entry: Entry) -> list[tuple[str, int]]:
+    """Return the numbers of judged cells by verdict, which colour the card."""
+    counts = Counter(cell.verdict for cell in layout.judged_cells(entry.report))
+    return [(verdict, counts[verdict]) for verdict in get_args(Conclusion) if counts[verdict]]
 
 
 def _notes(key: str) -> str:
@@ -358,9 +378,10 @@ def _environment() -> Environment:
         "rows": shown_rows,
         "endings": lambda picture: list(_image_files(picture)),
         "label": _label,
-        "refuted": lambda entry: [claim for claim in entry.claims if claim.state == "refuted"],
+        "against": lambda entry: [c for c in entry.claims if c.state == "contradicted"],
+        "cell_counts": cell_counts,
         "missed": _missed,
-        "contradicted": lambda entry: [claim for claim in entry.claims if claim.contradicted],
+        "contradicted": lambda entry: [c for c in entry.claims if c.contradicted_in_print],
     }
     return environment
 
@@ -377,7 +398,7 @@ def _missed(report: Report) -> list[tuple[Method, int, int]]:
     counts = [
         (
             method,
-            sum(cell.verdict in ("higher", "lower") for cell in judged[method.key]),
+            sum(cell.verdict == "different" for cell in judged[method.key]),
             len(judged[method.key]),
         )
         for method in report.methods

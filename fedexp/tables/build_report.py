@@ -6,10 +6,12 @@ It has numbers, verdicts, claims and warnings.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, FedexpError
@@ -22,6 +24,7 @@ from fedexp.tables.lookup import FAILED, CellRun
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
 from fedexp.tables.report import layout, texts
+from fedexp.tables.report.configs import flat
 from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report, Summary, Variant
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
@@ -503,7 +506,7 @@ def _warnings(
         count = sum(len(cell.failed) for cell in failed)
         names = texts.shortened(list(map(_name, failed)), _SHOWN)
         yield f"{texts.count(count, 'run')} failed, in {names}"
-    yield from _mixed_splits([run for run in runs if run.done])
+    yield from _mixed_splits([run for run in runs if run.done], record.configs)
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     yield from _mixed_versions(done)
@@ -592,25 +595,39 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
         yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
 
 
-def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
+# Keys of a config that determine the split.
+_SPLIT_KEYS = re.compile(
+    r"(dataset|partition|limit|proxy\.dataset)\..*|proxy\.(source|size)|clients|eval\.held_out"
+)
+
+
+def _mixed_splits(
+    done: Sequence[RunRecord], configs: Mapping[str, Mapping[str, Any]]
+) -> Iterable[str]:
     """Yield warnings about different data.
 
     Methods in one row with one split seed must see one split. One data set must have
     one fingerprint.
+
+    Args:
+        done: Runs with a result.
+        configs: Configs of the runs by their hashes.
     """
-    splits: dict[str, set[str]] = {}
+    rows: dict[str, list[RunRecord]] = {}
     data: dict[str, set[str]] = {}
     for run in done:
         row = " ".join(
             [*(f"{key}={value}" for key, value in run.conditions.items()), run.split_seed]
         )
-        splits.setdefault(row, set()).add(run.split)
+        rows.setdefault(row, []).append(run)
         data.setdefault(run.dataset, set()).add(run.data)
 
-    mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
+    mixed = {row: runs for row, runs in rows.items() if len({run.split for run in runs}) > 1}
     if mixed:
-        shown = texts.shortened(mixed, _SHOWN, "; ")
-        yield f"Methods of one row and seed saw different data splits: {shown}"
+        shown = texts.shortened(list(mixed), _SHOWN, "; ")
+        # The row with most runs has most columns, so it tells most about the reason.
+        reason = _split_reason(max(mixed.values(), key=len), configs)
+        yield f"Methods of one row and seed saw different data splits: {shown}. {reason}"
 
     for name, hashes in data.items():
         if len(hashes) > 1:
@@ -618,6 +635,28 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
                 f"Data set {name} was not the same in all runs: "
                 f"{', '.join(sorted(h[:8] for h in hashes))}"
             )
+
+
+def _split_reason(runs: Sequence[RunRecord], configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the settings in which runs with different splits differ.
+
+    Args:
+        runs: Runs of one row and split seed.
+        configs: Configs of the runs by their hashes.
+    """
+    own = {run.method: flat(configs.get(run.config, {})) for run in runs}
+    keys = sorted({key for config in own.values() for key in config if _SPLIT_KEYS.fullmatch(key)})
+    found = []
+    for key in keys:
+        values: dict[str, list[str]] = {}
+        for method, config in own.items():
+            values.setdefault(layout.label(config.get(key)), []).append(method)
+        if len(values) > 1:
+            of_each = [
+                f"{value} ({texts.shortened(methods, 3)})" for value, methods in values.items()
+            ]
+            found.append(f"{key} is {' or '.join(of_each)}")
+    return "; ".join(found) or "Their recorded settings of the split are equal"
 
 
 def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
@@ -638,11 +677,14 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
         ("commit", "commit"),
         ("hardware", "gpu"),
         ("processor", "processor"),
+        ("engine", "engine"),
         ("platform", "platform"),
     ):
         if values := sorted({getattr(run, key) for run in done} - {""}):
             yield name, ", ".join(values)
 
+    if threads := {run.threads for run in done if run.threads}:
+        yield "threads", _sorted_text(threads)
     yield "torch", ", ".join(sorted({run.torch for run in done}))
     yield "seeds", _sorted_text({run.seed for run in done})
     data = {(run.dataset, run.data) for run in done}

@@ -18,6 +18,12 @@ from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.tables.report.report import Value, Variant
 from fedexp.tables.schema import Column, OverrideRule, Table, fits
 
+# Server data of every column of a table with `server_data: reserved`. The share is that
+# of the methods with server data (FedLAW's code).
+_RESERVED = ("proxy.source=train", "proxy.size=0.02")
+# Keys that determine the samples which the server gets.
+_RESERVING = ("proxy.source", "proxy.size", "proxy.dataset")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -108,12 +114,38 @@ def planned_cells(
                     Job(seed, pooled, _last([*own, *left]), _last([*own, *fitting]), str(point))
                 )
 
+    if table.server_data == "reserved":
+        _check_reserved(table, found)
     if not found:
         raise ConfigError("no cell of the table fits", where="--only", got=_only_text(only or {}))
     return tuple(
         PlannedCell(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
         for (place, method), jobs in found.items()
     )
+
+
+def _check_reserved(
+    table: Table, found: Mapping[tuple[tuple[Value, ...], str], Sequence[Job]]
+) -> None:
+    """Refuse columns that would reserve other samples for the server than the others.
+
+    Raises:
+        ConfigError: The columns of one row and seed have different ``proxy`` settings.
+    """
+    reserved: dict[tuple[tuple[Value, ...], str], tuple[list[str], str]] = {}
+    for (place, method), jobs in found.items():
+        for job in jobs:
+            own = sorted(o for o in job.overrides if key_of(o) in _RESERVING)
+            key = place, f"seed={job.seed} {job.pooled}"
+            first, column = reserved.setdefault(key, (own, method))
+            if own != first:
+                raise ConfigError(
+                    f"columns '{column}' and '{method}' would reserve different server data",
+                    where=f"table {table.name}, server_data: reserved",
+                    expected=" ".join(first),
+                    got=" ".join(own),
+                    do="set proxy.* in conditions or in a rule for all columns",
+                )
 
 
 def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int, ...]:
@@ -247,8 +279,8 @@ def _overrides(
 ) -> list[str]:
     """Return the overrides of a run in the order in which they apply.
 
-    The order is: experiment, row, method, grid point, rules, variant, rules of the
-    variant.
+    The order is: experiment, row, reserved server data, method, grid point, rules,
+    variant, rules of the variant.
     """
     smaller = table.smaller(variant)
     found = [f"experiment={table.experiment}"] if table.experiment else []
@@ -257,6 +289,8 @@ def _overrides(
         found += [
             _filled(table, key, text, full) for text in _templates(table, key, value, templates)
         ]
+    if table.server_data == "reserved":
+        found += _RESERVED
     found += [*(table.columns[method].overrides or ()), *by_point]
     found += _ruled(table.rules, full, method)
     return (

@@ -77,7 +77,10 @@ class RunRecord:
         split: Hash of the split.
         seconds: Computing time in seconds.
         gpu: Name of the GPU.
-        processor: Name of the processor.
+        processor: Model name of the processor.
+        threads: Number of torch threads that the run trained with. 0: not recorded.
+        engine: Engine that the run chose, with its stack and kernel. Empty: not
+            recorded.
         platform: Platform.
         torch: Version of torch.
         fedexp_version: Version of fedexp.
@@ -114,6 +117,8 @@ class RunRecord:
     seconds: float = 0.0
     gpu: str = ""
     processor: str = ""
+    threads: int = 0
+    engine: str = ""
     platform: str = ""
     torch: str = ""
     fedexp_version: str = ""
@@ -302,7 +307,7 @@ def _run_record(
     except FedexpError as error:
         row = replace(row, value=None, error=error.what)
 
-    about = result.get("environment", {})
+    about, numerics = result.get("environment", {}), result.get("numerics", {})
 
     return replace(
         row,
@@ -319,6 +324,8 @@ def _run_record(
         seconds=float(result["seconds"]["total"]),
         gpu=str(about.get("gpu") or ""),
         processor=str(about.get("processor") or ""),
+        threads=int(numerics.get("threads", 0)),
+        engine=_engine_text(numerics.get("engine") or {}),
         platform=str(about.get("platform") or ""),
         torch=str(about["packages"]["torch"]),
         fedexp_version=str(result.get("fedexp_version", "0.1")),
@@ -326,6 +333,13 @@ def _run_record(
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
         parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},
     )
+
+
+def _engine_text(engine: Mapping[str, Any]) -> str:
+    """Return an engine as text, such as ``Vectorized kernel=auto stack=10``."""
+    path = str(engine.get("_target_", ""))
+    options = [f"{key}={value}" for key, value in sorted(engine.items()) if key != "_target_"]
+    return " ".join([path.rpartition(".")[2], *options])
 
 
 def _last_10(

@@ -457,6 +457,10 @@ class Table:
         data: Options of ``dataset`` that the full variant needs.
         cost: Measured cost of the variants that have been run. ``partial`` is a part of
             the full variant.
+        server_data: ``own``: the server's data of a method are removed from its own
+            training data, so a method without server data trains on more samples.
+            ``reserved``: the same samples are removed in every column, whether its
+            method uses them or not.
         plot_styles: Styles of methods in pictures, by column. The paper's tables share
             them (`fedexp.tables.plot_styles`).
         name: ``<paper>/<table>``.
@@ -492,6 +496,7 @@ class Table:
     flop: float | None = None
     data: tuple[str, ...] = ()
     cost: dict[Variant, Cost] = field(default_factory=dict)
+    server_data: Literal["own", "reserved"] = "own"
     plot_styles: dict[str, PlotStyle] = field(default_factory=dict)
     name: str = ""
 

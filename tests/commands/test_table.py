@@ -105,7 +105,7 @@ def first_result(folder: Path) -> dict[str, Any]:
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(r["beta"], r["method"], r["verdict"]) for r in rows] == [
-        ("1", "local", "inconclusive"), ("1", "ensemble", "inconclusive"), ("1", "dense", "not run"),
+        ("1", "local", "undecided"), ("1", "ensemble", "undecided"), ("1", "dense", "not run"),
         ("2", "local", "no reference"), ("2", "ensemble", "no reference"), ("2", "dense", "not run"),
     ]  # fmt: skip
     with (folder / "runs.csv").open(newline="") as file:
@@ -418,7 +418,7 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
         "Local acc",
         10,
         1,
-        "inconclusive",
+        "undecided",
     )
     pictures = [
         value
@@ -441,7 +441,7 @@ def test_wandb_holds_the_cells_and_a_summary_in_one_group() -> None:
         if r.WhichOneof("record_type") == "summary"
         for key, value in items(r.summary.update).items()
     }
-    assert summary["baseline/inconclusive"] == 2
+    assert summary["baseline/undecided"] == 2
 
 
 def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ RESULTS = conf_dir().parent / "scripts" / "results"
 
 @pytest.fixture(scope="module")
 def read() -> dict[str, list[Result]]:
-    """A figure whose claim was refuted, in two forms, and a table that was not run."""
+    """A figure whose claim was contradicted, in two forms, and a table that was not run."""
     forms = [records.of_record(RESULTS / "ma_echo" / name) for name in ("fig7", "fig7-reduced")]
     return {"ma_echo/table1": [records.absent(load_table("ma_echo/table1"))], "ma_echo/fig7": forms}
 
@@ -48,13 +48,15 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     )
     assert "test accuracy · mnist · 3 seeds" in card
     # The runs of the other table are not included
-    assert "1 refuted" in front and "? 1 open" in re.sub(r"<[^>]+>", "", front)
-    assert "2 claims of the paper: 1 refuted, 1 open." in card
-    assert re.search(r"refuted</span> <span>five MLPs converge faster with the norm", card)
+    assert "1 contradicted" in front and "? 1 undecided" in re.sub(r"<[^>]+>", "", front)
+    assert "2 claims of the paper: 1 contradicted, 1 undecided." in card
+    assert re.search(r"contradicted</span> <span>five MLPs converge faster with the norm", card)
     assert ">full</span> 9 of 9 runs; also" in card and ">reduced</span> 3 of 3 runs" in card
     assert 'Not run: <a href="results/ma_echo/table1.html"' in front
     [paper] = results.papers({"ma_echo/fig7": read["ma_echo/fig7"][1:]})
-    assert results.verdict(paper.entries[0]).startswith("Decides nothing")
+    # Claims about reduced runs have states, but they do not count for the paper.
+    assert results.verdict(paper.entries[0]) == "2 claims of the paper: 2 undecided."
+    assert not paper.states()
 
 
 def test_numbers_lead_to_their_cells_configs_and_commands(

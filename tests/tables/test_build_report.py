@@ -137,10 +137,9 @@ def test_a_whole_report(tmp_path: Path) -> None:
 
     made = report(tmp_path, run)
     assert [(c.method, c.verdict) for c in made.cells] == [
-        ("local", "inconclusive"), ("ensemble", "inconclusive"), ("dense", "not run"),
-        ("local", "inconclusive"), ("ensemble", "inconclusive"), ("dense", "not run"),
+        ("local", "undecided"), ("ensemble", "undecided"), ("dense", "not run"),
+        ("local", "undecided"), ("ensemble", "undecided"), ("dense", "not run"),
     ]  # fmt: skip
-    assert [c.near for c in made.cells] == [True, True, None, True, False, None]
     assert made.cells[1].values == pytest.approx((62.0, 63.0)) and made.cells[1].seeds == (0, 1)
     assert made.cells[1].split_seeds == ("seed=0", "seed=1") and made.variant == "full"
     assert dict(made.cells[1].parts) == pytest.approx(
@@ -546,7 +545,7 @@ def test_a_claim_without_its_curves_stays_open(tmp_path: Path) -> None:
         [{"step": 1, "mean_v/acc": 0.5}],
     )
     again = asked(tmp_path, claims=[{**CLAIM, **curve}])
-    assert again.record.curves == {} and again.report.claims[0].state == "open"
+    assert again.record.curves == {} and again.report.claims[0].state == "undecided"
     write_text(one.runs[one.cells[0].jobs[0].overrides].folder / "trace" / "1.json", "[{")
     again = asked(tmp_path, claims=[{**CLAIM, **curve, "a": ["local"], "b": ["ensemble"]}])
     damaged = next(run for run in again.record.runs.values() if run.status == "damaged")
@@ -560,13 +559,17 @@ def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) ->
         return result((0.6 if method == "ensemble" else 0.5) + 0.01 * job.seed)
 
     (whole,) = report(tmp_path, better, claims=[CLAIM]).claims
-    assert (whole.state, whole.printed, whole.contradicted) == ("held", "2 of 2 rows", False)
+    assert (whole.state, whole.printed, whole.contradicted_in_print) == (
+        "supported",
+        "2 of 2 rows",
+        False,
+    )
     (part,) = report(tmp_path, better, claims=[CLAIM], only={"beta": [1]}).claims
-    assert part.state == "open" and "1 of 2 rows without runs" in part.reason
+    assert part.state == "undecided" and "1 of 2 rows without runs" in part.reason
     (smaller,) = report(
         tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, variant="smoke"
     ).claims
-    assert smaller.state == "open" and "smoke" in smaller.reason
+    assert smaller.state == "undecided" and "smoke" in smaller.reason
 
 
 def test_another_tables_record_is_refused(tmp_path: Path) -> None:
@@ -586,6 +589,72 @@ def test_unequal_n_is_never_silent(tmp_path: Path) -> None:
     everywhere = report(tmp_path, lambda job, m: None if job.seed == 1 else result(0.5))
     assert not any("unequal" in w for w in everywhere.warnings)
     assert any("4 cells with runs missing" in w for w in everywhere.warnings)
+
+
+def test_different_splits_of_a_row_are_explained(tmp_path: Path) -> None:
+    """The ensemble has server data, so its clients have fewer samples."""
+
+    def change(job: Job, method: str) -> CellRun:
+        size = 0.02 if method == "ensemble" else 0
+        config = CONFIG.with_values(proxy={"size": size, "labelled": bool(size)}, rounds=1)
+        made = result(0.5, split=method)
+        made["hashes"] = {"config": method, "code": "abcdef12"}
+        folder = tmp_path / "runs" / method / "-".join(job.overrides)
+        return CellRun(job, folder, config, made, status="done")
+
+    one = asked(tmp_path, change)
+    configs = {name: {**config, "rounds": 1} for name, config in one.record.configs.items()}
+    assert configs
+    (warning,) = [w for w in one.report.warnings if "different data splits" in w]
+    assert warning.endswith("proxy.size is 0 (local) or 0.02 (ensemble)")
+
+
+def test_runs_at_chance_level_are_named_and_stay_in_the_mean(tmp_path: Path) -> None:
+    def change(job: Job, method: str) -> dict[str, Any]:
+        made = result(0.1 if job.seed == 0 and method == "ensemble" else 0.6)
+        made["choices"]["dataset"] = "fashion_mnist"
+        return made
+
+    column = {"key": "ensemble", "label": "E", "role": "local", "overrides": ["method=ensemble"]}
+    made = report(tmp_path, change, methods=[column], reference=[])
+    assert [cell.did_not_learn for cell in made.cells] == [(True, False)] * 2
+    assert made.cells[0].mean == pytest.approx(35.0)
+    assert any(w.startswith("2 runs did not learn") for w in made.warnings)
+
+
+def test_a_record_names_threads_and_engine(tmp_path: Path) -> None:
+    engine = {"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 8, "kernel": "auto"}
+
+    def change(job: Job, method: str) -> dict[str, Any]:
+        return result(0.5) | {"numerics": {"threads": 2, "engine": engine}}
+
+    one = asked(tmp_path, change)
+    write(one.table, one.record, tmp_path / "record")
+    with (tmp_path / "record" / RUNS).open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["threads"], row["engine"], row["processor"]) for row in rows} == {
+        ("2", "Vectorized kernel=auto stack=8", "x")
+    }
+    again = read(one.table, tmp_path / "record")
+    assert {(run.threads, run.engine) for run in again.runs.values()} == {
+        (2, "Vectorized kernel=auto stack=8")
+    }
+    assert ("threads", "2") in one.report.facts
+
+
+def test_reserved_server_data_are_removed_in_every_column(tmp_path: Path) -> None:
+    one = asked(tmp_path, server_data="reserved")
+    for planned in one.cells:
+        for job in planned.jobs:
+            assert {"proxy.source=train", "proxy.size=0.02"} <= set(job.overrides)
+    plain = asked(tmp_path)
+    assert not any("proxy" in o for c in plain.cells for job in c.jobs for o in job.overrides)
+    rule = [{"where": {"method": "ensemble"}, "overrides": ["proxy.size=200"]}]
+    with pytest.raises(ConfigError, match="'local' and 'ensemble' would reserve different"):
+        asked(tmp_path, server_data="reserved", rules=rule)
+    everywhere = [{"where": {}, "overrides": ["proxy.size=200"]}]
+    one = asked(tmp_path, server_data="reserved", rules=everywhere)
+    assert all("proxy.size=200" in job.overrides for c in one.cells for job in c.jobs)
 
 
 def test_mixed_splits_data_rules_and_code_are_told(tmp_path: Path) -> None:

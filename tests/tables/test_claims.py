@@ -33,6 +33,8 @@ def result(
     higher: bool = True,
     objection: str = "",
     descending: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    at_chance: Mapping[tuple[int, str], tuple[bool, ...]] | None = None,
 ) -> ClaimResult:
     """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1
     and 2 alone) and a reading of a.
@@ -51,6 +53,7 @@ def result(
         "seeds": [0], "smoke": {"what": "w"}, "reduced": {"what": "w"},
         "reference": [{"x": x, "y": -x, "method": m, "value": v} for (x, m), v in (printed or {}).items()],
         "claims": [{"id": "c", "where": "text", "says": "s", "test": "above", "a": ["a"], "b": ["b"]} | claim],
+        **(changes or {}),
     }  # fmt: skip
     table = build(Table, node, "")
     cells = [
@@ -62,7 +65,8 @@ def result(
             tuple(v),
             tuple(range(len(v))),
             "reproduced",
-            tuple(f"seed={i}" for i in range(len(v))),
+            split_seeds=tuple(f"seed={i}" for i in range(len(v))),
+            did_not_learn=(at_chance or {}).get((x, m), ()),
         )
         for (x, m), v in runs.items()
     ]
@@ -90,12 +94,14 @@ def pairs(*rows: Sequence[float], base: float = 50.0) -> dict[tuple[int, str], l
 
 
 @pytest.mark.parametrize(("higher", "than", "state"), [
-    (True, 49, "held"), (True, 56, "refuted"), (False, 56, "held"), (False, 49, "refuted"), (True, 52, "open"),
+    (True, 49, "supported"), (True, 56, "contradicted"), (False, 56, "supported"), (False, 49, "contradicted"), (True, 52, "undecided"),
 ])  # fmt: skip
 def test_a_column_may_be_held_against_a_number(higher: bool, than: float, state: str) -> None:
     runs = {(1, "a"): [51.0, 52.0, 53.0]}
     found = result({"b": [], "than": than}, runs, higher=higher, printed={(1, "a"): 50.0})
-    assert found.state == state and found.contradicted == (not (than < 50 if higher else than > 50))
+    assert found.state == state and found.contradicted_in_print == (
+        not (than < 50 if higher else than > 50)
+    )
 
 
 def test_a_row_is_yes_or_no_by_students_one_sided_test() -> None:
@@ -106,13 +112,13 @@ def test_a_row_is_yes_or_no_by_students_one_sided_test() -> None:
                 d = list(mean + numbers.standard_normal(n))
                 above = stats.ttest_1samp(d, 0.0, alternative="greater").pvalue < level
                 below = stats.ttest_1samp(d, 0.0, alternative="less").pvalue <= level
-                expected = "yes" if above else "no" if below else "open"
+                expected = "yes" if above else "no" if below else "undecided"
                 assert decide(d, level, level) == expected
                 assert (decide(d, level, 0.0) == "yes") == above and (
                     decide(d, 0.0, level) == "no"
                 ) == below
                 found.add(expected)
-    assert found == {"yes", "no", "open"}
+    assert found == {"yes", "no", "undecided"}
 
 
 def test_infinite_differences_are_compared_by_sign() -> None:
@@ -121,15 +127,15 @@ def test_infinite_differences_are_compared_by_sign() -> None:
             d = [math.inf] * above + [-math.inf] * (n - above)
             yes = stats.binomtest(above, n, 0.5, "greater").pvalue <= 0.05
             no = stats.binomtest(above, n, 0.5, "less").pvalue <= 0.05
-            assert decide(d) == ("yes" if yes else "no" if no else "open")
+            assert decide(d) == ("yes" if yes else "no" if no else "undecided")
     assert (
-        decide([math.inf, 0.0, 0.0, 0.0, 0.0]) == "open"
+        decide([math.inf, 0.0, 0.0, 0.0, 0.0]) == "undecided"
         and decide([-math.inf, 0.0, 0.0, 0.0, 0.0]) == "no"
     )
 
 
 @pytest.mark.parametrize(("differences", "state"), [
-    ([], "open"), ([9.0], "open"), ([9.0, math.nan], "open"),
+    ([], "undecided"), ([9.0], "undecided"), ([9.0, math.nan], "undecided"),
     ([2.0, 2.0], "yes"), ([0.0, 0.0], "no"), ([-2.0, -2.0], "no"),
 ])  # fmt: skip
 def test_one_seed_decides_nothing_and_equal_ones_by_their_value(
@@ -142,12 +148,12 @@ def test_one_seed_decides_nothing_and_equal_ones_by_their_value(
 
 
 @pytest.mark.parametrize(("claim", "differences", "state"), [
-    ({}, FAR, "held"), ({}, NULL, "refuted"), ({}, [-5.0, -5.1, -4.9], "refuted"), ({}, [5.0, -5.0, 1.0], "open"),
-    ({"by": 4}, FAR, "held"), ({"by": 6}, FAR, "refuted"), ({"by": -6}, [-5.0, -5.1, -4.9], "held"), ({"by": 5}, FAR, "open"),
-    ({"test": "within", "x": 6}, FAR, "held"), ({"test": "within", "x": 6}, [-5.0, -5.1, -4.9], "held"),
-    ({"test": "within", "x": 4}, FAR, "refuted"), ({"test": "within", "x": 4}, [-5.0, -5.1, -4.9], "refuted"),
-    ({"test": "within", "x": 5}, FAR, "open"), ({"test": "within", "x": 6}, [12.0, -12.0, 0.0], "open"),
-    ({"test": "within", "x": 1}, NULL, "held"),
+    ({}, FAR, "supported"), ({}, NULL, "contradicted"), ({}, [-5.0, -5.1, -4.9], "contradicted"), ({}, [5.0, -5.0, 1.0], "undecided"),
+    ({"by": 4}, FAR, "supported"), ({"by": 6}, FAR, "contradicted"), ({"by": -6}, [-5.0, -5.1, -4.9], "supported"), ({"by": 5}, FAR, "undecided"),
+    ({"test": "within", "x": 6}, FAR, "supported"), ({"test": "within", "x": 6}, [-5.0, -5.1, -4.9], "supported"),
+    ({"test": "within", "x": 4}, FAR, "contradicted"), ({"test": "within", "x": 4}, [-5.0, -5.1, -4.9], "contradicted"),
+    ({"test": "within", "x": 5}, FAR, "undecided"), ({"test": "within", "x": 6}, [12.0, -12.0, 0.0], "undecided"),
+    ({"test": "within", "x": 1}, NULL, "supported"),
 ])  # fmt: skip
 def test_above_and_within_are_of_differences_paired_by_seed(
     claim: dict[str, Any], differences: list[float], state: str
@@ -165,7 +171,9 @@ def test_within_holds_where_two_one_sided_tests_do() -> None:
             stats.ttest_1samp(d, edge, alternative=side).pvalue
             for edge, side in ((-3, "greater"), (3, "less"))
         ]
-        assert (result({"test": "within", "x": 3}, pairs(d)).state == "held") == (max(p) < 0.05)
+        assert (result({"test": "within", "x": 3}, pairs(d)).state == "supported") == (
+            max(p) < 0.05
+        )
 
 
 def test_pairs_are_of_common_seeds_alone() -> None:
@@ -176,10 +184,10 @@ def test_pairs_are_of_common_seeds_alone() -> None:
 
 
 @pytest.mark.parametrize(("claim", "values", "state"), [
-    ({}, [1, 5, 9], "held"), ({}, [1, 5, 3], "refuted"), ({"direction": "down"}, [9, 5, 1], "held"),
-    ({"direction": "down"}, [1, 5, 9], "refuted"), ({"slack": 3}, [1, 5, 3], "held"), ({"slack": 1}, [1, 5, 3], "refuted"),
-    ({"slack": -3}, [1, 5, 9], "held"), ({"slack": -5}, [1, 5, 9], "refuted"), ({}, [5, 5, 9], "open"),
-    ({"only": {"x": [1, 3]}}, [1, 5, 3], "held"),
+    ({}, [1, 5, 9], "supported"), ({}, [1, 5, 3], "contradicted"), ({"direction": "down"}, [9, 5, 1], "supported"),
+    ({"direction": "down"}, [1, 5, 9], "contradicted"), ({"slack": 3}, [1, 5, 3], "supported"), ({"slack": 1}, [1, 5, 3], "contradicted"),
+    ({"slack": -3}, [1, 5, 9], "supported"), ({"slack": -5}, [1, 5, 9], "contradicted"), ({}, [5, 5, 9], "undecided"),
+    ({"only": {"x": [1, 3]}}, [1, 5, 3], "supported"),
 ])  # fmt: skip
 @pytest.mark.parametrize("higher", [True, False])
 def test_a_trend_is_of_every_step(
@@ -199,7 +207,7 @@ def test_a_trend_is_of_every_step(
 
 def test_a_trend_without_a_second_row_says_nothing() -> None:
     found = result({"test": "trend", "b": [], "along": "x"}, pairs(FAR, FAR))  # y differs, too
-    assert (found.state, found.rows) == ("open", ())
+    assert (found.state, found.rows) == ("undecided", ())
 
 
 SLOW, FAST, NEVER = (
@@ -211,14 +219,14 @@ SOONER = {"test": "sooner", "curve": "acc", "target": {"share": 0.9}}
 
 
 @pytest.mark.parametrize(("target", "a", "b", "state", "estimate"), [
-    ({"share": 0.9}, FAST, SLOW, "held", 15.0), ({"share": 0.9}, SLOW, FAST, "refuted", -15.0),
-    ({"share": 0.5}, FAST, SLOW, "held", 5.0), ({"share": 0.9}, SLOW, SLOW, "refuted", 0.0),
-    ({"value": 60}, FAST, NEVER, "held", math.inf), ({"value": 60}, NEVER, SLOW, "refuted", -math.inf),
-    ({"value": 60}, NEVER, NEVER, "refuted", 0.0), ({"share": 1.0, "of": "a_final"}, FAST, SLOW, "held", math.inf),
-    ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "held", 15.0),
-    ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "refuted", -math.inf),
-    ({"share": 0.9}, [(0.0, 1.0), (1.0, math.nan)], SLOW, "open", None),
-    ({"share": 0.9}, SLOW, [(0.0, 1.0), (1.0, math.nan)], "open", None),
+    ({"share": 0.9}, FAST, SLOW, "supported", 15.0), ({"share": 0.9}, SLOW, FAST, "contradicted", -15.0),
+    ({"share": 0.5}, FAST, SLOW, "supported", 5.0), ({"share": 0.9}, SLOW, SLOW, "contradicted", 0.0),
+    ({"value": 60}, FAST, NEVER, "supported", math.inf), ({"value": 60}, NEVER, SLOW, "contradicted", -math.inf),
+    ({"value": 60}, NEVER, NEVER, "contradicted", 0.0), ({"share": 1.0, "of": "a_final"}, FAST, SLOW, "supported", math.inf),
+    ({"share": 1.0, "of": "b_final"}, FAST, SLOW, "supported", 15.0),
+    ({"share": 1.0, "of": "b_final"}, NEVER, SLOW, "contradicted", -math.inf),
+    ({"share": 0.9}, [(0.0, 1.0), (1.0, math.nan)], SLOW, "undecided", None),
+    ({"share": 0.9}, SLOW, [(0.0, 1.0), (1.0, math.nan)], "undecided", None),
 ])  # fmt: skip
 def test_sooner_is_of_where_the_target_is_first_reached(
     target: dict[str, Any], a: Curve, b: Curve, state: str, estimate: float | None
@@ -232,24 +240,24 @@ def test_sooner_is_of_where_the_target_is_first_reached(
     )
     assert (
         result(SOONER | {"target": target}, {}, curves={(1, "a"): [a], (1, "b"): [b]}).state
-        == "open"
+        == "undecided"
     )  # one seed
 
 
 def test_sooner_of_a_loss_is_of_the_worse_final_divided_by_the_share() -> None:
     fast, slow = [(0.0, 9.0), (3.0, 2.2), (9.0, 1.0)], [(0.0, 9.0), (8.0, 2.1), (9.0, 2.0)]
     found = result(SOONER, {}, curves={(1, "a"): [fast] * 2, (1, "b"): [slow] * 2}, higher=False)
-    assert found.state == "held" and found.rows[0].estimate == 5.0
+    assert found.state == "supported" and found.rows[0].estimate == 5.0
     assert (
         result(SOONER, {}, curves={(1, "a"): [slow] * 2, (1, "b"): [fast] * 2}, higher=False).state
-        == "refuted"
+        == "contradicted"
     )
 
 
 def test_never_on_either_side_has_an_estimate_by_sign() -> None:
     curves = {(1, "a"): [FAST, NEVER, FAST], (1, "b"): [NEVER, FAST, NEVER]}
     (row,) = result(SOONER | {"target": {"value": 60}}, {}, curves=curves).rows
-    assert (row.state, row.estimate, row.in_favour) == ("open", math.inf, 2)
+    assert (row.state, row.estimate, row.in_favour) == ("undecided", math.inf, 2)
 
 
 # --- alternatives, rows, levels
@@ -257,12 +265,12 @@ def test_never_on_either_side_has_an_estimate_by_sign() -> None:
 
 def test_lists_mean_all_of_them_unless_one_will_do() -> None:
     runs = pairs(FAR) | {(1, "c"): [90.0, 91.0, 92.0]}  # above a and b
-    assert result({"a": ["a", "c"]}, runs).state == "held"
-    assert result({"b": ["b", "c"]}, runs).state == "refuted"
-    assert result({"b": ["b", "c"], "any_of": "b"}, runs).state == "held"
-    assert result({"a": ["b", "c"], "b": ["a"]}, runs).state == "refuted"
-    assert result({"a": ["b", "c"], "b": ["a"], "any_of": "a"}, runs).state == "held"
-    assert result({"a": ["a", "b"], "b": ["c"], "any_of": "a"}, runs).state == "refuted"
+    assert result({"a": ["a", "c"]}, runs).state == "supported"
+    assert result({"b": ["b", "c"]}, runs).state == "contradicted"
+    assert result({"b": ["b", "c"], "any_of": "b"}, runs).state == "supported"
+    assert result({"a": ["b", "c"], "b": ["a"]}, runs).state == "contradicted"
+    assert result({"a": ["b", "c"], "b": ["a"], "any_of": "a"}, runs).state == "supported"
+    assert result({"a": ["a", "b"], "b": ["c"], "any_of": "a"}, runs).state == "contradicted"
 
 
 def _at(p: float, n: int = 4) -> list[float]:
@@ -271,22 +279,22 @@ def _at(p: float, n: int = 4) -> list[float]:
     return list(noise + float(stats.t.ppf(1 - p, n - 1)) * noise.std(ddof=1) / math.sqrt(n))
 
 
-@pytest.mark.parametrize(("p", "state"), [(0.024, "held"), (0.026, "open")])
+@pytest.mark.parametrize(("p", "state"), [(0.024, "supported"), (0.026, "undecided")])
 def test_of_two_alternatives_either_has_half_the_level(p: float, state: str) -> None:
     runs = pairs(_at(p)) | {(1, "c"): [-200.0, 300.0, -100.0, 400.0]}
     assert result({"a": ["a", "c"], "any_of": "a"}, runs).state == state
-    assert result({}, runs).state == "held"
+    assert result({}, runs).state == "supported"
 
 
 @pytest.mark.parametrize(("rows", "p", "state"), [
-    ("all", [0.049, 0.049, 0.049], "held"), ("all", [0.049, 0.049, 0.051], "open"),
-    ("all", [0.049, 0.049, 1 - 0.016], "refuted"), ("all", [0.049, 0.049, 1 - 0.018], "open"),
-    ("most", [0.049, 0.049, 0.5], "held"), ("most", [0.049, 0.051, 0.5], "open"),
-    ("most", [0.5, 0.951, 0.951], "refuted"), ("most", [0.5, 0.949, 0.951], "open"),
-    ("most", [0.001, 0.001, 0.951, 0.951], "refuted"), ("most", [0.001, 0.001, 0.5, 0.5], "open"),
-    (1, [0.016, 0.9, 0.9], "held"), (1, [0.018, 0.9, 0.9], "open"), (1, [0.951, 0.951, 0.951], "refuted"),
-    (1, [0.949, 0.951, 0.951], "open"), (2, [0.024, 0.024, 0.9], "held"), (2, [0.024, 0.026, 0.9], "open"),
-    (2, [0.001, 0.976, 0.976], "refuted"), (2, [0.001, 0.974, 0.976], "open"), (4, [0.001, 0.001, 0.001], "open"),
+    ("all", [0.049, 0.049, 0.049], "supported"), ("all", [0.049, 0.049, 0.051], "undecided"),
+    ("all", [0.049, 0.049, 1 - 0.016], "contradicted"), ("all", [0.049, 0.049, 1 - 0.018], "undecided"),
+    ("most", [0.049, 0.049, 0.5], "supported"), ("most", [0.049, 0.051, 0.5], "undecided"),
+    ("most", [0.5, 0.951, 0.951], "contradicted"), ("most", [0.5, 0.949, 0.951], "undecided"),
+    ("most", [0.001, 0.001, 0.951, 0.951], "contradicted"), ("most", [0.001, 0.001, 0.5, 0.5], "undecided"),
+    (1, [0.016, 0.9, 0.9], "supported"), (1, [0.018, 0.9, 0.9], "undecided"), (1, [0.951, 0.951, 0.951], "contradicted"),
+    (1, [0.949, 0.951, 0.951], "undecided"), (2, [0.024, 0.024, 0.9], "supported"), (2, [0.024, 0.026, 0.9], "undecided"),
+    (2, [0.001, 0.976, 0.976], "contradicted"), (2, [0.001, 0.974, 0.976], "undecided"), (4, [0.001, 0.001, 0.001], "undecided"),
 ])  # fmt: skip
 def test_rows_decide_by_their_number_and_share_the_level(
     rows: Any, p: list[float], state: str
@@ -299,19 +307,19 @@ def test_rows_decide_by_their_number_and_share_the_level(
 
 
 def test_both_sides_of_within_share_the_level_of_no() -> None:
-    for p, state in ((0.024, "refuted"), (0.026, "open")):
+    for p, state in ((0.024, "contradicted"), (0.026, "undecided")):
         assert result({"test": "within", "x": 1}, pairs([d + 1 for d in _at(p)])).state == state
 
 
 def test_only_and_columns_that_some_rows_lack_restrict_the_rows() -> None:
     runs = pairs(FAR, FAR, NULL)
     assert (
-        result({}, runs).state == "refuted"
-        and result({"only": {"x": [1, 2]}}, runs).state == "held"
+        result({}, runs).state == "contradicted"
+        and result({"only": {"x": [1, 2]}}, runs).state == "supported"
     )
     runs |= {(1, "d"): NULL, (2, "d"): NULL}
     found = result({"b": ["b", "d"]}, runs)
-    assert found.state == "held" and [row.conditions["x"] for row in found.rows] == [1, 2]
+    assert found.state == "supported" and [row.conditions["x"] for row in found.rows] == [1, 2]
 
 
 # --- what decides nothing
@@ -321,30 +329,106 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
     runs = pairs(FAR, [5.0], [-1.0, -1.0])
     del runs[3, "b"]
     found = result({}, runs)
-    assert found.state == "open"
+    assert found.state == "undecided"
     assert found.reason == "1 of 3 rows without runs, 1 with one seed; 4 of 4 pairs in favour"
     assert [(row.n, row.in_favour) for row in found.rows] == [
         (3, 3),
         (1, 1),
         (0, 0),
     ] and found.rows[2].estimate is None
-    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "open"  # a column without runs
+    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"  # a column without runs
     assert result({"only": {"x": 9}}, runs).reason == "it is not about any row of this variant"
 
 
-@pytest.mark.parametrize("variant", ["reduced", "smoke"])
-def test_smaller_forms_decide_nothing(variant: Variant) -> None:
-    found = result({}, pairs(FAR), variant=variant)
-    assert (found.state, found.reason) == (
-        "open",
-        f"the {variant} variant decides nothing; 3 of 3 pairs in favour",
+def test_smoke_runs_decide_nothing() -> None:
+    found = result({}, pairs(FAR), variant="smoke")
+    reason = "a smoke run only shows that the pipeline works; 3 of 3 pairs in favour"
+    assert (found.state, found.reason) == ("undecided", reason)
+    assert result({}, pairs(FAR), variant="partial").state == "supported"  # its rows are all there
+
+
+@pytest.mark.parametrize(("differences", "state"), [
+    (FAR, "supported in reduced form"), ([-5.0, -5.1, -4.9], "not supported in reduced form"),
+    ([5.0, -5.0, 1.0], "undecided"), ([5.0], "undecided"),
+])  # fmt: skip
+def test_reduced_runs_are_judged_by_the_same_tests(differences: list[float], state: str) -> None:
+    found = result({}, pairs(differences), variant="reduced")
+    assert (found.state, found.scope) == (state, "reduced form: w")
+
+
+@pytest.mark.parametrize(("claim", "reason"), [
+    ({"by": 1}, "amount"), ({"test": "within", "x": 6}, "amount"),
+    ({"b": [], "than": 40}, "amount"),
+    ({"test": "trend", "b": [], "along": ["x", "y"], "slack": -1}, "amount"),
+])  # fmt: skip
+def test_amounts_need_the_papers_settings(claim: dict[str, Any], reason: str) -> None:
+    runs = pairs(FAR, [25.0, 25.1, 24.9])
+    assert result(claim, runs, variant="full").state != "undecided"
+    found = result(claim, runs, variant="reduced")
+    assert found.state == "undecided" and reason in found.reason
+    assert "pairs in favour" in found.reason
+
+
+def test_costs_and_targets_need_the_papers_settings() -> None:
+    runs = pairs(FAR)
+    for path in ("seconds.aggregate", "rounds_to.0.5"):
+        found = result({}, runs, variant="reduced", changes={"headline": {"value": path}})
+        assert found.state == "undecided" and "a cost" in found.reason
+    curves = {(1, "a"): [FAST] * 3, (1, "b"): [SLOW] * 3}
+    found = result({**SOONER, "target": {"share": 0.9}}, {}, variant="reduced", curves=curves)
+    assert found.state == "undecided" and "target" in found.reason
+
+
+def test_a_reduced_form_must_have_the_conditions_that_a_claim_names() -> None:
+    runs = pairs(FAR, FAR)
+    part = {"reduced": {"what": "w", "grids": [{"x": 1, "y": -1}]}}
+    for claim, lacking in (
+        ({"only": {"x": [1, 2]}}, "x=2"),
+        ({"a": ["d"]}, "x=2"),
+        ({"test": "trend", "b": [], "along": ["x", "y"]}, "x=2"),
+    ):
+        own = {**runs, (1, "d"): [90.0, 91.0, 92.0], (2, "d"): [90.0, 91.0, 92.0]}
+        found = result(claim, own, variant="reduced", changes=part)
+        assert found.state == "undecided"
+        assert f"the reduced form lacks {lacking}" in found.reason
+    one = result({"only": {"x": 1}}, runs, variant="reduced", changes=part)
+    assert one.state == "supported in reduced form"
+
+
+def test_superseded_settings_give_no_verdict() -> None:
+    for methods, state in (
+        ([], "superseded settings: no verdict"),
+        (["b"], "superseded settings: no verdict"),
+        (["c"], "supported in reduced form"),
+    ):
+        note = {"why": "too few rounds", "methods": methods}
+        changes = {"reduced": {"what": "w", "superseded": note}}
+        found = result({}, pairs(FAR), variant="reduced", changes=changes)
+        assert found.state == state
+        assert found.reason.startswith("too few rounds; 3 of 3 pairs") == (methods != ["c"])
+        assert result({}, pairs(FAR), changes=changes).state == "supported"
+
+
+def test_runs_at_chance_level_count_but_must_not_decide() -> None:
+    """All pairs support the claim. Without the first seed only one pair is left."""
+    runs = pairs([5.0, 5.1])
+    assert result({}, runs).state == "supported"
+    found = result({}, runs, at_chance={(1, "b"): (True, False)})
+    assert found.state == "undecided" and found.rows[0].n == 2
+    assert found.reason == (
+        "supported with all runs, undecided without the runs that did not learn; "
+        "2 of 2 pairs in favour"
     )
-    assert result({}, pairs(FAR), variant="partial").state == "held"  # its rows are all there
+    # The claim does not read column c.
+    runs[1, "c"] = [10.0, 10.0]
+    assert result({}, runs, at_chance={(1, "c"): (True, True)}).state == "supported"
+    # Enough pairs are left, and they decide alike.
+    assert result({}, pairs(FAR), at_chance={(1, "b"): (True, False, False)}).state == "supported"
 
 
 def test_runs_that_are_not_the_tables_decide_nothing() -> None:
     found = result({}, pairs(FAR), objection="run with local.lr=3")
-    assert found.state == "open" and found.reason.startswith("run with local.lr=3; 3 of 3")
+    assert found.state == "undecided" and found.reason.startswith("run with local.lr=3; 3 of 3")
 
 
 # --- the paper's own numbers
@@ -367,7 +451,7 @@ def test_every_claim_is_held_against_what_the_paper_prints(
     }
     for variant in ("full", "smoke"):
         found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, variant=variant)  # type: ignore[arg-type]
-        assert (found.printed, found.contradicted) == (shown, contradicted)
+        assert (found.printed, found.contradicted_in_print) == (shown, contradicted)
         assert [row.printed for row in found.rows] == [True, True, False, None]
     # That column is not the paper's
     assert result({"a": ["ours"]}, {}, printed=printed).printed == ""
@@ -380,31 +464,31 @@ def test_printed_numbers_of_the_other_tests() -> None:
     assert result(within | {"a": ["b"], "b": ["a"]}, {}, printed=printed).printed == "1 of 2 rows"
     assert not result(
         {"test": "trend", "b": [], "along": ["x", "y"]}, {}, printed=printed
-    ).contradicted
+    ).contradicted_in_print
     assert result(
         {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
-    ).contradicted
-    assert result({}, {}, printed=printed, higher=False).contradicted
+    ).contradicted_in_print
+    assert result({}, {}, printed=printed, higher=False).contradicted_in_print
     assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""  # c is not printed
     assert result({"b": ["b", "c"], "any_of": "b"}, {}, printed=printed).printed == "2 of 2 rows"
     assert result(SOONER, {}, printed=printed).printed == ""
 
 
 def test_no_claim_about_nothing_is_contradicted() -> None:
-    assert result({}, pairs(FAR)).printed == "" and not result({}, pairs(FAR)).contradicted
+    assert result({}, pairs(FAR)).printed == "" and not result({}, pairs(FAR)).contradicted_in_print
 
 
 def test_a_single_seed_leaves_it_open_though_the_other_rows_would_do() -> None:
-    assert result({"rows": "most"}, pairs(FAR, FAR, FAR)).state == "held"
-    assert result({"rows": "most"}, pairs(FAR, FAR, [5.0])).state == "open"
+    assert result({"rows": "most"}, pairs(FAR, FAR, FAR)).state == "supported"
+    assert result({"rows": "most"}, pairs(FAR, FAR, [5.0])).state == "undecided"
     runs = pairs(FAR, FAR, FAR)
     del runs[3, "b"]
-    assert result({"rows": "most"}, runs).state == "open"
+    assert result({"rows": "most"}, runs).state == "undecided"
 
 
 def test_an_open_alternative_keeps_a_row_open() -> None:
     runs = pairs([-5.0, -5.1, -4.9]) | {(1, "c"): [10.0, 100.0, 70.0]}
     assert (
-        result({}, runs).state == "refuted"
-        and result({"a": ["a", "c"], "any_of": "a"}, runs).state == "open"
+        result({}, runs).state == "contradicted"
+        and result({"a": ["a", "c"], "any_of": "a"}, runs).state == "undecided"
     )

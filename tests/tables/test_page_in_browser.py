@@ -151,12 +151,12 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
     assert shown.text == "11 of 11 cells"
     Select(opened.find_element("name", "method")).select_by_value("ot")
     assert column(opened, "Method") == ["OT †"] * 4
-    Select(opened.find_element("name", "verdict")).select_by_value("inconclusive (far)")
-    assert column(opened, "Verdict") == ["? inconclusive (far)"]
+    Select(opened.find_element("name", "verdict")).select_by_value("undecided")
+    assert column(opened, "Verdict") == ["? undecided"] * 2
     opened.find_element("name", "text").send_keys("DISK full")
     assert (column(opened, "Why"), shown.text) == (
         [
-            "far: the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would settle itfailed: OSError: disk full"
+            "the difference is +8.61, 95 % interval -13.2 to +30.4; 6 seeds would settle itfailed: OSError: disk full"
         ],
         "1 of 11 cells",
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedexp.tables.report.report import Conclusion, Direction
 from fedexp.tables.verdicts import Difference, Judgement, judge, mean_interval
 
 MANY = 10**9  # runs of the paper's: as if its number were no draw
@@ -34,11 +35,17 @@ def like(values: Sequence[float], n: int) -> list[float]:
     return list(statistics.mean(values) + made * statistics.stdev(values) / made.std(ddof=1))
 
 
-def expected(low: float, high: float, p_below: float, p_above: float, tolerance: float) -> str:
+def expected(
+    interval: tuple[float, float], p_below: float, p_above: float, tolerance: float, n: int
+) -> str:
     """The verdict by two one-sided tests' p values, and by the 95 % interval."""
+    low, high = interval
     if max(p_below, p_above) <= 0.05:
         return "reproduced"
-    return "higher" if low > tolerance else "lower" if high < -tolerance else "inconclusive"
+    if low > tolerance or high < -tolerance:
+        return "different"
+    centred = abs(low + high) / 2 <= tolerance and high - low <= 4 * tolerance
+    return "close" if centred and n >= 3 else "undecided"
 
 
 def test_against_the_one_sample_tests_where_the_papers_number_is_no_draw() -> None:
@@ -50,9 +57,9 @@ def test_against_the_one_sample_tests_where_the_papers_number_is_no_draw() -> No
         assert said.interval == pytest.approx((low, high), rel=1e-6)
         p_below = stats.ttest_1samp(values, paper - tolerance, alternative="greater").pvalue
         p_above = stats.ttest_1samp(values, paper + tolerance, alternative="less").pvalue
-        assert said.verdict == expected(low, high, p_below, p_above, tolerance)
+        assert said.verdict == expected((low, high), p_below, p_above, tolerance, len(values))
         found.add(said.verdict)
-    assert found == {"reproduced", "higher", "lower", "inconclusive"}
+    assert found == {"reproduced", "close", "different", "undecided"}
 
 
 def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
@@ -77,10 +84,10 @@ def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
         for edge in (low, high):
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
         assert said.verdict == expected(
-            low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance
+            (low, high), p(-tolerance, "greater"), p(tolerance, "less"), tolerance, len(values)
         )
         found.add(said.verdict)
-    assert found == {"reproduced", "higher", "lower", "inconclusive"}
+    assert found == {"reproduced", "close", "different", "undecided"}
 
 
 @pytest.mark.parametrize("sd", [0.2, 1.5, 6.0])
@@ -108,7 +115,7 @@ def test_against_welchs_test_where_the_paper_prints_a_deviation(sd: float, runs:
         for edge in (low, high):
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
         assert said.verdict == expected(
-            low, high, p(-tolerance, "greater"), p(tolerance, "less"), tolerance
+            (low, high), p(-tolerance, "greater"), p(tolerance, "less"), tolerance, len(values)
         )
 
 
@@ -120,31 +127,58 @@ def test_more_runs_of_the_papers_narrow_the_interval() -> None:
     )
 
 
-@pytest.mark.parametrize(("values", "verdict", "near"), [
+@pytest.mark.parametrize(("values", "verdict", "direction"), [
     ([70.1, 70.0, 69.9], "reproduced", None),  # inside
-    ([80.1, 80.0, 79.9], "higher", None),  # outside
-    ([60.1, 60.0, 59.9], "lower", None),
-    ([68.0, 76.0, 72.0], "inconclusive", True),  # across, the mean inside
-    ([73.0, 81.0, 77.0], "inconclusive", False),  # across, the mean outside
-    ([70.0, 84.0], "inconclusive", False),
-    ([70.0], "inconclusive", True),
-    ([75.1], "inconclusive", False),
+    ([80.1, 80.0, 79.9], "different", "higher"),  # outside
+    ([60.1, 60.0, 59.9], "different", "lower"),
+    ([70.0, 74.0, 72.0], "close", None),  # across, the mean inside
+    ([66.0, 78.0, 72.0], "undecided", None),  # the interval is wider than four tolerances
+    ([70.5, 73.5], "undecided", None),  # two runs
+    ([73.0, 81.0, 77.0], "undecided", None),  # across, the mean outside
+    ([70.0, 84.0], "undecided", None),
+    ([70.0], "undecided", None),
+    ([75.1], "undecided", None),
 ])  # fmt: skip
-def test_inside_outside_and_across(values: list[float], verdict: str, near: bool | None) -> None:
+def test_inside_outside_and_across(
+    values: list[float], verdict: str, direction: str | None
+) -> None:
     said = judge(values, 70.0, None, 5.0, 3)
-    assert (said.verdict, said.near) == (verdict, near)
+    assert (said.verdict, said.direction) == (verdict, direction)
     assert (said.interval is None) == (len(values) == 1)
     assert bool(said.reason) == (verdict != "reproduced") and not said.deterministic
 
 
+@pytest.mark.parametrize(("half_width", "verdict"), [(9.99, "close"), (10.01, "undecided")])
+def test_close_needs_an_interval_of_at_most_twice_the_tolerance(
+    half_width: float, verdict: str
+) -> None:
+    spread = half_width / stats.t.ppf(0.975, 3) * math.sqrt(4)
+    values = [4.5 + v for v in like([0.0, 1.0, 2.0, 3.0], 4)]
+    values = [
+        74.5 + (v - statistics.mean(values)) * spread / statistics.stdev(values) for v in values
+    ]
+    said = judge(values, 70.0, None, 5.0, MANY)
+    assert said.interval is not None
+    assert said.interval[1] - said.interval[0] == pytest.approx(2 * half_width)
+    assert said.verdict == verdict
+
+
 @pytest.mark.parametrize(
-    ("distance", "verdict"),
-    [(4.0, "reproduced"), (5.0, "reproduced"), (6.0, "higher"), (-6.0, "lower")],
+    ("distance", "verdict", "direction"),
+    [
+        (4.0, "reproduced", None),
+        (5.0, "reproduced", None),
+        (6.0, "different", "higher"),
+        (-6.0, "different", "lower"),
+    ],
 )
-def test_no_spread_is_told_by_the_number_alone_and_flagged(distance: float, verdict: str) -> None:
+def test_no_spread_is_told_by_the_number_alone_and_flagged(
+    distance: float, verdict: Conclusion, direction: Direction | None
+) -> None:
     assert judge([70 + distance] * 3, 70.0, None, 5.0) == Judgement(
-        verdict,  # type: ignore[arg-type]
+        verdict,
         "" if verdict == "reproduced" else judge([70 + distance] * 3, 70.0, None, 5.0).reason,
+        direction,
         (distance, distance),
         deterministic=True,
     )
@@ -155,7 +189,7 @@ def test_no_spread_of_ours_leaves_the_deviation_that_the_paper_prints() -> None:
     said = judge([72.0] * 3, 70.0, 6.0, 5.0, 3)
     half = stats.t.ppf(0.975, 2) * 6 / math.sqrt(3)
     assert (
-        said.verdict == "inconclusive"
+        said.verdict == "undecided"
         and said.deterministic
         and said.interval == pytest.approx((2 - half, 2 + half))
     )
@@ -163,18 +197,18 @@ def test_no_spread_of_ours_leaves_the_deviation_that_the_paper_prints() -> None:
 
 @pytest.mark.parametrize(("values", "paper", "verdict"), [
     ([math.inf] * 3, math.inf, "reproduced"),
-    ([math.inf, math.inf, 12.0], math.inf, "inconclusive"),
-    ([12.0, 13.0, 14.0], math.inf, "lower"),
-    ([math.inf] * 2, 12.0, "higher"),
-    ([12.5, math.inf, 14.0], 12.0, "inconclusive"),  # nothing is known of the mean
-    ([math.inf], math.inf, "inconclusive"),
-    ([math.inf], 12.0, "inconclusive"),
-    ([math.nan, 70.0], 70.0, "inconclusive"),
+    ([math.inf, math.inf, 12.0], math.inf, "undecided"),
+    ([12.0, 13.0, 14.0], math.inf, "different"),
+    ([math.inf] * 2, 12.0, "different"),
+    ([12.5, math.inf, 14.0], 12.0, "undecided"),  # nothing is known of the mean
+    ([math.inf], math.inf, "undecided"),
+    ([math.inf], 12.0, "undecided"),
+    ([math.nan, 70.0], 70.0, "undecided"),
 ])  # fmt: skip
 def test_targets_that_are_never_reached(values: list[float], paper: float, verdict: str) -> None:
     said = judge(values, paper, None, 5.0)
     assert said.verdict == verdict and said.interval is None
-    if verdict == "inconclusive":
+    if verdict == "undecided":
         missed = sum(map(math.isinf, values))
         assert said.reason in (
             "one seed",
@@ -183,27 +217,20 @@ def test_targets_that_are_never_reached(values: list[float], paper: float, verdi
         )
 
 
-def test_one_seed_is_near_where_both_never_reach_the_target() -> None:
-    assert (
-        judge([math.inf], math.inf, None, 5.0).near is True
-        and judge([math.inf], 3.0, None, 5.0).near is False
-    )
-
-
 def test_numbers_that_diverged_do_not_overflow() -> None:
-    assert judge([1e300, 1.1e300, 9e299], 70.0, None, 5.0).verdict in ("higher", "inconclusive")
-    assert judge([1e300, 1.1e300, 9e299], 70.0, 2.0, 5.0).verdict in ("higher", "inconclusive")
+    assert judge([1e300, 1.1e300, 9e299], 70.0, None, 5.0).verdict in ("different", "undecided")
+    assert judge([1e300, 1.1e300, 9e299], 70.0, 2.0, 5.0).verdict in ("different", "undecided")
 
 
 def test_a_verdict_is_of_the_number_whichever_is_better() -> None:
     """Ours and the paper's with the opposite sign, as of a loss, give the opposite."""
-    turned = {"higher": "lower", "lower": "higher"}
+    turned = {"higher": "lower", "lower": "higher", None: None}
     for values, paper, tolerance in cases():
         one, other = (
             judge(values, paper, None, tolerance, 3),
             judge([-v for v in values], -paper, None, tolerance, 3),
         )
-        assert other.verdict == turned.get(one.verdict, one.verdict) and other.near == one.near
+        assert other.verdict == one.verdict and other.direction == turned[one.direction]
         assert one.interval == pytest.approx(
             tuple(-edge for edge in reversed(other.interval or ()))
         )
@@ -217,10 +244,11 @@ def test_so_many_seeds_of_the_same_mean_and_spread_settle_it_and_one_less_does_n
     found = set()
     for values, paper, tolerance in cases():
         said = judge(values, paper, sd, tolerance, runs)
-        assert bool(said.settles) == (said.verdict == "inconclusive")
+        assert bool(said.settles) == (said.verdict == "undecided")
         if not said.settles:
             continue
-        wanted = {"reproduced"} if said.near else {"higher", "lower"}
+        within = abs(statistics.mean(values) - paper) <= tolerance
+        wanted = {"reproduced", "close"} if within else {"different"}
 
         def verdict(
             n: int, case: tuple[list[float], float, float] = (values, paper, tolerance)
@@ -232,23 +260,25 @@ def test_so_many_seeds_of_the_same_mean_and_spread_settle_it_and_one_less_does_n
         )
 
         def settled(
-            n: int, d: Difference = d, near: bool | None = said.near, tolerance: float = tolerance
+            n: int, d: Difference = d, within: bool = within, tolerance: float = tolerance
         ) -> bool:
             more = d.with_seeds(n)
-            return more.equivalent(tolerance) if near else more.beyond(tolerance)
+            if within:
+                narrow = more.half_width(0.95) <= 2 * tolerance
+                return more.equivalent(tolerance) or (n >= 3 and narrow)
+            return more.beyond(tolerance)
 
         if number := re.match(r"(\d+) seeds", said.settles):
             n = int(number[1])
             assert verdict(n) in wanted and len(values) < n <= 20
-            assert all(verdict(fewer) == "inconclusive" for fewer in range(len(values), n))
+            assert all(verdict(fewer) == "undecided" for fewer in range(len(values), n))
         elif said.settles.startswith("more than 20"):
-            assert verdict(20) == "inconclusive" and any(
+            assert verdict(20) == "undecided" and any(
                 settled(20 * 2**power) for power in range(1, 32)
             )
         else:
             assert (
-                said.settles == "no number of seeds would settle it"
-                and verdict(40) == "inconclusive"
+                said.settles == "no number of seeds would settle it" and verdict(40) == "undecided"
             )
             assert not any(settled(20 * 2**power) for power in range(1, 32))
         found.add(said.settles.partition(" ")[0])

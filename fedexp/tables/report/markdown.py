@@ -107,14 +107,13 @@ def _claim_table(report: Report) -> Iterator[str]:
     if not report.claims:
         return
     yield from ("## Claims", "")
-    yield _table_row(
-        ["State", "Scope", "Claim", "Where", "It says", "Why", "In print", "Row by row"]
-    )
-    yield _table_row([":---"] * 8)
+    yield from (f"{escape(texts.sentence(scope))}" for scope in texts.scopes(report))
+    yield ""
+    yield _table_row(["State", "Claim", "Where", "It says", "Why", "In print", "Row by row"])
+    yield _table_row([":---"] * 7)
 
     for claim in report.claims:
         texts_of_claim = [
-            claim.scope,
             claim.id,
             texts.claim_source(claim),
             claim.says,

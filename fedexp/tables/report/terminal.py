@@ -64,7 +64,7 @@ def print_report(report: Report, out: Console | None = None) -> None:
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
 
-    for scope in dict.fromkeys(claim.scope for claim in report.claims):
+    for scope in texts.scopes(report):
         out.print(f"claims, {scope}", style="bold", markup=False)
     for claim in report.claims:
         in_print = texts.claim_in_print(claim)

@@ -284,6 +284,11 @@ def claim_class(claim: ClaimResult) -> str:
     return claim.state.replace(" ", "-").replace(":", "")
 
 
+def scopes(report: Report) -> list[str]:
+    """Return the runs that the claims' states are about, each once."""
+    return list(dict.fromkeys(claim.scope for claim in report.claims))
+
+
 def claim_source(claim: ClaimResult) -> str:
     """Return the place of a claim in the paper, or that it is our own expectation."""
     return "our own expectation" if claim.is_ours else claim.where
