@@ -65,6 +65,9 @@ def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> s
 
 
 def _fits(column: dict[str, Any], row: dict[str, str]) -> bool:
+    if column.get("reads"):
+        # The column is another reading of a printed column.
+        return False
     wanted = column.get("published") or {"method": column["key"]}
     return all(row.get(key) == str(value) for key, value in wanted.items())
 

@@ -52,22 +52,24 @@ class OTFusion(FusionAggregator):
     Args:
         fold: ``reference``: all models are moved onto a reference model and then
             averaged uniformly. The reference is the first model, or the second if there
-            are two. ``running``: F starts as the first model. Each further model is
-            moved onto F. Then F becomes the mean of F and this model, so that later
-            models have a higher weight.
+            are two. ``running`` and ``uniform``: F starts as the first model. Each
+            further model is moved onto F. With ``running``, F becomes the mean of F and
+            this model, so that later models have a higher weight (NAFI's code). With
+            ``uniform``, F becomes the mean of all models so far (uniform weights, as in
+            Singh & Jaggi).
         last_layer: ``plain`` or ``masked``, as in `fedexp.methods.average.Average`.
         alignment: How units are compared and moved.
     """
 
-    fold: Literal["reference", "running"] = "reference"
+    fold: Literal["reference", "running", "uniform"] = "reference"
     last_layer: LastLayer = "plain"
     alignment: Alignment = field(default_factory=Alignment)
 
     def __post_init__(self) -> None:
         masked = self.last_layer == "masked"
         require(
-            not (masked and self.fold == "running"),
-            "last_layer=masked needs fold=reference, got fold=running",
+            not (masked and self.fold != "reference"),
+            f"last_layer=masked needs fold=reference, got fold={self.fold}",
         )
         require(
             not (masked and self.alignment.output == "transported"),
@@ -87,11 +89,13 @@ class OTFusion(FusionAggregator):
         structure = structure_of(env.server_spec, env.input_shape)
         sizes = one_to_one(structure, len(models))
 
-        if self.fold == "running":
+        if self.fold != "reference":
             fused, maps = models[0], []
-            for model in models[1:]:
+            for number, model in enumerate(models[1:], 1):
                 maps += align([model], fused, structure, self.alignment)
-                fused = averaged([fused, self.alignment.apply(model, structure, maps[-1])])
+                moved = self.alignment.apply(model, structure, maps[-1])
+                weight = number if self.fold == "uniform" else 1
+                fused = averaged([fused] * weight + [moved])
             return fused, {"ot/moved": moved_share(structure, maps), **sizes}
 
         moved, _, share = aligned(models, env, self.alignment)

@@ -25,6 +25,7 @@ VARIANTS = {
     "reference": ("method=ot_fusion",),
     "masked": ("method=ot_fusion", "aggregator.last_layer=masked"),
     "running": ("method=ot_fusion", "aggregator.fold=running"),
+    "uniform": ("method=ot_fusion", "aggregator.fold=uniform"),
     "nafi, aligned biases": ("method=ot_fusion_nafi", "aggregator.alignment.biases=aligned"),
 }
 NETS = ["mlp", "cnn", "resnet, BatchNorm", "concatenated"]
@@ -98,14 +99,18 @@ def test_ot_fusion_without_hidden_units_equals_average() -> None:
     average_of_units_that_stay("ot_fusion", 4)
 
 
-def test_running_fusion_halves_and_later_models_weigh_more() -> None:
-    """Without hidden units nothing moves: weights 1/8, 1/8, 1/4, 1/2."""
+@pytest.mark.parametrize(
+    ("fold", "weights"),
+    [("running", (1 / 8, 1 / 8, 1 / 4, 1 / 2)), ("uniform", (1 / 4, 1 / 4, 1 / 4, 1 / 4))],
+)
+def test_the_fold_determines_the_weights(fold: str, weights: tuple[float, ...]) -> None:
+    """Without hidden units nothing moves, so the result is a weighted mean."""
     spec = MODELS["linear"]
     models = models_of(spec, 4)
-    result = fused(world_of(spec, "method=ot_fusion", "aggregator.fold=running"), models)
+    result = fused(world_of(spec, "method=ot_fusion", f"aggregator.fold={fold}"), models)
     for name, value in result.params.items():
         expected = sum(
-            w * m.params[name] for w, m in zip((1 / 8, 1 / 8, 1 / 4, 1 / 2), models, strict=True)
+            w * m.params[name] for w, m in zip(weights, models, strict=True)
         )
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
 
@@ -169,6 +174,7 @@ def test_share_of_moved_units_is_logged() -> None:
     "overrides",
     [
         ("aggregator.last_layer=masked", "aggregator.fold=running"),
+        ("aggregator.last_layer=masked", "aggregator.fold=uniform"),
         ("aggregator.last_layer=masked", "aggregator.alignment.output=transported"),
         ("aggregator.alignment.regularization=0",),
         ("aggregator.alignment.distance=manhattan",),
