@@ -43,7 +43,7 @@ def main() -> None:
     if options.before is not None:
         with options.before.open() as file:
             old = {
-                (row["table"], row["variant"], row["claim"]): row["state"]
+                (row["table"], _form(row["variant"]), row["claim"]): row["state"]
                 for row in csv.DictReader(file)
             }
 
@@ -51,9 +51,15 @@ def main() -> None:
     writer.writerow(HEAD)
     for report in reports():
         for claim in report.claims:
-            key = (report.name, report.variant, claim.id)
-            states = old.get(key, ""), claim.state
-            writer.writerow([*key, claim.where, claim.says, *states, claim.reason])
+            before = old.get((report.name, _form(report.variant), claim.id), "")
+            states = before, claim.state
+            about = report.name, report.variant, claim.id, claim.where, claim.says
+            writer.writerow([*about, *states, claim.reason])
+
+
+def _form(variant: str) -> str:
+    """Return the variant whose cells a report has. A partial report has those of full."""
+    return "full" if variant == "partial" else variant
 
 
 if __name__ == "__main__":

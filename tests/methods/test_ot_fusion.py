@@ -109,9 +109,7 @@ def test_the_fold_determines_the_weights(fold: str, weights: tuple[float, ...]) 
     models = models_of(spec, 4)
     result = fused(world_of(spec, "method=ot_fusion", f"aggregator.fold={fold}"), models)
     for name, value in result.params.items():
-        expected = sum(
-            w * m.params[name] for w, m in zip(weights, models, strict=True)
-        )
+        expected = sum(w * m.params[name] for w, m in zip(weights, models, strict=True))
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
 
 
