@@ -1,6 +1,6 @@
 """The ``fedexp-runs`` command, which lists, compares, repeats and deletes runs.
 
-It reads run folders. Only ``rerun`` and ``check-conf`` need torch.
+It reads run folders. Only ``rerun`` needs torch.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def _parser() -> Parser:
 
     check = commands.add_parser(
         "check-conf",
-        help="list the lines of configs and modules that use a name of version 0.1",
-        description="Lists every line of YAML and Python files that uses a name which version 0.2 "
-        "changed, with the new "
-        "name. Nothing is written. Exit code 1 if there are such lines.",
+        help="list the lines of configs and modules that use a path or key of version 0.1",
+        description="Lists every line of YAML and Python files that uses a class path, an import "
+        "or a config key which version 0.2 changed, with the new name. Nothing is written. "
+        "Exit code 1 if there are such lines.",
     )
     check.add_argument(
         "paths",
