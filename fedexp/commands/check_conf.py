@@ -43,7 +43,7 @@ def check_conf(paths: Sequence[Path]) -> int:
         changed = sum(map(bool, found.values()))
         print(f"{count} names to change in {changed} of {len(files)} files")
     else:
-        print(f"{len(files)} files: every name is current")
+        print(f"{len(files)} files: every path and config key is current")
     return JOB_ERROR if count else 0
 
 

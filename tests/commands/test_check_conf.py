@@ -107,7 +107,7 @@ def test_check_conf_of_current_files_finds_nothing(
     )
     (folder / "conf/aggregator/own.yaml").unlink()
     assert run_command(["check-conf"]) == 0
-    assert capsys.readouterr().out == "2 files: every name is current\n"
+    assert capsys.readouterr().out == "2 files: every path and config key is current\n"
 
 
 def test_check_conf_of_built_in_configs_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
