@@ -96,6 +96,11 @@ class ModelSpec:
                 )
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
+    @classmethod
+    def from_stored(cls, arch: str, kwargs: Mapping[str, Any]) -> ModelSpec:
+        """Build a spec from its arguments in JSON, where a tuple is a list."""
+        return cls(arch, tuple(sorted((name, _freeze(value)) for name, value in kwargs.items())))
+
     def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
         """Return the frozen extractor, the trained head and the shape of the features.
 

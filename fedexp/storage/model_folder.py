@@ -171,7 +171,7 @@ class ModelFolder:
         verify(path)
         with _reading(path) as file:
             facts = read_facts(file)
-            specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
+            specs = tuple(ModelSpec.from_stored(s["arch"], s["kwargs"]) for s in facts["specs"])
             kind, buffers = facts["kind"], frozenset(facts["buffers"])
             keys = _by_model(facts["order"], kind, len(specs))
 
@@ -301,12 +301,3 @@ def _by_model(keys: list[str], kind: str, count: int) -> tuple[tuple[str, ...], 
         if slash:  # the other keys belong to the ensemble
             groups[number].append(key)
     return tuple(map(tuple, groups.values()))
-
-
-def _arguments(stored: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the keyword arguments of a spec from JSON, which has no tuples."""
-
-    def frozen(value: Any) -> Any:
-        return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-    return tuple(sorted((name, frozen(value)) for name, value in stored.items()))

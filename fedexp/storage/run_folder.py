@@ -107,11 +107,10 @@ class RunFolder:
                 delete_path(path)
             if self.hashes:
                 self._compare(self.once(_IDENTITY, self.hashes), _IDENTITY)
-        except OSError as error:
+        except BaseException as error:
             self.release()
-            raise self._unusable(error) from error
-        except BaseException:
-            self.release()
+            if isinstance(error, OSError):
+                raise self._unusable(error) from error
             raise
 
         if what := damage(self.path, "status.json"):
@@ -330,20 +329,20 @@ class Journal:
         self._metrics.flush()
         self._digest.update(line)
 
-    def time(self, round: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
+    def time(self, round_number: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
         """Write the seconds of a step by phase.
 
         Args:
-            round: Round of the step.
+            round_number: Number of the step's round, from 1.
             step: Number of the step.
             seconds: Seconds by phase.
             **facts: Further values, which may differ if the step is executed again.
         """
         row = {
-            "round": round,
+            "round": round_number,
             "step": step,
             "attempt": self._attempt,
-            "seconds": {k: round_6(v) for k, v in seconds.items()},
+            "seconds": {k: round(v, 6) for k, v in seconds.items()},
             **facts,
         }
         self._timing.write(json.dumps(row) + "\n")
@@ -364,11 +363,6 @@ class Journal:
     def close(self) -> None:
         self._metrics.close()
         self._timing.close()
-
-
-def round_6(value: float) -> float:
-    """Round to six decimals."""
-    return round(value, 6)
 
 
 def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -62,17 +62,15 @@ def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
 
     A ``+`` follows if `files` have changes or are not in the commit.
     """
-    described = _git(folder, "describe", "--always", "--exclude=*")
+    described = git(folder, "describe", "--always", "--exclude=*")
     if not described:
         return None
-    return described + (
-        ""
-        if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) == ""
-        else "+"
-    )
+    changes = git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files))
+    return described if changes == "" else f"{described}+"
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of a Git command in `folder`, or None if the command fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

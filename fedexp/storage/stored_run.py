@@ -225,16 +225,16 @@ def find_run(root: Path, name: str) -> StoredRun:
         )
 
     runs.sort(key=lambda run: not run.is_aside)  # suggest files that were set aside last
-    parts = {
-        run: (
+    known = {
+        key: run.name
+        for run in runs
+        for key in (
             run.name,
             run.path.parent.name.rpartition("-")[0],
             run.path.parent.name,
             run.path.name,
         )
-        for run in runs
     }
-    known = {key: run.name for run, keys in parts.items() for key in keys}
     near = nearest(name, known)
     raise FedexpError(
         f"no run '{name}'",
