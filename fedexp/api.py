@@ -52,8 +52,7 @@ class Run:
 
         The options are at ``choices``, the overrides at ``overrides``.
         """
-        config: dict[str, Any] | None = StoredRun(self.folder).config or None
-        return self._require(config, "config.yaml")
+        return self._require(StoredRun(self.folder).config or None, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -235,13 +234,11 @@ def save_models(
         "clients": list(range(number)),
         "num_examples": examples,
         "class_counts": counts,
+        "mean": None if mean is None else list(mean),
+        "std": None if std is None else list(std),
     }
 
-    inputs = {
-        name: None if value is None else list(value)
-        for name, value in (("mean", mean), ("std", std))
-    }
-    clients = build(Clients, {**facts, **inputs}, "")
+    clients = build(Clients, facts, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
 
     if len(given) != number:
@@ -252,11 +249,15 @@ def save_models(
             got=len(given),
         )
 
-    nodes = [{"_target_": one} if isinstance(one, str) else one for one in given]
-    specs = [ModelSpec.of(node, tuple(input_shape), num_classes) for node in nodes]
-    pairs = enumerate(zip(specs, state_dicts, strict=True))
+    specs = [
+        ModelSpec.of(
+            {"_target_": one} if isinstance(one, str) else one, tuple(input_shape), num_classes
+        )
+        for one in given
+    ]
     models = tuple(
-        Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, (spec, state) in pairs
+        Weights.of_state_dict(spec, state, f"state_dicts[{i}]")
+        for i, (spec, state) in enumerate(zip(specs, state_dicts, strict=True))
     )
     save_outcome(
         Outcome(models, "local", clients=clients.clients), clients, Path(folder).expanduser()

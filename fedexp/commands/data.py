@@ -80,7 +80,7 @@ def _show(options: argparse.Namespace) -> int:
     from fedexp.running.experiment import load_data
 
     config = compose(options.overrides)
-    data = load_data(config, device="cpu")
+    data = load_data(config)
     counts = data.class_counts()
     out = console()
     title = _split_title(config)

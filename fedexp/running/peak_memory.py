@@ -76,8 +76,10 @@ def is_near_limit(
 
     The memory is that of the device that holds the data.
     """
-    free = free_memory(data.train.x.device)
-    return bool(jobs) and estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free
+    return bool(jobs) and (
+        estimate(jobs, data, engine.jobs_at_once, eval_batch)
+        > _NEAR * free_memory(data.train.x.device)
+    )
 
 
 def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:

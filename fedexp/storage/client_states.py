@@ -155,11 +155,10 @@ class StoredClientStates(ClientStates):
         return self._read(self._place[client], [client])[client]
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._place
-        yield from (client for client in self._unsaved if client not in self._place)
+        return iter({**self._place, **self._unsaved})
 
     def __len__(self) -> int:
-        return len(self._place) + sum(client not in self._place for client in self._unsaved)
+        return len({**self._place, **self._unsaved})
 
     def __contains__(self, client: object) -> bool:
         return client in self._unsaved or client in self._place

@@ -195,8 +195,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        lines = path.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
     except ValueError as error:
         raise damaged(path, str(error)) from error
 

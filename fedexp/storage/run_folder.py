@@ -66,8 +66,8 @@ class RunFolder:
         hashes = {"config": config_hash(config), "code": code_hash(config.values)}
         method, dataset = config["method"], config.choices.get("dataset", "data")
         name = f"{_plain(method)}-{_plain(dataset)}-{hashes['config'][:16]}"
-        root = Path(config["output_root"]).expanduser().resolve()
-        return cls(root / "runs" / name / hashes["code"][:8], hashes)
+        runs = Path(config["output_root"]).expanduser().resolve() / "runs"
+        return cls(runs / name / hashes["code"][:8], hashes)
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
         """Become the only process that works in this folder.
@@ -168,7 +168,9 @@ class RunFolder:
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
         aside.mkdir()
-        for entry in sorted(contents, key=_first_of_all):
+        # Wherever a crash stops the move, the rest is a run that can resume or begin.
+        first = {"result.json": 0, "checkpoint": 1}
+        for entry in sorted(contents, key=lambda entry: first.get(entry.name, 2)):
             entry.replace(aside / entry.name)
         return aside
 
@@ -243,15 +245,6 @@ def _plain(name: object) -> str:
     An option may be in a subfolder of its group, and a method may have any name.
     """
     return re.sub(r"[^\w.+=-]+", "_", str(name))[:_LONGEST].lstrip(".")
-
-
-def _first_of_all(entry: Path) -> int:
-    """Return the rank of an entry in the order in which entries are set aside.
-
-    Wherever a crash stops the move, the remaining entries are a run that can resume or
-    begin.
-    """
-    return {"result.json": 0, "checkpoint": 1}.get(entry.name, 2)
 
 
 def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
