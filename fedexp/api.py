@@ -1,6 +1,7 @@
-"""The Python interface of fedexp, which the package itself exports.
+"""The Python interface of fedexp: `run`, `load`, `Run` and `save_models`.
 
-It runs what the command line runs, and reads stored runs.
+The package `fedexp` exports these names. The functions run what the command line runs,
+read stored runs, and save models from elsewhere for ``client_models.path``.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:
 
     Raises:
         FedexpError: There is no such run, or more than one. The error names the
-            nearest.
+            nearest run.
     """
     return Run(find_run(Path(output_root).expanduser(), str(run)).path.resolve())
 
@@ -199,12 +200,12 @@ def save_models(
             that take it.
         num_classes: Number of classes. It is passed to constructors that take it.
         class_counts: Training samples of each class, of shape (models, classes).
-            Without them, those of the run's partition are used.
+            If None, the counts in the run's partition are used.
         num_examples: Training samples of each client. The default is the sum of
             `class_counts`.
         mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
-            ``[]`` means no normalisation. A run whose data set has another is refused.
-            If None, it is not checked.
+            ``[]`` means no normalisation. A run whose data set has another mean is
+            refused. If None, the mean is not checked.
         std: Standard deviation per channel, like ``dataset.std``. It is treated like
             `mean`.
 

@@ -35,7 +35,7 @@ def compose(overrides: list[str]) -> ResolvedConfig:
 def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> ResolvedConfig:
     """Resolve a composed config into plain values.
 
-    The nodes that ``architectures`` and ``proxy.dataset`` name are filled in.
+    The options that ``architectures`` and ``proxy.dataset`` name are composed too.
 
     Args:
         config: Composed config.

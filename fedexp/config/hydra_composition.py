@@ -90,7 +90,8 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
 def _parsed(text: str) -> list[Override]:
     """Parse one override. The cached list must not be changed.
 
-    The jobs of a sweep share most overrides, and parsing takes a seventh of composing.
+    The jobs of a sweep share most overrides. Without this cache, parsing takes a
+    seventh of the time of composing.
     """
     return OverridesParser.create().parse_overrides([text])
 

@@ -80,8 +80,9 @@ class Architectures:
     """Keys ``architectures.*``: the model of each client and of the server.
 
     Args:
-        clients: Names that the clients take in turn, or the clients of each name, as
-            numbers and ranges. None means that all clients have ``model``.
+        clients: Names that the clients take in turn, or a mapping from each name to the
+            clients that have it. The clients are numbers (5) and ranges ("0-4"). None
+            means that all clients have ``model``.
         server: Name of the server's architecture. None means ``model``.
         models: The ``model`` node of every name.
     """

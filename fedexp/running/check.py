@@ -118,7 +118,7 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
 @contextmanager
 def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Print the work of the block if it takes longer than 3 seconds.
+    """Print a notice that names the block's work if the work takes more than 3 s.
 
     Args:
         what: Work that the block does, for the message.

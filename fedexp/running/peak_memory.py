@@ -1,7 +1,7 @@
 """The peak memory of a run in bytes.
 
-The peak is measured. An estimate only decides whether the memory is probed ahead, which
-takes two training steps.
+The peak is measured. If an estimate is near the free memory, two training steps and an
+evaluation batch measure the peak before the first round (`probe_memory`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,11 @@ from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
 from fedexp.storage.tensors import opened, read_facts, save_tree
 
-_MOST = 128  # states per segment: few files and flushes, yet short headers to read one state
+# Most states per segment. More states make fewer files. Fewer states make shorter
+# headers, which are read with every state.
+_MOST = 128
 _MOST_BYTES = 16e6  # bytes per segment, which is composed in memory
-_SLACK = 1024  # number of superseded states on disk that do not yet need a clean-up
+_SLACK = 1024  # see `_clean_up`
 
 
 class StoredClientStates(ClientStates):
@@ -209,9 +211,11 @@ class StoredClientStates(ClientStates):
             self._path(number).unlink(missing_ok=True)
 
     def _clean_up(self) -> None:
-        """Write the states of half-empty segments again.
+        """Write the current states of the emptiest segments again.
 
-        This is done only if it halves the use of the disk.
+        In these segments at least half of the states are superseded. They are written
+        again only if the superseded states on disk outnumber the current states on disk
+        by more than `_SLACK`.
         """
         if self._dead <= len(self._place) + _SLACK:
             return

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import LIBRARIES, is_ours
 
-# Keys that do not change what is computed. They decide only where and how fast it is
-# computed and what is shown. Increase the version when the list changes.
+# Keys that do not change the numbers of a result. They decide only where and how fast a
+# run computes and what it shows. Increase the version when the list changes.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",

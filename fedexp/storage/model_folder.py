@@ -142,7 +142,8 @@ class ModelFolder:
 
     Args:
         path: Path of the folder.
-        kind: Kind of the outcome as it is stored in the file.
+        kind: Kind of the outcome as the file names it: ``model``, ``ensemble`` or
+            ``per_client``.
         specs: Spec of each model.
         buffers: Keys in the file that are not parameters.
         keys: Key in the file of each tensor, by the tensor's name, for each model. The

@@ -1,6 +1,7 @@
-"""Folder of a run, addressed by content and locked while a process works in it.
+"""Folder of a run. Its files are the record of the run.
 
-Its files are the record of the run.
+The folder's name contains the hashes of the run's config and code. The folder is locked
+while a process works in it.
 """
 
 from __future__ import annotations
@@ -194,8 +195,8 @@ class RunFolder:
     def set_ended(self, status: Literal["failed", "interrupted"], **facts: Any) -> None:
         """Store how the run ended, as `set_status` does.
 
-        If no file can be written any more, one word of the old file is replaced in
-        place.
+        If no file can be written any more, the word "running" in the old file is
+        replaced in place.
         """
         try:
             self.set_status(status, **facts)
@@ -222,7 +223,8 @@ class RunFolder:
     def _state(self) -> dict[str, Any]:
         """Return the contents of status.json, empty if it is absent or damaged.
 
-        A damaged file is no error, because the file is written again all the time.
+        A damaged file raises no error, because every change of the status writes the
+        whole file again.
         """
         return read_mapping(self.path / "status.json")
 
@@ -281,7 +283,8 @@ class Journal:
     Args:
         folder: Folder of the run.
         mark: Value of `mark` when the resumed checkpoint was saved, or None without a
-            checkpoint. Later rows are cut off and computed again, to the same bytes.
+            checkpoint. Later rows are cut off. The run computes them again with the
+            same bytes.
         attempt: Number of the attempt, stored with timings.
 
     Raises:

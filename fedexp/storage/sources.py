@@ -56,7 +56,9 @@ def _path(folder: Path, sha256: str) -> Path:
     return folder.parents[2] / _FOLDER / f"{sha256}.py"
 
 
-@cache  # A sweep asks in every job. The sources are cached too, when they are first read.
+# Every job of a sweep calls this function. The sources themselves are cached too, in
+# `fedexp.storage.identity`.
+@cache
 def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
     """Return the Git commit of the checkout around `folder`, or None outside of Git.
 

@@ -29,8 +29,7 @@ _SHOWN_MATCHES = 8
 class StoredRun:
     """A run folder on disk.
 
-    The files behind each property may be absent or damaged. No property raises an error
-    for that.
+    No property raises an error if the file behind it is absent or damaged.
     """
 
     path: Path
