@@ -36,6 +36,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, dest="command")
     show = commands.add_parser(
         "show",
+        command=_show,
         help="print the client x class table of an experiment and draw its picture",
         epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 "
         "clients=20 seed_data=1",
@@ -45,9 +46,8 @@ def _parser() -> Parser:
     show.add_argument(
         "--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)"
     )
-    show.set_defaults(run=_show)
     prepare = commands.add_parser(
-        "prepare", help="fetch a data set's missing files, check and decode them"
+        "prepare", command=_prepare, help="fetch a data set's missing files, check and decode them"
     )
     prepare.add_argument("dataset", help="a name that 'fedexp-data list' prints")
     prepare.add_argument(
@@ -61,14 +61,12 @@ def _parser() -> Parser:
     prepare.add_argument(
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
-    prepare.set_defaults(run=_prepare)
     listing = commands.add_parser(
-        "list", help="list the data sets and whether their files are there"
+        "list", command=_list, help="list the data sets and whether their files are there"
     )
     listing.add_argument(
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
-    listing.set_defaults(run=_list)
 
     return parser
 

@@ -34,6 +34,16 @@ _COLOURS = {
     "stale": "yellow",
     "interrupted": "yellow",
 }
+# What each flag of ``clean`` selects to be deleted.
+_CLEAN_FLAGS = {
+    "--failed": "runs that failed",
+    "--damaged": "runs whose result or status cannot be read",
+    "--stale": "runs whose process is gone and left no error",
+    "--old-code": "runs that today's code would not reuse",
+    "--set-aside": "files that reuse=false moved aside (<code>.<k>)",
+    "--checkpoints": "checkpoints of runs that are done",
+    "--memo": "stored client work, which is trained again when needed",
+}
 
 
 def main() -> None:
@@ -70,7 +80,9 @@ def _parser() -> Parser:
         "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'",
     )
 
-    listing = commands.add_parser("list", parents=[shared, chosen], help="all runs, newest first")
+    listing = commands.add_parser(
+        "list", command=_list, parents=[shared, chosen], help="all runs, newest first"
+    )
     listing.add_argument(
         "--sort",
         metavar="KEY",
@@ -79,20 +91,22 @@ def _parser() -> Parser:
     )
 
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
-    listing.set_defaults(run=_list)
 
     what = "a run folder, or a part of its name that no other run has"
-    show = commands.add_parser("show", parents=[shared], help="one run: result, costs, files")
+    show = commands.add_parser(
+        "show", command=_show, parents=[shared], help="one run: result, costs, files"
+    )
     show.add_argument("name", metavar="run", help=what)
-    show.set_defaults(run=_show)
 
-    diff = commands.add_parser("diff", parents=[shared], help="what differs between two runs")
+    diff = commands.add_parser(
+        "diff", command=_diff, parents=[shared], help="what differs between two runs"
+    )
     diff.add_argument("a", help=what)
     diff.add_argument("b", help=what)
-    diff.set_defaults(run=_diff)
 
     rerun = commands.add_parser(
         "rerun",
+        command=_rerun,
         parents=[shared],
         help="run a stored run's config again and compare the bits",
         description="Runs exactly the stored config again in <root>/reruns, with the numerics of "
@@ -105,10 +119,12 @@ def _parser() -> Parser:
     rerun.add_argument(
         "--data-root", help="folder of the data sets (default: that of the stored run)"
     )
-    rerun.set_defaults(run=_rerun)
 
     export = commands.add_parser(
-        "export", parents=[shared, chosen], help="runs as CSV, one row each, or to W&B afterwards"
+        "export",
+        command=_export,
+        parents=[shared, chosen],
+        help="runs as CSV, one row each, or to W&B afterwards",
     )
     export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
     export.add_argument(
@@ -120,48 +136,31 @@ def _parser() -> Parser:
     export.add_argument("--project", default="fedexp", help="project of W&B (%(default)s)")
     export.add_argument("--entity", help="entity of W&B (default: that of the account)")
     export.add_argument("--group", help="group under which W&B shows them together")
-    export.set_defaults(run=_export)
 
-    table = commands.add_parser(
+    commands.add_parser(
         "table",
+        command=_table,
         parents=[shared, chosen],
         help="a table of runs: means over seeds, paired tests",
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
     )
-    table.set_defaults(run=_table)
 
     clean = commands.add_parser(
         "clean",
+        command=_clean,
         parents=[shared],
         help="delete what is not needed (without --yes, only shows what it would delete)",
         description="Deletes the kinds of files that are named. "
         "A run that is being executed is never touched.",
     )
 
-    clean.add_argument("--failed", action="store_true", help="runs that failed")
-    clean.add_argument(
-        "--damaged", action="store_true", help="runs whose result or status cannot be read"
-    )
-    clean.add_argument(
-        "--stale", action="store_true", help="runs whose process is gone and left no error"
-    )
-    clean.add_argument(
-        "--old-code", action="store_true", help="runs that today's code would not reuse"
-    )
-    clean.add_argument(
-        "--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)"
-    )
-    clean.add_argument(
-        "--checkpoints", action="store_true", help="checkpoints of runs that are done"
-    )
-    clean.add_argument(
-        "--memo", action="store_true", help="stored client work, which is trained again when needed"
-    )
+    for flag, text in _CLEAN_FLAGS.items():
+        clean.add_argument(flag, action="store_true", help=text)
     clean.add_argument("--yes", action="store_true", help="delete (without it nothing is deleted)")
-    clean.set_defaults(run=_clean)
 
     check = commands.add_parser(
         "check-conf",
+        command=_check_conf,
         help="list the lines of configs and modules that use a name of version 0.1",
         description="Lists every line of YAML and Python files that uses a name which version 0.2 "
         "changed, with the new "
@@ -175,7 +174,6 @@ def _parser() -> Parser:
         help="a file, or a folder of configs, with which the Python files beside it are read "
         "(default: conf)",
     )
-    check.set_defaults(run=_check_conf)
     return parser
 
 
@@ -271,92 +269,77 @@ def _show(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     run = find_run(options.root, options.name)
-    result = run.result
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-
-    def add(name: str, value: Any) -> None:
+    for name, value in _shown_rows(run).items():
         if value not in (None, "", [], {}):
             table.add_row(name, _escaped(value))
 
-    add(
-        "status",
-        f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age_text(run.updated)} ago",
-    )
-    add("error", run.state.get("error"))
-    add("overrides", " ".join(run.overrides))
-    add(
-        "choices",
-        _mapping_text(
-            {group: option for group, option in run.choices.items() if option is not None}
-        ),
-    )
-
-    add("headline", f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None)
-    add("test data in training", result.get("test_data_in_training"))
-    add("rounds", _rounds_text(run))
-    add("rounds to target", result.get("rounds_to_target"))
-
-    for group, title in (
-        ("rounds_to", "rounds to targets"),
-        ("metrics", "last"),
-        ("mean_last_10", "mean of last 10"),
-        ("std_last_10", "deviation of last 10"),
-        ("best", "best (oracle)"),
-    ):
-        add(title, _mapping_text(result.get(group)))
-
-    add("seconds", _mapping_text(result.get("seconds")))
-    add(
-        "traffic",
-        ", ".join(
-            f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
-        ),
-    )
-
-    add("local steps", result.get("local_steps"))
-    add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
-    add(
-        "stacked share",
-        None if result.get("stacked_share") is None else f"{result['stacked_share']:.0%}",
-    )
-    add("engine", "; ".join(result.get("engine_notes") or ()))
-    add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
-    add("memory probe", (result.get("memory_probe") or {}).get("text"))
-    add("trace", (result.get("profile") or {}).get("trace"))
-    add("partition", _mapping_text(result.get("partition")))
-    add("fedexp version", result.get("fedexp_version", "0.1") if result else None)
-    add("hashes", _mapping_text(result.get("hashes")))
-    add(
-        "numerics",
-        _mapping_text(result.get("numerics") or read_mapping(run.path / "numerics.json")),
-    )
-    add(
-        "environment",
-        _mapping_text(result.get("environment") or read_mapping(run.path / "environment.json")),
-    )
-    modules, commits = own_code(run.path)
-    add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
-    add(
-        "own code is in",
-        ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()),
-    )
-    files = sorted(path for path in run.path.iterdir() if path.name != "lock")
-    add(
-        "files",
-        ", ".join(
-            f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
-        ),
-    )
-
-    add("size", size_text(run.size))
     out = console()
     out.print(run.name, style="bold", markup=False)
     out.print(table)
     out.print(f"folder: {run.path}", markup=False, soft_wrap=True)
 
     return 0
+
+
+def _shown_rows(run: StoredRun) -> dict[str, Any]:
+    """Return the rows that `show` prints about a run, by their labels.
+
+    Rows without a value (None or empty) are not printed.
+    """
+    result = run.result
+    modules, commits = own_code(run.path)
+    files = sorted(path for path in run.path.iterdir() if path.name != "lock")
+    choices = {group: option for group, option in run.choices.items() if option is not None}
+    speed, share = result.get("steps_per_second"), result.get("stacked_share")
+    memory = result.get("peak_memory")
+
+    return {
+        "status": f"{run.status}, attempt {run.state.get('attempt', '?')}, "
+        f"{_age_text(run.updated)} ago",
+        "error": run.state.get("error"),
+        "overrides": " ".join(run.overrides),
+        "choices": _mapping_text(choices),
+        "headline": f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None,
+        "test data in training": result.get("test_data_in_training"),
+        "rounds": _rounds_text(run),
+        "rounds to target": result.get("rounds_to_target"),
+        "rounds to targets": _mapping_text(result.get("rounds_to")),
+        "last": _mapping_text(result.get("metrics")),
+        "mean of last 10": _mapping_text(result.get("mean_last_10")),
+        "deviation of last 10": _mapping_text(result.get("std_last_10")),
+        "best (oracle)": _mapping_text(result.get("best")),
+        "seconds": _mapping_text(result.get("seconds")),
+        "traffic": ", ".join(
+            f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
+        ),
+        "local steps": result.get("local_steps"),
+        "steps a second": speed and f"{speed:.4g}",
+        "stacked share": None if share is None else f"{share:.0%}",
+        "engine": "; ".join(result.get("engine_notes") or ()),
+        "peak memory": memory and memory_text(memory),
+        "memory probe": (result.get("memory_probe") or {}).get("text"),
+        "trace": (result.get("profile") or {}).get("trace"),
+        "partition": _mapping_text(result.get("partition")),
+        "fedexp version": result.get("fedexp_version", "0.1") if result else None,
+        "hashes": _mapping_text(result.get("hashes")),
+        "numerics": _mapping_text(
+            result.get("numerics") or read_mapping(run.path / "numerics.json")
+        ),
+        "environment": _mapping_text(
+            result.get("environment") or read_mapping(run.path / "environment.json")
+        ),
+        "own code": ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()),
+        "own code is in": ", ".join(
+            f"{home} (commit {at or 'none'})" for home, at in commits.items()
+        ),
+        "files": ", ".join(
+            f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
+        ),
+        "size": size_text(run.size),
+    }
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -480,10 +463,10 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    kinds = ("failed", "damaged", "stale", "old_code", "set_aside", "checkpoints", "memo")
-    if not any(getattr(options, kind) for kind in kinds):
-        flags = ", ".join("--" + kind.replace("_", "-") for kind in kinds)
-        raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
+    if not any(getattr(options, flag[2:].replace("-", "_")) for flag in _CLEAN_FLAGS):
+        raise ConfigError(
+            "nothing was chosen to be deleted", expected=f"one or more of {', '.join(_CLEAN_FLAGS)}"
+        )
     freed = 0
 
     for run in find_runs(options.root):

@@ -48,6 +48,7 @@ def _parser() -> Parser:
 
     listing = commands.add_parser(
         "list",
+        command=_list,
         help="list the tables: title, data sets and whether their files exist, measured hours",
     )
     listing.add_argument(
@@ -58,7 +59,6 @@ def _parser() -> Parser:
         help="only these tables, with the status of their runs; overrides as for run",
     )
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
-    listing.set_defaults(run=_list)
 
     shared = Parser(add_help=False)
     shared.add_argument(
@@ -107,6 +107,7 @@ def _parser() -> Parser:
 
     run = commands.add_parser(
         "run",
+        command=_run,
         parents=[shared],
         help="run what is missing or failed, then report",
         epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib",
@@ -116,9 +117,11 @@ def _parser() -> Parser:
         action="store_true",
         help="check every run, print what is stored and what the others would take, and stop",
     )
-    run.set_defaults(run=_run)
     report = commands.add_parser(
-        "report", parents=[shared], help="report the runs that exist, without running any"
+        "report",
+        command=_report,
+        parents=[shared],
+        help="report the runs that exist, without running any",
     )
     report.add_argument(
         "--from",
@@ -129,9 +132,9 @@ def _parser() -> Parser:
         help="folder of a record of runs, which may have been deleted. Given again: a record that "
         "adds runs that the first one lacks. Files are written only with --out",
     )
-    report.set_defaults(run=_report)
     tune = commands.add_parser(
         "tune",
+        command=_tune,
         help="choose one coefficient per method on held-out data, and write conf/tuned",
         epilog="Runs that are stored are not repeated. Without --out, the results are written to "
         "./conf/tuned/NAME.yaml, which takes precedence over the built-in file of that name.",
@@ -150,9 +153,9 @@ def _parser() -> Parser:
         metavar="FILE",
         help="write the results to this file (required if an override changes them)",
     )
-    tune.set_defaults(run=_tune)
     site = commands.add_parser(
         "site",
+        command=_site,
         help="build a site of all committed results and the documentation, to be read from disk",
     )
     site.add_argument(
@@ -164,7 +167,6 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folder of records (default: scripts/results of the checkout)",
     )
-    site.set_defaults(run=_site)
     return parser
 
 
