@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError
-from fedexp.tracking.terminal import console
+from fedexp.tracking.terminal import console, escaped, ruled_table
 
 if TYPE_CHECKING:
     from fedexp.core.data import FederatedData
@@ -169,10 +169,6 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     from fedexp.config.compose import compose
     from fedexp.config.folders import conf_dirs
     from fedexp.core.build import build
@@ -180,16 +176,13 @@ def _list(options: argparse.Namespace) -> int:
     from fedexp.data.dataset import Dataset
 
     names = sorted({path.stem for folder in conf_dirs() for path in folder.glob("dataset/*.yaml")})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("dataset", "classes", "shape", "state"):
-        table.add_column(column)
-
+    table = ruled_table("dataset", "classes", "shape", "state")
     for name in names:
         try:
             config = compose([f"dataset={name}"])
             dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         except FedexpError as error:
-            table.add_row(name, "", "", escape(f"cannot be built: {error.what}"))
+            table.add_row(name, "", "", escaped(f"cannot be built: {error.what}"))
             continue
 
         root = _data_root(options.root, config)
@@ -204,7 +197,7 @@ def _list(options: argparse.Namespace) -> int:
         )
 
         table.add_row(
-            name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state)
+            name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escaped(state)
         )
 
     console().print(table)

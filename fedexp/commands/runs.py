@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.resolved_config import ResolvedConfig
@@ -24,7 +26,14 @@ from fedexp.storage.files import delete_path, stale_files, temporary_path, write
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
-from fedexp.tracking.terminal import console, memory_text, size_text
+from fedexp.tracking.terminal import (
+    console,
+    escaped,
+    headline_text,
+    memory_text,
+    ruled_table,
+    size_text,
+)
 
 _COLOURS = {
     "done": "green",
@@ -194,10 +203,7 @@ def _list(options: argparse.Namespace) -> int:
         )
         return 0
 
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = ruled_table()
     for column in (
         "folder",
         "method",
@@ -217,15 +223,15 @@ def _list(options: argparse.Namespace) -> int:
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
-            _escaped(run.name),
-            _escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
-            _escaped(run.choice("dataset")),
+            escaped(run.name),
+            escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
+            escaped(run.choice("dataset")),
             f"[{colour}]{run.status}[/{colour}]",
-            _headline_text(run),
+            headline_text(run.headline),
             _rounds_text(run),
             _age_text(run.updated),
             size_text(run.size),
-            _escaped(
+            escaped(
                 " ".join(
                     o
                     for o in run.overrides
@@ -266,15 +272,13 @@ def _run_facts(run: StoredRun) -> dict[str, Any]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from rich.table import Table
-
     run = find_run(options.root, options.name)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _shown_rows(run).items():
         if value not in (None, "", [], {}):
-            table.add_row(name, _escaped(value))
+            table.add_row(name, escaped(value))
 
     out = console()
     out.print(run.name, style="bold", markup=False)
@@ -302,7 +306,9 @@ def _shown_rows(run: StoredRun) -> dict[str, Any]:
         "error": run.state.get("error"),
         "overrides": " ".join(run.overrides),
         "choices": _mapping_text(choices),
-        "headline": f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None,
+        "headline": f"{headline_text(run.headline)} ({run.headline['rule']})"
+        if run.headline
+        else None,
         "test data in training": result.get("test_data_in_training"),
         "rounds": _rounds_text(run),
         "rounds to target": result.get("rounds_to_target"),
@@ -343,9 +349,6 @@ def _shown_rows(run: StoredRun) -> dict[str, Any]:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from rich import box
-    from rich.table import Table
-
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
@@ -354,13 +357,13 @@ def _diff(options: argparse.Namespace) -> int:
     keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = ruled_table()
     table.add_column("", no_wrap=True)
-    table.add_column(_escaped(a.name), overflow="fold")
-    table.add_column(_escaped(b.name), overflow="fold")
+    table.add_column(escaped(a.name), overflow="fold")
+    table.add_column(escaped(b.name), overflow="fold")
 
     def add(name: str, left: Any, right: Any, style: str | None = None) -> None:
-        table.add_row(_escaped(name), _escaped(left), _escaped(right), style=style)
+        table.add_row(escaped(name), escaped(left), escaped(right), style=style)
 
     def compare(name: str, left: Any, right: Any) -> None:
         add(name, left, "the same" if left == right and left is not None else right)
@@ -407,7 +410,7 @@ def _diff(options: argparse.Namespace) -> int:
 
     add("status", a.status, b.status)
     add("rounds", _rounds_text(a), _rounds_text(b))
-    add("headline", _headline_text(a), _headline_text(b))
+    add("headline", headline_text(a.headline), headline_text(b.headline))
     out = console()
     out.print(table)
 
@@ -616,10 +619,6 @@ def _preset_parts(method: str) -> dict[str, str]:
     return {}
 
 
-def _headline_text(run: StoredRun) -> str:
-    return f"{run.headline['metric']} {run.headline['value']:.4f}" if run.headline else "-"
-
-
 def _rounds_text(run: StoredRun) -> str:
     done, asked = run.rounds
     if done is None:
@@ -646,13 +645,3 @@ def _age_text(moment: datetime.datetime) -> str:
         if seconds < limit:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
-
-
-def _escaped(value: Any) -> str:
-    """Return a value as text for a table cell, with Rich's markup escaped.
-
-    Overrides contain brackets, which are not markup.
-    """
-    from rich.markup import escape
-
-    return escape(str(value))

@@ -14,7 +14,7 @@ from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, dotted_items, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
-from fedexp.tracking.terminal import console
+from fedexp.tracking.terminal import console, escaped, ruled_table
 
 # Groups whose options follow from a key, because a method's preset chooses them.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
@@ -197,21 +197,16 @@ def _print_means(
     places: Sequence[tuple[str, ...]],
     columns: Sequence[str],
 ) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in rows:
-        table.add_column(escape(key))
+    table = ruled_table(*map(escaped, rows))
     for column in columns:
         table.add_column(
-            escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right"
+            escaped(column if cols in ("method", "dataset") else f"{cols}={column}"),
+            justify="right",
         )
 
     for place in places:
         cells = [_mean_text(list(found.get((place, column), {}).values())) for column in columns]
-        table.add_row(*map(escape, place), *cells)
+        table.add_row(*map(escaped, place), *cells)
     console().print(table)
 
 
@@ -228,23 +223,19 @@ def _print_tests(
 ) -> None:
     if not comparisons:
         return
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = ruled_table()
     for name in (*rows, "pair", "difference", "95 %", "p", "common seeds", "verdict"):
-        table.add_column(escape(name), justify="right" if name in ("difference", "p") else "left")
+        table.add_column(escaped(name), justify="right" if name in ("difference", "p") else "left")
 
     for place, c in comparisons:
         table.add_row(
-            *map(escape, place),
-            escape(f"{c.b} - {c.a}"),
+            *map(escaped, place),
+            escaped(f"{c.b} - {c.a}"),
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
             ", ".join(map(_seed_text, c.seeds)) or "none",
-            escape(c.verdict),
+            escaped(c.verdict),
         )
 
     out = console()
