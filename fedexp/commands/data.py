@@ -94,14 +94,16 @@ def _show(options: argparse.Namespace) -> int:
 
 def _split_title(config: ResolvedConfig) -> str:
     choices = config.choices
-    own = {
-        k: v
-        for k, v in config["partition"].items()
-        if k in ("alpha", "gated", "shards", "classes_per_client")
-    }
-    scheme = " ".join([str(choices.get("partition", "")), *(f"{k}={v}" for k, v in own.items())])
-    clients, seed = config["clients"], config["seed_data"]
-    return f"{choices.get('dataset', '')}, {scheme}, clients={clients}, seed_data={seed}"
+    own = [
+        f"{key}={value}"
+        for key, value in config["partition"].items()
+        if key in ("alpha", "gated", "shards", "classes_per_client")
+    ]
+    scheme = " ".join([str(choices.get("partition", "")), *own])
+    return (
+        f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, "
+        f"seed_data={config['seed_data']}"
+    )
 
 
 def _data_lines(data: FederatedData) -> list[str]:
@@ -206,7 +208,3 @@ def _list(options: argparse.Namespace) -> int:
 
 def _data_root(given: str | None, config: ResolvedConfig) -> Path:
     return Path(given or config["data_root"]).expanduser()
-
-
-if __name__ == "__main__":
-    main()

@@ -25,13 +25,7 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    columns.sort(
-        key=lambda name: (
-            ("metrics.", "mean_last_10.", "config.").index(_column_group(name)) + 1
-            if _column_group(name)
-            else 0
-        )
-    )
+    columns.sort(key=_column_group)
 
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
@@ -41,10 +35,10 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     return text.getvalue()
 
 
-def _column_group(column: str) -> str:
-    return next(
-        (part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), ""
-    )
+def _column_group(column: str) -> int:
+    """Return the number of the column's group. The first columns have group 0."""
+    groups = enumerate(("metrics.", "mean_last_10.", "config."), start=1)
+    return next((number for number, prefix in groups if column.startswith(prefix)), 0)
 
 
 def _run_row(run: StoredRun) -> dict[str, Any]:

@@ -92,5 +92,7 @@ def _costs_by_config(prefix: Path) -> dict[str, list[Cost]]:
 
 
 def _config_without_seeds(config: ResolvedConfig) -> str:
-    left = {key: value for key, value in scientific(config).items() if key not in SEEDS}
-    return json.dumps(left, sort_keys=True)
+    return json.dumps(
+        {key: value for key, value in scientific(config).items() if key not in SEEDS},
+        sort_keys=True,
+    )

@@ -45,11 +45,13 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     from fedexp.data.cache import sources_stay
     from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
-    os.environ["FEDEXP_SWEEP"] = group
-    os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
+    os.environ |= {
+        "FEDEXP_SWEEP": group,
+        "FEDEXP_SWEEP_JOBS": str(jobs),
+        "FEDEXP_LAUNCHER_PID": str(os.getpid()),
+    }
     # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
 
     with interrupt_on_sigterm(), sources_stay():
         try:
@@ -196,8 +198,7 @@ def sweep_job(config: Any) -> float:
     resolved = resolve(
         config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides]
     )
-    launcher = _launcher_pid()
-    if launcher is not None:
+    if (launcher := _launcher_pid()) is not None:
         _end_with_launcher(launcher)
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
         take_gpu(hydra_config.job.num)

@@ -54,7 +54,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     stored = run.resolved_config
     config = stored.with_values(
         output_root=str(root / "reruns"),
-        logger={key: value for key, value in group_option("logger", "local", "logger", []).items()},
+        logger=dict(group_option("logger", "local", "logger", [])),
         memo={**stored.values.get("memo", {}), "enabled": False},
         reuse=True,
         **({"data_root": data_root} if data_root else {}),

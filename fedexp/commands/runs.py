@@ -21,7 +21,6 @@ from rich.table import Table
 
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
@@ -352,8 +351,15 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
-    sides = [dict(dotted_items(_compared(run.resolved_config))) for run in (a, b)]
-    deciding = set().union(*(dict(dotted_items(scientific(run.resolved_config))) for run in (a, b)))
+    configs = a.resolved_config, b.resolved_config
+    # Overrides are not compared, because the values contain their effect.
+    sides = [
+        dict(
+            dotted_items({**config.values, "contents": config.contents, "choices": config.choices})
+        )
+        for config in configs
+    ]
+    deciding = {key for config in configs for key, _ in dotted_items(scientific(config))}
     keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
@@ -423,11 +429,6 @@ def _diff(options: argparse.Namespace) -> int:
     for line in differences(a.path, b.path):
         out.print(line, markup=False, soft_wrap=True)
     return 0
-
-
-def _compared(config: ResolvedConfig) -> dict[str, Any]:
-    """Return the parts of a config that `diff` compares: all except the overrides."""
-    return {**config.values, "contents": config.contents, "choices": config.choices}
 
 
 def _folder_hash(run: StoredRun, name: str) -> str:

@@ -11,16 +11,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import Parser, run_guarded
+from fedexp.commands.errors import JOB_ERROR, Parser, print_error, run_guarded
+from fedexp.commands.forecast import print_forecast
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.tables.cells import (
+    Job,
+    PlannedCell,
+    key_of,
+    launch_order,
+    parse_only,
+    placeholders,
+    planned_cells,
+    split_only,
+)
+from fedexp.tables.load import load_table, table_names
+from fedexp.tables.report.files import report_folder, write_report
+from fedexp.tables.report.report import Report
+from fedexp.tables.report.terminal import print_report, print_tables
+from fedexp.tables.schema import Table
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
-    from fedexp.tables.cells import Job, PlannedCell
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import TableRecord
-    from fedexp.tables.report.report import Report, Variant
-    from fedexp.tables.schema import Table
 
 # Prefixes of the keys whose overrides the sweep itself must know.
 _SWEEP_KEYS = ("hydra", "output_root")
@@ -185,8 +198,6 @@ class _Request:
     """The cells of a table that the user asked for, and their runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
-        from fedexp.tables.load import load_table
         from fedexp.tables.lookup import Finder
 
         if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
@@ -194,27 +205,26 @@ class _Request:
                 "a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1"
             )
         self.options = options
-        self.table: Table = load_table(options.name)
-        self.variant: Variant = options.variant
+        self.table = load_table(options.name)
         clauses, overrides = split_only(self.table, options.only)
         options.overrides = [*options.overrides, *overrides]
         self.extra = _split_overrides(options.overrides, of_sweep=False)
-        self.only = only = parse_only(self.table, clauses)
-        self.cells: tuple[PlannedCell, ...] = planned_cells(
+        self.only = parse_only(self.table, clauses)
+        self.cells = planned_cells(
             self.table,
-            self.variant,
-            only=only,
+            options.variant,
+            only=self.only,
             seeds=options.seeds,
-            extra=[o for o in options.overrides if not _is_hydra(o)],
+            extra=[o for o in options.overrides if not key_of(o).startswith("hydra")],
         )
         self._finder = Finder(any_code=options.any_code)
-        self.cell_runs = self.find_runs()
+        self.find_runs()
 
-    def find_runs(self) -> dict[tuple[str, ...], CellRun]:
+    def find_runs(self) -> None:
+        """Look up the stored run of each job of the cells."""
         from fedexp.tables.lookup import find
 
         self.cell_runs = find(self.cells, self._finder)
-        return self.cell_runs
 
     @property
     def root(self) -> Path:
@@ -222,40 +232,23 @@ class _Request:
         from fedexp.config.compose import compose
 
         config = next((run.config for run in self.cell_runs.values() if run.config), None)
-        return Path((config or compose(self.extra_root()))["output_root"]).expanduser().resolve()
-
-    def extra_root(self) -> list[str]:
-        return [
-            override for override in self.options.overrides if override.startswith("output_root=")
-        ]
-
-    def jobs(self) -> list[Job]:
-        from fedexp.tables.cells import launch_order
-
-        return launch_order(self.cells)
-
-
-def _is_hydra(override: str) -> bool:
-    from fedexp.tables.cells import key_of
-
-    return key_of(override).startswith("hydra")
+        if config is None:
+            config = compose([o for o in self.options.overrides if o.startswith("output_root=")])
+        return Path(config["output_root"]).expanduser().resolve()
 
 
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
     """Return the overrides for the sweep itself if `of_sweep`, else all others."""
-    from fedexp.tables.cells import key_of
-
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
     from fedexp.tables.lookup import FAILED
     from fedexp.tables.progress import ProgressMonitor
 
     request = _Request(options)
-    jobs = request.jobs()
+    jobs = launch_order(request.cells)
     todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
     _check(request, todo)
     methods = {job.overrides: planned.method for planned in request.cells for job in planned.jobs}
@@ -264,17 +257,16 @@ def _run(options: argparse.Namespace) -> int:
     again = f" ({failed} failed before)" if failed else ""
     absent = sum(not planned.jobs for planned in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
+
     print(
         f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
         f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}",
         flush=True,
     )
     if options.dry_run:
-        from fedexp.commands.forecast import print_forecast
-
         print_forecast([request.cell_runs[job.overrides].config for job in todo])
         return 0
-    code = 0
+
     if todo:
         sweep = _split_overrides(options.overrides, of_sweep=True)
         monitor = ProgressMonitor(options.name, waiting, len(jobs) - len(todo))
@@ -283,9 +275,10 @@ def _run(options: argparse.Namespace) -> int:
                 group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep)
             )
         request.find_runs()
-    if code:
-        print("interrupted: the same command continues from here", file=sys.stderr)
-        return code
+        if code:
+            print("interrupted: the same command continues from here", file=sys.stderr)
+            return code
+
     report = _make_report(request)
     if any(run.status != "done" for run in request.cell_runs.values()):
         return JOB_ERROR
@@ -302,7 +295,6 @@ def _report_of_records(options: argparse.Namespace) -> Report:
     """Build the report of one or more records."""
     from fedexp.tables import record
     from fedexp.tables.build_report import report_of_record
-    from fedexp.tables.load import load_table
 
     asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
         "variant"
@@ -383,7 +375,6 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
     Such a number is the value of a cell, the pooled rounds, or the value by which a
     grid point is chosen.
     """
-    from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
     column = table.columns[planned.method]
@@ -417,11 +408,10 @@ def _make_report(request: _Request) -> Report:
     """
     from fedexp.tables.build_report import build_report, draw_figures, is_partial, with_pictures
     from fedexp.tables.record import TableRecord, recorded
-    from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
     asked = TableRecord(
-        request.variant,
+        options.variant,
         request.only,
         options.seeds,
         request.extra,
@@ -436,7 +426,7 @@ def _make_report(request: _Request) -> Report:
     )
     report = with_pictures(report, pictures, missed)
     folder = options.out or report_folder(
-        root, report.name, request.variant, is_partial(table, cells, record)
+        root, report.name, options.variant, is_partial(table, cells, record)
     )
     _publish(report, table, record, folder, root)
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
@@ -457,8 +447,6 @@ def _publish(
     page links to the runs in `root`.
     """
     from fedexp.tables.record import write
-    from fedexp.tables.report.files import write_report
-    from fedexp.tables.report.terminal import print_report
 
     print_report(report)
     if folder is None:
@@ -473,7 +461,6 @@ def _publish(
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from fedexp.commands.errors import JOB_ERROR, print_error
     from fedexp.commands.launching import print_failure, run_sweep
     from fedexp.tables.sweeps import plan_tuning, run_tuning
 
@@ -509,8 +496,6 @@ def _site(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from fedexp.tables.data_files import data_root
     from fedexp.tables.listing import list_runs, list_table
-    from fedexp.tables.load import load_table, table_names
-    from fedexp.tables.report.terminal import print_tables
 
     names = [text for text in options.overrides if not _is_override(text)]
     overrides = [text for text in options.overrides if _is_override(text)]
@@ -538,7 +523,3 @@ def _list(options: argparse.Namespace) -> int:
     else:
         print_tables(rows)
     return 0
-
-
-if __name__ == "__main__":
-    main()
