@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
@@ -202,23 +202,15 @@ def _list(options: argparse.Namespace) -> int:
         )
         return 0
 
-    table = ruled_table()
-    for column in (
-        "folder",
-        "method",
-        "dataset",
-        "status",
-        "headline",
-        "rounds",
-        "age",
-        "size",
-        "overrides",
-    ):
-        right = column in ("rounds", "age", "size")
-        table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
-
+    texts = ("folder", "method", "dataset", "status", "headline")
+    table = ruled_table(
+        *(Column(name, overflow="fold") for name in texts),
+        *(
+            Column(name, justify="right", overflow="fold", no_wrap=True)
+            for name in ("rounds", "age", "size")
+        ),
+        Column("overrides", overflow="fold"),
+    )
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
@@ -272,9 +264,8 @@ def _run_facts(run: StoredRun) -> dict[str, Any]:
 
 def _show(options: argparse.Namespace) -> int:
     run = find_run(options.root, options.name)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    columns = Column(no_wrap=True), Column(overflow="fold")
+    table = Table(*columns, show_header=False, box=None, pad_edge=False)
     for name, value in _shown_rows(run).items():
         if value not in (None, "", [], {}):
             table.add_row(name, escaped(value))
@@ -363,10 +354,8 @@ def _diff(options: argparse.Namespace) -> int:
     keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
-    table = ruled_table()
-    table.add_column("", no_wrap=True)
-    table.add_column(escaped(a.name), overflow="fold")
-    table.add_column(escaped(b.name), overflow="fold")
+    names = (Column(escaped(run.name), overflow="fold") for run in (a, b))
+    table = ruled_table(Column("", no_wrap=True), *names)
 
     def add(name: str, left: Any, right: Any, style: str | None = None) -> None:
         table.add_row(escaped(name), escaped(left), escaped(right), style=style)

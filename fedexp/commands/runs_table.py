@@ -9,6 +9,8 @@ import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from rich.table import Column
+
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, dotted_items, select, text_of, value_of
@@ -197,13 +199,9 @@ def _print_means(
     places: Sequence[tuple[str, ...]],
     columns: Sequence[str],
 ) -> None:
-    table = ruled_table(*map(escaped, rows))
-    for column in columns:
-        table.add_column(
-            escaped(column if cols in ("method", "dataset") else f"{cols}={column}"),
-            justify="right",
-        )
-
+    prefix = "" if cols in ("method", "dataset") else f"{cols}="
+    numbers = [Column(escaped(prefix + column), justify="right") for column in columns]
+    table = ruled_table(*map(escaped, rows), *numbers)
     for place in places:
         cells = [_mean_text(list(found.get((place, column), {}).values())) for column in columns]
         table.add_row(*map(escaped, place), *cells)
@@ -223,10 +221,15 @@ def _print_tests(
 ) -> None:
     if not comparisons:
         return
-    table = ruled_table()
-    for name in (*rows, "pair", "difference", "95 %", "p", "common seeds", "verdict"):
-        table.add_column(escaped(name), justify="right" if name in ("difference", "p") else "left")
-
+    table = ruled_table(
+        *map(escaped, rows),
+        "pair",
+        Column("difference", justify="right"),
+        "95 %",
+        Column("p", justify="right"),
+        "common seeds",
+        "verdict",
+    )
     for place, c in comparisons:
         table.add_row(
             *map(escaped, place),

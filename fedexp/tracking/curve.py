@@ -56,8 +56,8 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    short = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
-    figure.suptitle("\n".join(short), fontsize=9, parse_math=False)
+    lines = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
+    figure.suptitle("\n".join(lines), fontsize=9, parse_math=False)
 
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
@@ -136,6 +136,5 @@ def _colour(name: str) -> str:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    kinds = list(_COLOURS)
-    kind = _kind(name)
-    return kinds.index(kind) if kind in kinds else len(kinds), name
+    ranks = {kind: rank for rank, kind in enumerate(_COLOURS)}
+    return ranks.get(_kind(name), len(ranks)), name

@@ -12,7 +12,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 
 def console() -> Console:
@@ -27,7 +27,7 @@ def console() -> Console:
     )
 
 
-def ruled_table(*columns: str) -> Table:
+def ruled_table(*columns: Column | str) -> Table:
     """Return an empty table with a line below its header."""
     return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
 
@@ -94,9 +94,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
 
 def _print_profile(report: dict[str, Any], console: Console) -> None:
     """Print the most expensive phases and torch operations of a profiled run."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("profile", "seconds", "share"):
-        table.add_column(column, justify="left" if column == "profile" else "right")
+    numbers = Column("seconds", justify="right"), Column("share", justify="right")
+    table = Table("profile", *numbers, box=None, pad_edge=False, header_style="bold")
     for kind in ("phases", "ops"):
         for row in report[kind]:
             table.add_row(row["name"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
@@ -117,10 +116,8 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         rows: Overrides, status, error, headline and folder of every job.
     """
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("job", "overrides", "status", "headline"):
-        table.add_column(column, overflow="fold")
-
+    columns = [Column(name, overflow="fold") for name in ("job", "overrides", "status", "headline")]
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     shared = [
         o
         for o in rows[0]["overrides"]

@@ -27,6 +27,27 @@ _lock = threading.Lock()
 # Reason why no server could be reached, by sweep. Later jobs of this sweep do not try
 # again in this process.
 _unreached: dict[str, str] = {}
+# Parts of a result that a summary has, with all names of each part.
+_SUMMARY_GROUPS = (
+    "headline",
+    "best",
+    "mean_last_10",
+    "std_last_10",
+    "rounds_to",
+    "seconds",
+    "peak_memory",
+    "bytes",
+    "hashes",
+)
+_SUMMARY_NAMES = (
+    "folder",
+    "rounds",
+    "rounds_to_target",
+    "local_steps",
+    "steps_per_second",
+    "stacked_share",
+    "attempts",
+)
 
 
 @dataclass
@@ -86,9 +107,11 @@ class Wandb(Logger):
 
     def log(self, row: dict[str, Any]) -> None:
         """Send one step, with its pictures, unless W&B has it."""
+        import wandb
+
         if row["step"] > self._sent:
             pictures = {
-                f"pictures/{name}": _image(path)
+                f"pictures/{name}": wandb.Image(str(path))
                 for name, path in pictures_of(self._folder, row["step"]).items()
             }
             # The row is sent now and not with the next step.
@@ -167,11 +190,7 @@ class Wandb(Logger):
                     raise
 
                 wandb.teardown()  # it still holds the run that did not start, under the same id
-                reason = (
-                    str(error).strip().splitlines()[0]
-                    if str(error).strip()
-                    else type(error).__name__
-                )
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 if run.group is not None:
                     _unreached[run.group] = reason
                 self.note(
@@ -219,12 +238,6 @@ class Wandb(Logger):
         )
 
 
-def _image(path: Path) -> Any:
-    import wandb
-
-    return wandb.Image(str(path))
-
-
 def _is_last_run() -> bool:
     """Return whether no other run in this process needs W&B's service.
 
@@ -263,13 +276,14 @@ def _environment(folder: Path) -> Iterator[None]:
     change.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {
-        f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "ARTIFACT")
+    wanted = {
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        "WANDB_DATA_DIR": str(folder / "data"),
+        "WANDB_ARTIFACT_DIR": str(folder / "artifact"),
+        "WANDB_ERROR_REPORTING": "false",
     }
-    ours = {
-        k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ
-    }
-    os.environ.update(ours)
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ |= ours
 
     try:
         yield
@@ -285,44 +299,29 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
     data set, and its options are in ``dataset_config``. ``alpha`` is the partition's.
     """
     choices = config.get("choices", {})
-    flat = dict(config)
-    if isinstance(flat.get("dataset"), dict):
-        flat["dataset_config"] = flat["dataset"]
-    flat["method"] = config.get("method", choices.get("method"))
-    flat["dataset"] = choices.get("dataset")
-    flat["alpha"] = (config.get("partition") or {}).get("alpha")
-    return flat
+    dataset = config.get("dataset")
+    return {
+        **config,
+        **({"dataset_config": dataset} if isinstance(dataset, dict) else {}),
+        "method": config.get("method", choices.get("method")),
+        "dataset": choices.get("dataset"),
+        "alpha": (config.get("partition") or {}).get("alpha"),
+    }
 
 
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
     """Return a run's summary: headline, best and means, costs and hashes."""
-    summary: dict[str, Any] = {"folder": result.get("folder")}
-    for group in (
-        "headline",
-        "best",
-        "mean_last_10",
-        "std_last_10",
-        "rounds_to",
-        "seconds",
-        "peak_memory",
-        "bytes",
-        "hashes",
-    ):
-        for name, value in (result.get(group) or {}).items():
-            summary[f"{group}/{name}"] = value
-
+    summary = {
+        f"{group}/{name}": value
+        for group in _SUMMARY_GROUPS
+        for name, value in (result.get(group) or {}).items()
+    }
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
-    for name in (
-        "rounds",
-        "rounds_to_target",
-        "local_steps",
-        "steps_per_second",
-        "stacked_share",
-        "attempts",
-    ):
-        summary[name] = result.get(name)
-
-    summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
+    summary |= {
+        name: value
+        for name, value in result.items()
+        if name in _SUMMARY_NAMES or name.startswith("oracle/")
+    }
     return {
         name: value
         for name, value in summary.items()
