@@ -36,9 +36,10 @@ def check_conf(paths: Sequence[Path]) -> int:
 
     count = changed = 0
     for file in files:
-        is_python = file.suffix == ".py"
         home = next((path for path in paths if path.is_dir() and file.is_relative_to(path)), None)
-        found = modules.findings(file) if is_python else in_yaml(file, home, modules.fields)
+        found = (
+            modules.findings(file) if file.suffix == ".py" else in_yaml(file, home, modules.fields)
+        )
         lines = sorted(set(found))
         for line, old, new in lines:
             print(f"{file}:{line}: {old} -> {new}")

@@ -30,7 +30,13 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(
+        {
+            name: inert(json.dumps(value) if isinstance(value, list) else value)
+            for name, value in row.items()
+        }
+        for row in rows
+    )
 
     return text.getvalue()
 
@@ -79,10 +85,6 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _csv_cell(value: Any) -> Any:
-    return inert(json.dumps(value) if isinstance(value, list) else value)
-
-
 def to_wandb(
     runs: Sequence[StoredRun],
     mode: Literal["offline", "online"],
@@ -128,12 +130,14 @@ def to_wandb(
         logger = build(Logger, node, "logger")  # type: ignore[type-abstract]
         with run.lock():
             rows = rows_of(run.path, run.result)
-            info = RunInfo.of(
-                run.resolved_config, run.result["hashes"], run.path, group, resumed=False
-            )
             notes: list[str] = []
             feed = Feed(logger, notes.append)
-            feed.open(info, rows)
+            feed.open(
+                RunInfo.of(
+                    run.resolved_config, run.result["hashes"], run.path, group, resumed=False
+                ),
+                rows,
+            )
             feed.close("done", run.result)
 
         if feed.failure is not None:

@@ -35,8 +35,10 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
     if known:
         basis = "by stored runs of the same config with other seeds"
         if len(known) < len(costs):
-            rest = len(costs) - len(known)
-            basis = f"for {len(known)} of them {basis}, and not known for the other {rest}"
+            basis = (
+                f"for {len(known)} of them {basis}, "
+                f"and not known for the other {len(costs) - len(known)}"
+            )
         seconds = sum(seconds for seconds, _ in known)
         time = f"about {duration(seconds)}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"

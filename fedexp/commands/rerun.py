@@ -64,8 +64,9 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         try:
             job = CheckedJob.of(config)
         except RenamedError as error:
-            version = run.result.get("fedexp_version", "0.1")
-            error.facts["to do"] = f"rerun it with fedexp {version}, which made it"
+            error.facts["to do"] = (
+                f"rerun it with fedexp {run.result.get('fedexp_version', '0.1')}, which made it"
+            )
             raise
         current, then = pin(config.values), stored.contents
         for key in then:

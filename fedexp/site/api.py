@@ -61,7 +61,10 @@ def page_of(module: str) -> str:
 
 def pages() -> list[Page]:
     """Return one page per module, after a page that lists them."""
-    trees = {module: ast.parse(_source(module).read_text()) for module in MODULES}
+    sources = {
+        module: PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py") for module in MODULES
+    }
+    trees = {module: ast.parse(path.read_text()) for module, path in sources.items()}
     links = {module: Path(page_of(module)).name for module in MODULES}
     for module, tree in trees.items():
         for node in _public(tree):
@@ -70,7 +73,8 @@ def pages() -> list[Page]:
     rows = [
         [
             f"[{code(module)}]({links[module]})",
-            docstring(_first(tree), links),
+            # The first paragraph.
+            docstring((ast.get_docstring(tree) or "").partition("\n\n")[0], links),
             _names(tree, links[module]),
         ]
         for module, tree in trees.items()
@@ -86,19 +90,12 @@ def pages() -> list[Page]:
     return [index, *(_page(module, tree, links) for module, tree in trees.items())]
 
 
-def _source(module: str) -> Path:
-    return PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-
-
-def _public(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            yield node
-
-
-def _first(tree: ast.Module) -> str:
-    """Return the first paragraph of the module's docstring."""
-    return (ast.get_docstring(tree) or "").partition("\n\n")[0]
+def _public(tree: ast.Module) -> list[ast.ClassDef | ast.FunctionDef]:
+    return [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    ]
 
 
 def _names(tree: ast.Module, page: str) -> str:

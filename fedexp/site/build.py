@@ -112,8 +112,9 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     from mkdocs.exceptions import Abort, MkDocsException
 
     for name in _ASSETS:
-        asset = files("fedexp.site").joinpath("assets", name)
-        write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
+        text = files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8")
+        write_text(docs / "assets" / name, text)
+
     source = docs.parent / "mkdocs.yml"
     # mkdocs can read the file, because JSON is also YAML.
     write_json(source, config(pages, docs, out))

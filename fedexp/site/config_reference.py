@@ -5,6 +5,7 @@ Defaults and comments are read from the config folders.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,13 +92,10 @@ def _comment_above(lines: list[str], line: int) -> str:
 
 def header(path: Path) -> str:
     """Return the comment at the beginning of a config file as one line."""
-    found = []
-    for line in path.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @package"):
-            found.append(line.removeprefix("#").strip())
-    return " ".join(found)
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return " ".join(
+        line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")
+    )
 
 
 def about(group: str, option: str) -> str:
@@ -128,10 +126,12 @@ def pages() -> list[Page]:
 
 def _main(folder: Path, options: dict[str, list[str]]) -> Page:
     path = folder / "config.yaml"
-    chosen: dict[str, str | None] = {}
-    for entry in read_yaml(path)["defaults"]:
-        if isinstance(entry, dict):
-            chosen.update(entry)
+    chosen = {
+        group: option
+        for entry in read_yaml(path)["defaults"]
+        if isinstance(entry, dict)
+        for group, option in entry.items()
+    }
     rows = [
         [
             f"[{code(name)}]({name}.md)",
@@ -190,21 +190,21 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
         return
     if title:
         yield title
-    rows = []
-    for key in keys:
-        if key.default is None and not key.comment:
-            continue
-        parts = (key.note, key.comment) if prefix else (key.comment,)
-        meaning = " ".join(filter(None, parts))
-        anchor = f'<a id="{prefix}{key.name}"></a>'
-        rows.append(
-            [
-                anchor + code(key.name),
-                "" if key.default is None else code(key.default),
-                escaped(meaning),
-            ]
-        )
+    rows = [_row(key, prefix) for key in keys if key.default is not None or key.comment]
     yield table(["key", "default", "meaning"], rows)
+
+
+def _row(key: Key, prefix: str) -> list[str]:
+    """Return the row of a key.
+
+    The note is part of the row on the pages of groups, where anchors have a prefix.
+    """
+    meaning = " ".join(filter(None, (key.note if prefix else "", key.comment)))
+    return [
+        f'<a id="{prefix}{key.name}"></a>{code(key.name)}',
+        "" if key.default is None else code(key.default),
+        escaped(meaning),
+    ]
 
 
 def _group(folder: Path, name: str, options: list[str]) -> Page:

@@ -112,16 +112,6 @@ def sections_of(text: str) -> dict[str, str]:
     return {heading: "\n".join(lines).strip() for heading, lines in found.items()}
 
 
-def _section(sections: Mapping[str, Mapping[str, str]], file: str, heading: str) -> str:
-    if heading not in sections[file]:
-        raise ConfigError(
-            f"a guide needs the section '{heading}' of {file}, which does not exist",
-            where="fedexp.site.guides.GUIDES",
-            expected=", ".join(sections[file]),
-        )
-    return sections[file][heading]
-
-
 def slug(heading: str) -> str:
     """Return a heading's anchor, as GitHub makes it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
@@ -137,8 +127,14 @@ def _page(
         if not heading:
             parts.append((Path(__file__).parent / "guides" / file).read_text().strip())
             continue
+        if heading not in sections[file]:
+            raise ConfigError(
+                f"a guide needs the section '{heading}' of {file}, which does not exist",
+                where="fedexp.site.guides.GUIDES",
+                expected=", ".join(sections[file]),
+            )
         title = f"## {heading} {{#{slug(heading)}}}" if heading != guide.title else ""
-        parts += [title, _relinked(_section(sections, file, heading), file, places)]
+        parts += [title, _relinked(sections[file][heading], file, places)]
     return Page(
         f"guides/{guide.name}.md", guide.title, "\n\n".join(part for part in parts if part) + "\n"
     )

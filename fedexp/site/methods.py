@@ -98,12 +98,7 @@ class _Method:
 
     @property
     def parts(self) -> dict[str, Trainer | Aggregator | ServerOptimizer]:
-        run = self.experiment
-        return {
-            "trainer": run.trainer,
-            "aggregator": run.aggregator,
-            "server_optimizer": run.server_optimizer,
-        }
+        return {group: getattr(self.experiment, group) for group in _PARTS}
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -117,10 +112,8 @@ class _Method:
         server optimizer's class if the server optimizer is not ``sgd``. If both are
         ``sgd``, it is the aggregator's class.
         """
-        trainer, aggregator, server_optimizer = self.classes
-        own = [trainer] if self.choices["trainer"] != "sgd" else []
-        own += [server_optimizer] if self.choices["server_optimizer"] != "sgd" else []
-        return [*own, aggregator][0]
+        own = [group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"]
+        return type(self.parts[[*own, "aggregator"][0]])
 
     @property
     def kind(self) -> str:
@@ -148,9 +141,8 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
             links.setdefault(type(part).__module__, f"{first.name}.md")
     made = []
     for method in methods:
-        family = families[method.classes]
-        text = "\n\n".join(_page(method, family, base, links, tables.get(method.name, ())))
-        made.append(Page(f"methods/{method.name}.md", method.name, f"{text}\n"))
+        parts = _page(method, families[method.classes], base, links, tables.get(method.name, ()))
+        made.append(Page(f"methods/{method.name}.md", method.name, "\n\n".join(parts) + "\n"))
     return [_index(methods, tables), *made]
 
 
@@ -188,10 +180,10 @@ def by_dataset(path: Path) -> list[str]:
     Returns:
         Paths under ``conf``, without their suffix.
     """
-    groups = [group for how, group, _ in defaults_of(read_yaml(path)) if how == "optional"]
     return [
         f"{group}/{file.stem}"
-        for group in groups
+        for how, group, _ in defaults_of(read_yaml(path))
+        if how == "optional"
         for file in sorted((conf_dir() / group).glob("*.yaml"))
     ]
 
@@ -273,11 +265,13 @@ def _page(
             f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
         )
     yield "## Parts"
-    rows = []
-    for group in _PARTS:
-        option = method.choices[group]
-        place = f"[{code(f'{group}={option}')}](../config/{group}.md#{option})"
-        rows.append([place, escaped(about(group, option), links)])
+    rows = [
+        [
+            f"[{code(f'{group}={option}')}](../config/{group}.md#{option})",
+            escaped(about(group, option), links),
+        ]
+        for group, option in method.choices.items()
+    ]
     yield table(["part", "description"], rows)
     if len(family) > 1:
         yield from _variants(method, family)
@@ -306,10 +300,10 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     """
     plain = _plain(family)
     yield "## Presets of the same parts"
-    others = (one for one in family if one is not method)
     yield "\n".join(
         f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}"
-        for one in others
+        for one in family
+        if one is not method
     )
     if method is plain:
         return
@@ -424,8 +418,10 @@ def _traffic(method: _Method) -> Iterator[str]:
     if not method.experiment.aggregator.communicates:
         rows = []
         yield "Clients and server exchange nothing, and no bytes are counted."
-    rows.append(["stored at a client", *_sizes("", counted.client, counted)])
-    rows.append(["stored at the server", *_sizes("", counted.server, counted)])
+    rows += [
+        ["stored at a client", *_sizes("", counted.client, counted)],
+        ["stored at the server", *_sizes("", counted.server, counted)],
+    ]
     yield table(["place", "size", "contents"], rows)
     chosen = ", ".join(
         code(f"{group}={method.config.choices[group]}") for group in ("dataset", "model")

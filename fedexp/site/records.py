@@ -131,11 +131,10 @@ def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
 
     A run that several cells share counts once.
     """
-    values: dict[tuple[str, ...], bool] = {}
-    for planned in planned_cells(table, found.variant):
-        for job in planned.jobs:
-            run = found.runs.get(run_key(table, planned, job))
-            values[job.overrides] = values.get(job.overrides, False) or (
-                run is not None and run.value is not None
-            )
-    return sum(values.values()), len(values)
+    runs = [
+        (job.overrides, found.runs.get(run_key(table, planned, job)))
+        for planned in planned_cells(table, found.variant)
+        for job in planned.jobs
+    ]
+    done = {overrides for overrides, run in runs if run is not None and run.value is not None}
+    return len(done), len({overrides for overrides, _ in runs})

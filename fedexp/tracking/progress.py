@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any
 
 _LINE_SECONDS = 1.0  # seconds between plain lines, which are at least ten per run
@@ -73,12 +72,7 @@ class Progress:
 
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._server_thread is not None:
             self._server_thread.join(1.0)
@@ -149,13 +143,7 @@ class Progress:
             since, now = self._server_since, time.monotonic()
             if since is None or now - since < _SERVER_SECONDS:
                 continue
-            text = f"server {_clock(now - since)}"
-            if self._bar is None:
-                print(
-                    named(self._name, f"round {self._done + 1}/{self._rounds}, {text}"), flush=True
-                )
-            else:
-                self._bar.update(self._task, clients=text)
+            self._report(self._done + 1, f"server {_clock(now - since)}")
 
     def _within(self, round: int, step: int) -> None:
         """Show, from time to time, a step that does not end its round."""
@@ -165,11 +153,15 @@ class Progress:
         ):
             return
         self._shown = now
-        text = f"round {round}/{self._rounds}, step {step}"
+        self._report(round, f"step {step}")
+
+    def _report(self, round_number: int, text: str) -> None:
+        """Show `text` about an unfinished round, in the bar or as a plain line."""
         if self._bar is None:
-            print(named(self._name, text), flush=True)
+            line = f"round {round_number}/{self._rounds}, {text}"
+            print(named(self._name, line), flush=True)
         else:
-            self._bar.update(self._task, clients=f"step {step}")
+            self._bar.update(self._task, clients=text)
 
     def note(self, text: str) -> None:
         """Print a line without breaking the bar."""
