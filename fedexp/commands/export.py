@@ -19,9 +19,9 @@ from fedexp.tables.report.csv import inert
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
-    A cell is empty if the run has no value for the column. The identity and outcome of
-    a run come first. ``metrics.*`` (last values) and ``mean_last_10.*`` follow, then
-    every key of the config as ``config.*``. Lists are JSON.
+    The first columns have the identity and the outcome of a run. ``metrics.*`` (last
+    values) and ``mean_last_10.*`` follow, then every key of the config as ``config.*``.
+    Lists are JSON. A cell is empty if the run has no value for the column.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -92,7 +92,7 @@ def to_wandb(
     entity: str | None,
     group: str | None,
 ) -> int:
-    """Send every finished run to W&B under its own ID.
+    """Send every finished run to W&B under the ID that fedexp gives it.
 
     With `mode` "online", sending a run twice does not duplicate it. W&B's files are in
     ``<run>/wandb``.
@@ -102,10 +102,10 @@ def to_wandb(
         mode: Whether runs are uploaded or only written to files.
         project: Project of W&B.
         entity: Entity of W&B, or None for the entity of the account.
-        group: Group under which W&B shows the runs.
+        group: Group under which W&B shows the runs, or None for no group.
 
     Returns:
-        The exit code.
+        The exit code: 1 if a run could not be sent, else 0.
 
     Raises:
         ConfigError: No run is finished.

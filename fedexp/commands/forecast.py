@@ -1,4 +1,7 @@
-"""The cost of a sweep or a table, estimated from stored runs with other seeds."""
+"""The cost of runs to come, estimated from stored runs of the same configs.
+
+Seeds may differ.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +57,18 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
 def _mean_cost(
     config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
 ) -> Cost | None:
-    """Return the mean cost of finished runs with the same config but other seeds.
+    """Return the mean cost of finished runs that differ from a config only in seeds.
 
-    The stored runs may have been made by any version of the code. The result is None if
-    there are no such runs.
+    Any version of the code may have made the stored runs. The result is None if there
+    are no such runs.
 
     Args:
         config: Resolved config.
-        known_costs: Costs that were read before. New ones are added.
+        known_costs: Costs that earlier calls read, by method and data set. New costs
+            are added.
     """
     folder = RunFolder.of(config).path.parent
-    # Method and data set of the run.
+    # The name of the folder without the hash: method and data set of the run.
     prefix = folder.with_name(folder.name.rpartition("-")[0])
     if prefix not in known_costs:
         known_costs[prefix] = _costs_by_config(prefix)

@@ -150,7 +150,7 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
 
     Args:
         job: Checked job.
-        what: Name of the job in the message on how to resume it.
+        what: Words for the job in the message on how to resume it, such as "this run".
 
     Returns:
         The result, or the exit code of a job that was interrupted or failed. The reason
@@ -232,13 +232,16 @@ def sweep_job(config: Any) -> float:
     return float(headline["value"])
 
 
-# Jobs of the sweep that this process launches, by number.
+# Checked jobs of the sweep that this process launches. The index is the job's number.
 _CHECKED_JOBS: list[CheckedJob] = []
 
 
 @contextlib.contextmanager
 def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
-    """Keep the experiments that a sweep's check built, for jobs of this process."""
+    """Keep the experiments that the check of a sweep built.
+
+    Jobs that run in this process then need not build them again.
+    """
     _CHECKED_JOBS[:] = jobs
     try:
         yield
@@ -268,7 +271,7 @@ _POLL_SECONDS = 0.5
 def _launcher_pid() -> int | None:
     """Return the process ID of the process that launched the sweep.
 
-    None if this process is not a worker of that process on this machine.
+    The result is None if this process is not a worker on the launcher's machine.
     """
     # `multiprocessing` makes joblib's workers. It knows their parent even after the
     # parent has ended.
@@ -280,9 +283,9 @@ def _launcher_pid() -> int | None:
 def _end_with_launcher(launcher: int) -> None:
     """Exit if the process of the sweep has ended, and otherwise watch that process.
 
-    If the sweep's process ends later, this process ends, too, and its run can be
-    resumed. A worker would otherwise take the jobs in its queue, and then stay idle for
-    minutes.
+    If the sweep's process ends later, this process ends, too. Its run can be resumed.
+    Otherwise the worker would still execute the jobs in its queue, and then stay idle
+    for minutes.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)

@@ -33,8 +33,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         The exit code: 0 if the results are bit-identical, else 1.
 
     Raises:
-        ConfigError: The run has no result, a file that it was made with has changed, or
-            the run is itself this rerun.
+        ConfigError: The run has no result, or a file that it was made with has changed.
+            Also raised if the run is itself the rerun, which would be replaced.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option

@@ -1,6 +1,6 @@
 """The ``fedexp-runs`` command, which lists, compares, repeats and deletes runs.
 
-It reads run folders. Only ``rerun`` and ``check-conf`` need torch.
+It reads run folders. Only ``rerun``, ``check-conf`` and ``export --wandb`` need torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLOURS = {
     "stale": "yellow",
     "interrupted": "yellow",
 }
-# What each flag of ``clean`` selects to be deleted.
+# Files that each flag of ``clean`` selects, which are deleted with ``--yes``.
 _CLEAN_FLAGS = {
     "--failed": "runs that failed",
     "--damaged": "runs whose result or status cannot be read",
@@ -421,7 +421,12 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _folder_hash(run: StoredRun, name: str) -> str:
-    """Return the short hash of the config or the code from the run's path."""
+    """Return the short hash of the config or the code, which is part of the run's path.
+
+    Args:
+        run: Stored run.
+        name: ``config`` or ``code``.
+    """
     return (
         run.path.parent.name.rpartition("-")[2]
         if name == "config"
@@ -563,8 +568,8 @@ def _delete(folder: Path) -> None:
 def _clean_client_cache(folder: Path, delete: bool) -> tuple[int, int]:
     """Count the entries of the client cache (memo) and their bytes.
 
-    The entries are deleted if `delete` is true. Runs that use the cache tolerate
-    entries that vanish. Folders and locks are not deleted.
+    If `delete` is true, the entries are also deleted. Runs that use the cache tolerate
+    this. Folders and locks are not deleted.
     """
     count = size = 0
     for entry in folder.glob("*/*.safetensors"):
@@ -580,7 +585,10 @@ _COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 
 
 def _swapped_parts(run: StoredRun) -> list[str]:
-    """Return the parts that differ from the method's preset, as ``trainer=NAME``."""
+    """Return the parts that the user replaced in the method's preset.
+
+    Each is an override, such as ``trainer=scaffold``.
+    """
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [
@@ -590,7 +598,7 @@ def _swapped_parts(run: StoredRun) -> list[str]:
 
 @functools.cache
 def _preset_parts(method: str) -> dict[str, str]:
-    """Return the option of each part that a method's preset chooses.
+    """Return the options that a method's preset chooses, by the name of the part.
 
     The result is empty if there is no such preset.
     """

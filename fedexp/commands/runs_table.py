@@ -18,7 +18,8 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
-# Groups whose options follow from a key, because a method's preset chooses them.
+# Keys that differ together with a row or column key, because a method's preset chooses
+# their options. Differences of these keys are not reported.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Largest number of keys or values in one message.
 _SHOWN = 4
@@ -163,8 +164,8 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
 
     Args:
         runs: Stored runs.
-        implied: Keys that are not reported. Keys below them and seeds are not reported
-            either.
+        implied: Keys that are not reported, together with all keys below them. Seeds
+            are never reported.
 
     Returns:
         The values of each such key.
@@ -262,7 +263,10 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """Print the measured value, the left-out runs and other differences of cells."""
+    """Print the name of the measured value, and notes on the comparability of cells.
+
+    The notes are about left-out runs, different code and other differing keys.
+    """
     out = console()
     measured = sorted(
         {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import TableRecord
 
-# Prefixes of the keys whose overrides the sweep itself must know.
+# Prefixes of the keys whose overrides the sweep itself needs.
 _SWEEP_KEYS = ("hydra", "output_root")
 
 
 def main() -> None:
-    """Run the command as the console's entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
@@ -370,10 +370,10 @@ def _without_local_paths(typed: str) -> str:
 
 
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
-    """Refuse a table that reads a number which the run will not have.
+    """Raise `ConfigError` if the table reads a number that the run will not have.
 
-    Such a number is the value of a cell, the pooled rounds, or the value by which a
-    grid point is chosen.
+    Checked are the value of a cell, the pooled rounds, and the value by which a grid
+    point is chosen.
     """
     from fedexp.tables.paths import check_path
 

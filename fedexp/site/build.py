@@ -207,8 +207,8 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 def navigation(pages: Iterable[Page]) -> list[Any]:
     """Return the navigation, which has the pages in their order, grouped by folder.
 
-    The ``index.md`` of a folder is the page of its section. The first page of a section
-    below the top level also names the section.
+    The ``index.md`` of a folder is the page of its section. `_SECTIONS` names the
+    sections at the top level. Any other section has the title of its first page.
     """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}

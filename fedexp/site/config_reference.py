@@ -27,10 +27,11 @@ class Key:
     Args:
         name: The dotted key, such as ``local.lr``.
         default: The default as it is written, or None if the key contains other keys.
-        comment: The comment on the key's line, or of the entries of its list. If the
-            line of another key has no comment, the comment lines above that key.
-        note: The comment lines above the key, if they are not `comment`. The header
-            comment of the file is not part of the first key's note.
+        comment: The comment on the key's line. For a key with a list, the comments of
+            the entries. If any other key has no comment on its line, this is the
+            comment above the key.
+        note: The comment lines above the key, or "" if `comment` is taken from them.
+            The header comment of the file is not part of the first key's note.
     """
 
     name: str
@@ -46,7 +47,8 @@ class Key:
 def keys_of(path: Path) -> list[Key]:
     """Return the keys of a config file in their order.
 
-    The key ``defaults`` has the options that the file chooses for groups.
+    The key ``defaults`` is one of them. It has the options that the file chooses for
+    groups.
     """
     text = path.read_text()
     root = yaml.compose(text)
@@ -158,7 +160,10 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
-    """Yield a table of the top-level keys, then one section per key with subkeys."""
+    """Yield tables of the keys without subkeys, and a section per key with subkeys.
+
+    The order is that of the keys.
+    """
     by_top: dict[str, list[Key]] = {}
     for key in keys:
         by_top.setdefault(key.top, []).append(key)

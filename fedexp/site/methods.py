@@ -147,7 +147,7 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
 
 
 def _plain(family: Sequence[_Method]) -> _Method:
-    """Return the preset with the shortest name, which the other presets vary."""
+    """Return the preset with the shortest name, of which the others are variants."""
     return min(family, key=lambda method: len(method.name))
 
 
@@ -239,8 +239,8 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
 def _does(method: _Method, methods: Sequence[_Method]) -> str:
     """Describe a preset in one sentence.
 
-    For a plain preset, the first sentence about its most particular part is returned.
-    For another preset, the sentence names the plain preset that it varies.
+    For a plain preset, this is the first sentence about its most particular part. For
+    another preset, the sentence names the plain preset with the same classes.
     """
     plain = _plain([one for one in methods if one.classes == method.classes])
     if method is not plain:
@@ -344,7 +344,8 @@ def _description(
         kind: Class of the part.
         own: Modules of the method's parts.
         links: Link targets of words in backticks.
-        shown: Modules whose docstring is on the page. It is updated.
+        shown: Modules whose docstrings are on the page already. This function adds the
+            modules whose docstrings it yields.
     """
     yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
     yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
@@ -434,10 +435,10 @@ def _traffic(method: _Method) -> Iterator[str]:
 
 
 def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tuple[str, str]:
-    """Return the total size, and the size of each tree.
+    """Return the total size and the sizes of the trees, both as text.
 
     Args:
-        first: Name of the model in the text if the model itself is sent, else "".
+        first: Words for the model if the model itself is sent, else "".
         trees: Sizes of the other trees in bytes, by name.
         counted: The counts, for the size of the model.
     """

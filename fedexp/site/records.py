@@ -127,7 +127,7 @@ def absent(table: Table) -> Result:
 
 
 def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
-    """Count the runs that have a value, and all runs of the variant.
+    """Return the number of runs that have a value, and of all runs of the variant.
 
     A run that several cells share counts once.
     """

@@ -92,7 +92,10 @@ class Paper:
 
     @property
     def rank(self) -> tuple[int, int, str]:
-        """A sort key: the papers with the most full or partial tables come first."""
+        """A sort key: papers with more full or partial tables come first.
+
+        The number of tables that were run decides between equal papers, then the name.
+        """
         decided = sum(entry.main.variant in ("full", "partial") for entry in self.entries)
         return -decided, -len(self.run), self.name
 
@@ -215,12 +218,12 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
 
 
 def finding(report: Report) -> str:
-    """Return the result in one sentence, or "" if one sentence cannot tell it.
+    """Return the result in one sentence, or "" if there is no such sentence.
 
-    For a single row, the sentence has the numbers of the row. For several rows, it has
-    the means of the proposed method and of the best baseline over the rows of the
-    proposed method. If the paper has curves instead of numbers, it has the number of
-    rows in which the proposed method is ahead of every baseline.
+    For a single row, the sentence has the numbers of the row. For several rows, the
+    sentence has the means of the proposed method and of the best baseline, over the
+    rows of the proposed method. If the report has no numbers of the paper, the sentence
+    has the number of rows in which the proposed method is ahead of every baseline.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
@@ -286,9 +289,9 @@ def _mean_over_cells(cells: Sequence[Cell]) -> float:
 
 
 def _above(a: Cell, b: Cell | None, sign: int) -> bool:
-    """Return whether `a` is better than `b`.
+    """Return whether `a` has a better mean than `b`.
 
-    The result is also True if `b` does not exist, or if one of them has no mean.
+    The result is also True if `b` is None, or if `a` or `b` has no mean.
     """
     return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
 

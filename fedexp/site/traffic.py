@@ -77,7 +77,14 @@ def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
 
 
 def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
-    """Return the trees of a nested state by dotted key, with each tensor once."""
+    """Return the trees of a nested state by dotted key.
+
+    Args:
+        state: State of an aggregator.
+        name: Dotted key of `state`, "" at the top.
+        seen: IDs of the tensors that are in a tree already. It is updated, so that each
+            tensor is counted once.
+    """
     if isinstance(state, Weights):
         state = {**state.params, **state.buffers}
     elif isinstance(state, Tensor):

@@ -22,12 +22,12 @@ class Feed:
 
     A call that raises, or takes longer than ``logger.timeout``, switches the logger off
     after one warning. The run goes on, and the process can exit. With ``logger.strict``
-    the next call of the run raises `FedexpError` instead.
+    the next call of `open` or `log` raises `FedexpError` instead of the warning.
 
     Args:
         logger: Logger to feed.
-        warn: Callback for problems. It is always called from the thread that calls this
-            object.
+        warn: Callback that shows the user one line: a warning, or a note of the logger.
+            It is called in the thread that calls this object's methods.
 
     Attributes:
         failure: Reason why the logger was given up, or None while it works.
@@ -52,7 +52,7 @@ class Feed:
 
         Args:
             run: Description of the run.
-            history: Rows on disk when a run resumes.
+            history: Rows that earlier attempts at the run wrote. Empty for a new run.
         """
         rows = [dict(row) for row in history]
         self._put("open", lambda: self._logger.open(run, rows))
@@ -65,12 +65,13 @@ class Feed:
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """End logging.
 
-        It waits at most ``logger.timeout`` for queued calls. It never raises an error,
-        because no work of the run remains that an error should stop.
+        The method waits at most ``logger.timeout`` seconds for the queued calls, and a
+        few more seconds for a logger that is abandoned. It never raises an error,
+        because the run has ended and nothing is left to stop.
 
         Args:
-            status: Status of the run.
-            result: Result of the run, or None.
+            status: ``done``, ``failed`` or ``interrupted``.
+            result: Result of the run, or None if the run has no result.
         """
         self._watch()
         if self.failure is None:
@@ -99,7 +100,7 @@ class Feed:
             self._calls.put((name, call))
 
     def _watch(self) -> None:
-        """Detect a call that hangs."""
+        """Record a failure if the running call takes too long."""
         if (name := self._hangs()) and self.failure is None:
             self.failure = f"{name} took longer than {self._logger.timeout:g} s"
 
@@ -133,7 +134,7 @@ class Feed:
         name = ""
         while self.failure is None and name != "close":
             name, call = self._calls.get()
-            if self.failure is not None:  # given up while this thread waited
+            if self.failure is not None:  # a failure was recorded while this thread waited
                 break
             self._busy = (name, time.monotonic())
             try:

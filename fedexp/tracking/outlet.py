@@ -18,9 +18,9 @@ from typing import Any
 def lasting_output() -> _WrappedStreams:
     """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
 
-    Once a stream cannot be written, later output is dropped. Characters that its
-    encoding lacks are written as escapes. If uses are nested or overlap (threads), this
-    holds until the last one ends.
+    After a failed write to a stream, its later output is dropped. Characters that a
+    stream's encoding lacks are written as escapes. Uses may be nested, and may overlap
+    in threads. The streams are restored when the last use ends.
     """
     return _STREAMS
 
@@ -57,7 +57,10 @@ _STREAMS = _WrappedStreams()
 
 
 class _UnbreakableStream:
-    """A text stream that drops output if it cannot be written. It may wrap None."""
+    """A text stream that drops its output after a failed write.
+
+    The wrapped stream may be None. Then all output is dropped.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = _NullStream() if stream is None else stream
@@ -104,9 +107,10 @@ class _NullStream(io.TextIOBase):
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open the standard descriptors that are closed.
+    """Open those of the descriptors 0, 1 and 2 that are closed.
 
-    Otherwise a file of the run would get a number that libraries print to.
+    Otherwise a file of the run would get one of these numbers, and libraries would
+    print into it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)  # this also protects the files of child processes

@@ -1,4 +1,4 @@
-"""Tables at the end of a run and of a sweep."""
+"""Tables and texts that commands print, such as those after a run and a sweep."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     job again.
 
     Args:
-        rows: Overrides, status, error, headline and folder of every job.
+        rows: Overrides, status, error, headline and folder of every job. Error and
+            headline may be None.
     """
     console = Console(highlight=False)
     columns = [Column(name, overflow="fold") for name in ("job", "overrides", "status", "headline")]
@@ -154,7 +155,7 @@ def headline_text(headline: Mapping[str, Any] | None) -> str:
 
 
 def memory_text(peak: Mapping[str, int]) -> str:
-    """Return the peak memory as text: RAM and, if there is one, GPU."""
+    """Return the peak memory (bytes) as text: in RAM and, if measured, on the GPU."""
     gpu = f" and {size_text(peak['gpu'])} on the GPU" if "gpu" in peak else ""
     return size_text(peak["ram"]) + gpu
 
