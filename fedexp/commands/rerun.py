@@ -21,8 +21,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
     The rerun uses the numerics of the stored run. It uses neither the client cache
-    (memo) nor trackers. An earlier finished rerun is moved aside, and an interrupted
-    one is resumed. The stored run is only read.
+    (memo) nor trackers. An earlier rerun is moved aside if it is finished, and resumed
+    if it was interrupted. The stored run is only read.
 
     Args:
         run: Stored run.

@@ -441,10 +441,10 @@ def _make_report(request: _Request) -> Report:
 def _publish(
     report: Report, table: Table, record: TableRecord, folder: Path | None, root: Path | None
 ) -> None:
-    """Print the report.
+    """Print the report, and write it with the record of its runs to `folder`.
 
-    If a folder is given, also write the report and the record of its runs there. The
-    page links to the runs in `root`.
+    Nothing is written if `folder` is None. The page links to the runs in `root`, unless
+    `root` is None.
     """
     from fedexp.tables.record import write
 

@@ -45,7 +45,10 @@ class Counted:
 
 
 def first_step(experiment: Experiment) -> Counted:
-    """Train one client of `experiment` for its first step. Nothing is stored."""
+    """Train the first client of `experiment` for one step, and return the sizes.
+
+    Nothing is stored.
+    """
     data = _data(experiment.dataset, experiment.division)
     env = experiment.env(data, _CPU)
     now = Snapshot(0, experiment.aggregator.init(env))
