@@ -191,17 +191,21 @@ def sweep_job(config: Any) -> float:
 
     register()
     hydra_config = HydraConfig.get()
+
     overrides = list(hydra_config.overrides.task)
     jobs = int(os.environ.get("FEDEXP_SWEEP_JOBS", "1"))
     concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
+
     resolved = resolve(
         config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides]
     )
+
     if (launcher := _launcher_pid()) is not None:
         _end_with_launcher(launcher)
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
         take_gpu(hydra_config.job.num)
+
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
     print(label, flush=True)

@@ -68,6 +68,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
                 f"rerun it with fedexp {run.result.get('fedexp_version', '0.1')}, which made it"
             )
             raise
+
         current, then = pin(config.values), stored.contents
         for key in then:
             if current.get(key) != then[key]:

@@ -188,6 +188,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     check_splits(
         (job_name(i, configs[i].overrides), jobs[i].experiment) for i in range(len(jobs)) if todo[i]
     )
+
     done = todo.count(False)
     print(
         f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
@@ -202,6 +203,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
     with checked_jobs(jobs):
         code = run_sweep(f"sweep-{name}", len(configs), launch)
+
     rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):

@@ -59,6 +59,7 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
     found = {
         cell: _values_by_seed(cell, members, rows, cols, value) for cell, members in cells.items()
     }
+
     columns = sorted({col for _, col in found}, key=_sort_key)
     places = sorted(
         {place for place, _ in found}, key=lambda place: [_sort_key(text) for text in place]

@@ -45,12 +45,13 @@ def main() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line and return its exit code.
+    """Run the command line.
 
     Returns:
-        0, or 1 if a cell failed. With ``--strict`` it is also 1 if a number is beyond
-        its tolerance or a claim of the paper is refuted. 2 for wrong input, which is
-        reported without a traceback. 130 if Ctrl-C interrupted the command.
+        The exit code, which is 0 after a success. It is 1 if a cell failed. With
+        ``--strict`` it is also 1 if a number is beyond its tolerance or a claim of the
+        paper is refuted. It is 2 for wrong input, which is reported without a
+        traceback, and 130 after Ctrl-C.
     """
     return run_guarded(lambda: _parser().run(arguments))
 
@@ -204,12 +205,14 @@ class _Request:
             raise ConfigError(
                 "a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1"
             )
+
         self.options = options
         self.table = load_table(options.name)
         clauses, overrides = split_only(self.table, options.only)
         options.overrides = [*options.overrides, *overrides]
         self.extra = _split_overrides(options.overrides, of_sweep=False)
         self.only = parse_only(self.table, clauses)
+
         self.cells = planned_cells(
             self.table,
             options.variant,
@@ -306,9 +309,11 @@ def _report_of_records(options: argparse.Namespace) -> Report:
             got=", ".join(asked),
             do="leave them out",
         )
+
     table = load_table(options.name)
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
+
     found, report = report_of_record(table, found, options.records[0])
     _publish(report, table, found, options.out, None)
     return report
@@ -345,6 +350,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     for planned in request.cells:
         for job in planned.jobs:
             placed.setdefault(job.overrides, []).append((planned, job))
+
     experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
@@ -378,6 +384,7 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
     from fedexp.tables.paths import check_path
 
     column = table.columns[planned.method]
+
     grid = column.grid
     for place, path in (
         ("headline.value", table.value_path(column)),
@@ -418,6 +425,7 @@ def _make_report(request: _Request) -> Report:
         _without_local_paths(options.typed),
         {},
     )
+
     record = recorded(table, cells, request.cell_runs, root, asked)
     report = build_report(table, cells, record)
     pictures, missed = draw_figures(table, cells, request.cell_runs, report)
@@ -425,10 +433,12 @@ def _make_report(request: _Request) -> Report:
         record, figures=[(picture.name, picture.title) for picture in pictures], missed=missed
     )
     report = with_pictures(report, pictures, missed)
+
     folder = options.out or report_folder(
         root, report.name, options.variant, is_partial(table, cells, record)
     )
     _publish(report, table, record, folder, root)
+
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary

@@ -65,11 +65,13 @@ def pages() -> list[Page]:
         module: PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py") for module in MODULES
     }
     trees = {module: ast.parse(path.read_text()) for module, path in sources.items()}
+
     links = {module: Path(page_of(module)).name for module in MODULES}
     for module, tree in trees.items():
         for node in _public(tree):
             links.setdefault(node.name, f"{links[module]}#{node.name}")
             links[f"{module}.{node.name}"] = f"{links[module]}#{node.name}"
+
     rows = [
         [
             f"[{code(module)}]({links[module]})",
@@ -79,6 +81,7 @@ def pages() -> list[Page]:
         ]
         for module, tree in trees.items()
     ]
+
     about = docstring(
         ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links
     )
@@ -128,12 +131,14 @@ def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
         for item in node.body
         if isinstance(item, ast.AnnAssign) and not _hidden(item)
     ]
+
     yield f"## {node.name} {{#{node.name}}}"
     yield fenced(
         "\n".join([f"class {node.name}{bases}:", *(f"    {line}" for line in fields or ["..."])]),
         "python",
     )
     yield docstring(ast.get_docstring(node) or "", links)
+
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and not _hidden(item):
             yield from _function(item, f"{node.name}.{item.name}", "###", links)

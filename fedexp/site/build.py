@@ -57,6 +57,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             "mkdocs-material, which builds the site, is not installed",
             do="pip install 'fedexp[site]'",
         )
+
     if (
         out.exists()
         and not (out / "index.html").is_file()
@@ -67,6 +68,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             where=str(out),
             do="give another folder: --out DIR",
         )
+
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
     read = records.read(folder)
@@ -78,6 +80,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
         *api.pages(),
         *results.benchmarks(folder),
     ]
+
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         docs, made = Path(scratch) / "docs", Path(scratch) / "site"
@@ -87,6 +90,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_bytes(docs / path, data)
         for picture in folder.glob(f"*{_PICTURE}"):
             write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
+
         make(pages, docs, made)
         if out.exists():
             shutil.rmtree(out)
@@ -118,6 +122,7 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     source = docs.parent / "mkdocs.yml"
     # mkdocs can read the file, because JSON is also YAML.
     write_json(source, config(pages, docs, out))
+
     faults, log = _Faults(), logging.getLogger("mkdocs")
     log.addHandler(faults)
     log.propagate = False

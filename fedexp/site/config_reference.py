@@ -134,6 +134,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         if isinstance(entry, dict)
         for group, option in entry.items()
     }
+
     rows = [
         [
             f"[{code(name)}]({name}.md)",
@@ -142,6 +143,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         ]
         for name in options
     ]
+
     parts = [
         "# Configuration",
         escaped(header(path)),
@@ -167,6 +169,7 @@ def _sections(keys: list[Key]) -> Iterator[str]:
     by_top: dict[str, list[Key]] = {}
     for key in keys:
         by_top.setdefault(key.top, []).append(key)
+
     flat: list[Key] = []
     titled = False
     for top, below in by_top.items():
@@ -230,6 +233,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
             name,
             "\n\n".join([*parts, table(["option", "description"], rows)]) + "\n",
         )
+
     for option in options:
         path = folder / name / f"{option}.yaml"
         anchor = re.sub(r"[^\w-]", "-", option)

@@ -131,14 +131,17 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
     """
     base = compose([])
     methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
+
     families: dict[tuple[type, ...], list[_Method]] = {}
     for method in methods:
         families.setdefault(method.classes, []).append(method)
+
     links = {module: f"../{api.page_of(module)}" for module in api.MODULES}
     for family in families.values():
         first = _plain(family)
         for part in first.parts.values():
             links.setdefault(type(part).__module__, f"{first.name}.md")
+
     made = []
     for method in methods:
         parts = _page(method, families[method.classes], base, links, tables.get(method.name, ()))
@@ -259,11 +262,13 @@ def _page(
     yield f"# {method.name}"
     yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"), links)
     yield fenced(f"fedexp method={method.name}", "sh")
+
     if mentions:
         yield "## Our results"
         yield "\n".join(
             f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
         )
+
     yield "## Parts"
     rows = [
         [
@@ -273,18 +278,22 @@ def _page(
         for group, option in method.choices.items()
     ]
     yield table(["part", "description"], rows)
+
     if len(family) > 1:
         yield from _variants(method, family)
+
     shown: set[str] = set()
     for group, kind in zip(_PARTS, method.classes, strict=True):
         if group == "aggregator" or method.choices[group] != base.choices[group]:
             yield from _description(
                 group, kind, {one.__module__ for one in method.classes}, links, shown
             )
+
     yield "## Needs"
     yield "\n".join(f"- {line}" for line in _needs(method)) or "It needs only the clients' data."
     yield "## Traffic and state"
     yield from _traffic(method)
+
     yield "## Settings"
     preset = f"method/{method.name}"
     parts = [f"{group}/{option}" for group, option in method.choices.items()]
@@ -307,6 +316,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     )
     if method is plain:
         return
+
     keys = [
         key
         for key in {**plain.settings, **method.settings}
@@ -353,6 +363,7 @@ def _description(
         shown.add(kind.__module__)
         yield docstring(_module_doc(kind), links)
     yield docstring(_class_doc(kind), links)
+
     for base in kind.__mro__[1:]:
         if not base.__module__.startswith("fedexp.") or base is _PARTS[group]:
             continue
@@ -397,9 +408,11 @@ def _needs(method: _Method) -> Iterator[str]:
             )
             where = f"[{code(demand.key)}](../{link(demand.key)})"
             yield f"{where} = {code(value)}: the {name} {escaped(demand.why)}"
+
         for need in (need for need in NEEDS if getattr(part.needs, need) and need not in seen):
             seen.add(need)
             yield f"{escaped(NEEDS[need], keys)} (the {name})"
+
         for hook, what in (("check", "networks"), ("check_extent", "rounds or numbers of clients")):
             if getattr(type(part), hook, None) is not getattr(_PARTS[group], hook, None):
                 yield (
@@ -419,11 +432,13 @@ def _traffic(method: _Method) -> Iterator[str]:
     if not method.experiment.aggregator.communicates:
         rows = []
         yield "Clients and server exchange nothing, and no bytes are counted."
+
     rows += [
         ["stored at a client", *_sizes("", counted.client, counted)],
         ["stored at the server", *_sizes("", counted.server, counted)],
     ]
     yield table(["place", "size", "contents"], rows)
+
     chosen = ", ".join(
         code(f"{group}={method.config.choices[group]}") for group in ("dataset", "model")
     )

@@ -81,6 +81,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
                 "scripts/results"
             ),
         )
+
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
     # Drawing takes most of the time, so several processes draw. Processes that are not
@@ -96,6 +97,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
                     do="make one of both: fedexp-table report ... --from DIR --from DIR --out DIR",
                 )
             results.setdefault(result.report.name, []).append(result)
+
     for own in results.values():
         own.sort(key=lambda result: _VARIANTS.index(result.report.variant))
     tables = {name: load_table(name) for name in table_names()}
