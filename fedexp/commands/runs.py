@@ -587,7 +587,7 @@ _COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 def _swapped_parts(run: StoredRun) -> list[str]:
     """Return the parts that the user replaced in the method's preset.
 
-    Each is an override, such as ``trainer=scaffold``.
+    Each is an override, such as ``trainer=NAME``.
     """
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
