@@ -18,11 +18,14 @@ def check_conf(paths: Sequence[Path]) -> int:
     """Print every line that uses a path, an import or a config key of version 0.1.
 
     Args:
-        paths: Files, and folders of configs. Python files beside a folder are read,
-            too.
+        paths: Files, and folders of configs. With a folder, the Python files below its
+            parent folder are read, too.
 
     Returns:
-        1 if there is such a line, else 0.
+        The exit code: 1 if there is such a line, else 0.
+
+    Raises:
+        ConfigError: One of the paths does not exist.
     """
     for path in paths:
         if not path.exists():
@@ -56,7 +59,10 @@ def _findings(file: Path, paths: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield a file, or the files of a folder and the Python files beside the folder."""
+    """Yield `path` if it is a file, else the files below the folder `path`.
+
+    These are YAML and Python files. The Python files below the parent folder follow.
+    """
     if path.is_file():
         yield path
         return
