@@ -69,26 +69,35 @@ class Sampling:
                 return chosen.tolist()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _LimitedServerWork:
+    """An upper bound on the steps of server work, for small test runs.
+
+    Args:
+        limit_server_steps: The config's ``limit.server_steps``, or None for no bound.
+            Methods call `server_steps` instead of reading it.
+    """
+
+    limit_server_steps: int | None = None
+
+    def server_steps(self, wanted: int) -> int:
+        """Return the allowed number of steps of server work, at most `wanted`."""
+        return min(wanted, self.limit_server_steps or wanted)
+
+
 @dataclass(frozen=True)
-class Extent:
+class Extent(_LimitedServerWork):
     """The size of a run, which is known before its data are loaded.
 
     Args:
         rounds: Number of communication rounds.
         clients: Number of clients.
         sampling: The rule by which clients take part.
-        limit_server_steps: The config's ``limit.server_steps``, an upper bound for
-            small test runs, or None. Methods call `server_steps` instead of reading it.
     """
 
     rounds: int
     clients: int
     sampling: Sampling
-    limit_server_steps: int | None = None
-
-    def server_steps(self, wanted: int) -> int:
-        """Return the allowed number of steps of server work, at most `wanted`."""
-        return min(wanted, self.limit_server_steps or wanted)
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,7 @@ class Specs:
 
 
 @dataclass(frozen=True, eq=False)
-class Env:
+class Env(_LimitedServerWork):
     """The environment of an aggregator in one step of a round.
 
     Args:
@@ -147,8 +156,6 @@ class Env:
         trace: Receiver of the server's intermediate models within a round. It ignores
             them unless the config asks for a trace.
         models: The storage behind `store`.
-        limit_server_steps: The config's ``limit.server_steps``, an upper bound for
-            small test runs, or None. Methods call `server_steps` instead of reading it.
         legacy: State of the generator that sampled the split, or None. Methods call
             `after_split` instead of reading it.
     """
@@ -174,7 +181,6 @@ class Env:
     step: int = 0
     trace: Trace = field(default_factory=Trace)
     models: ModelStore = field(default_factory=ModelStore)
-    limit_server_steps: int | None = None
     legacy: Mapping[str, Any] | None = None
 
     @property
@@ -218,10 +224,6 @@ class Env:
     def first(self) -> bool:
         """Whether this is the run's first step, which depends on no earlier one."""
         return self.round == self.step == 0
-
-    def server_steps(self, wanted: int) -> int:
-        """Return the allowed number of steps of server work, at most `wanted`."""
-        return min(wanted, self.limit_server_steps or wanted)
 
     def after_split(self) -> np.random.RandomState:
         """Return NumPy's legacy generator in its state after the split of the data.
