@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.data import Samples
+from fedexp.core.data import FederatedData, Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
@@ -43,8 +43,7 @@ class Vectors:
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
         """Return the Euclidean norm over all tensors, without a synchronisation."""
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-        return norm
+        return trees.joint_norm(tensors)
 
     @staticmethod
     def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
@@ -252,7 +251,7 @@ def context(
 ) -> Ctx:
     """Return the context that the trainer's hooks read for one client."""
     return Ctx(
-        start={name: value for name, value in job.start.params.items() if name not in job.frozen},
+        start=job.trainable,
         received=Received(job.start.params, job.start.buffers),
         shared=job.shared,
         state=job.state or {},
@@ -325,18 +324,19 @@ def batch_ranges(
     ]
     epoch_ranges = [(a, b) for a, b in epoch_ranges if b - a >= smallest]
     if not epoch_ranges:
-        return
-    epoch = taken = 0
-    most = math.inf if local_training.max_steps is None else local_training.max_steps
-    if local_training.steps is not None:
-        most = min(most, local_training.steps)
-    while local_training.steps is not None or epoch < (local_training.epochs or 0):
-        for a, b in epoch_ranges:
-            if taken == most:
-                return
-            yield epoch, a, b
-            taken += 1
-        epoch += 1
+        return iter(())
+
+    steps, max_steps = local_training.steps, local_training.max_steps
+    epochs = itertools.count() if steps is not None else range(local_training.epochs or 0)
+    return itertools.islice(
+        ((epoch, a, b) for epoch in epochs for a, b in epoch_ranges),
+        min((limit for limit in (steps, max_steps) if limit is not None), default=None),
+    )
+
+
+def num_steps(job: ClientJob, data: FederatedData) -> int:
+    """Return the number of steps of a job, for a network without BatchNorm."""
+    return sum(1 for _ in batch_ranges(data.partition.size(job.client), job.local_training, 1))
 
 
 def batches(

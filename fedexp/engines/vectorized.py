@@ -17,7 +17,7 @@ from fedexp.core.build import require
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, EngineContext, probed
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.kernel import batch_ranges
+from fedexp.core.kernel import num_steps
 from fedexp.core.numerics import Numerics
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
@@ -161,7 +161,7 @@ class Vectorized(Engine):
         """Return the stacks. Each job that fits no kernel is a part by itself."""
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
-        steps: dict[int, int] = {}
+        steps = [num_steps(job, data) for job in jobs]
 
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
@@ -169,19 +169,19 @@ class Vectorized(Engine):
             if kind is None and not job.trained:
                 self.note(self._why_serial(job))
             n = data.partition.size(job.client)
-            steps[i] = sum(1 for _ in batch_ranges(n, job.local_training, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
             groups.setdefault((block, kind, _signature(job), alike), []).append(i)
 
         stacks = []
         for (_, kind, *_), members in groups.items():
             if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
-                reason = (
-                    "if no other client has as many samples, "
-                    f"because engine.kernel={self._names[-1]} "
-                    "stacks equal sizes"
+                self.note(
+                    _one_by_one(
+                        jobs[members[0]],
+                        "if no other client has as many samples, "
+                        f"because engine.kernel={self._names[-1]} stacks equal sizes",
+                    )
                 )
-                self.note(_one_by_one(jobs[members[0]], reason))
 
             ordered = sorted(members, key=lambda i: -steps[i])
             number = -(-len(ordered) // size)  # number of stacks, all of about the same size
@@ -269,8 +269,7 @@ class Vectorized(Engine):
 
         It gives the reason of the most general kernel.
         """
-        reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
-        return _one_by_one(job, str(reason))
+        return _one_by_one(job, str(KERNELS[self._names[-1]].misfit(job, self._serial.net(job))))
 
 
 def _one_by_one(job: ClientJob, reason: str) -> str:
@@ -286,8 +285,8 @@ def _signature(job: ClientJob) -> Hashable:
     It does not contain the numbers of samples.
     """
     trees = (*job.shared.items(), *(job.state or {}).items())
-    shapes = tuple((name, tuple(tree)) for name, tree in trees)
-    return (_code_of(job), job.local_training, job.frozen, shapes)
+    names = tuple((name, tuple(tree)) for name, tree in trees)
+    return (_code_of(job), job.local_training, job.frozen, names)
 
 
 def _code_of(job: ClientJob) -> Hashable:
