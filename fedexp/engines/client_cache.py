@@ -199,19 +199,21 @@ class ClientCache(Engine):
 
         `key` is the cache key of the job.
         """
-        answers = {}
-        for probe in job.probes:
-            found = load_sealed(
+        found = {
+            probe.name: load_sealed(
                 self._path(_answer_key(key, probe)), data.train.x.device, self._damaged
             )
-            if found is not None:
-                answers[probe.name], _ = found
-        return answers
+            for probe in job.probes
+        }
+        return {name: sealed[0] for name, sealed in found.items() if sealed is not None}
 
     def _keys(
         self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData
     ) -> list[str]:
-        digests: dict[int, str] = {}  # by id of the start model, which clients often share
+        starts = {id(job.start): job.start for job in jobs}  # clients often share a start model
+        digests = {
+            number: digest(start.params) + digest(start.buffers) for number, start in starts.items()
+        }
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
@@ -219,18 +221,11 @@ class ClientCache(Engine):
                 # The last bits of a result depend on the sizes of all clients in its
                 # part, because batches are padded to the largest.
                 batch_group = [sizes, place] if len(part) > 1 else []
-                keys[i] = self._key(jobs[i], batch_group, data, digests)
+                keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
 
-    def _key(
-        self, job: ClientJob, batch_group: list[Any], data: FederatedData, digests: dict[int, str]
-    ) -> str:
-        start = digests.get(id(job.start))
-        if start is None:
-            start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
-        shared = {name: digest(tree) for name, tree in job.shared.items()}
-
-        state = {name: digest(tree) for name, tree in (job.state or {}).items()}
+    def _key(self, job: ClientJob, start: str, batch_group: list[Any], data: FederatedData) -> str:
+        index = data.positions(job.client)
         parts = [
             self._base,
             job.client,
@@ -238,19 +233,19 @@ class ClientCache(Engine):
             repr(job.start.spec),
             _described(job.trainer),
             _described(job.task),
-        ]
-
-        parts += [
             repr(job.local_training),
             job.seed,
-            shared,
-            state,
+            {name: digest(tree) for name, tree in job.shared.items()},
+            {name: digest(tree) for name, tree in (job.state or {}).items()},
             sorted(job.frozen),
             job.trained,
             batch_group,
+            # The client's inputs and targets, in its order, and their normalisation.
+            digest({"x": data.train.x[index], "y": data.train.y[index]}),
+            data.train.mean,
+            data.train.std,
+            repr(data.train.augment),
         ]
-        parts += [*_client_data(data, job.client), repr(data.train.augment)]
-
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
@@ -272,15 +267,18 @@ class ClientCache(Engine):
         parts = {"params": result.weights.params, "buffers": result.weights.buffers}
         for kind, trees in (("payload", result.payload), ("state", result.state or {})):
             parts |= {f"{kind}/{group}": tree for group, tree in trees.items()}
-        facts = {
-            "num_examples": result.num_examples,
-            "num_steps": result.num_steps,
-            "metrics": result.metrics,
-            "payload": list(result.payload),
-            "state": None if result.state is None else list(result.state),
-            "seconds": seconds,
-        }
-        self._save(key, joined(parts), facts)
+        self._save(
+            key,
+            joined(parts),
+            {
+                "num_examples": result.num_examples,
+                "num_steps": result.num_steps,
+                "metrics": result.metrics,
+                "payload": list(result.payload),
+                "state": None if result.state is None else list(result.state),
+                "seconds": seconds,
+            },
+        )
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
         found = load_sealed(self._path(key), data.train.x.device, self._damaged)
@@ -356,13 +354,12 @@ class _InnerRequests:
         self._inner, self._jobs, self._data = inner, jobs, data
         self._part_of = {i: part for part in parts for i in part}
         self.missing = {i for part in parts if not all(is_stored[j] for j in part) for i in part}
-        self._requests = {
-            i: jobs[i]
-            for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})
+        asking = {i for i, job in enumerate(jobs) if job.probes}
+        self._requests = {i: jobs[i] for i in sorted(self.missing | asking)} | {
+            i: jobs[i].asking(result.weights, jobs[i].probes)
+            for i, result in loaded.items()
+            if i not in self.missing
         }
-        for i in loaded:
-            if i not in self.missing:
-                self._requests[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
         # A shorter list of jobs could be split into other parts. One stream is used
         # only if all parts have one job, or if no job or every job is trained.
@@ -404,17 +401,6 @@ def _answer_key(key: str, probe: Probe) -> str:
     """
     parts = [key, _described(probe), probe_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
-
-
-def _client_data(data: FederatedData, client: int) -> list[Any]:
-    """Return a hash of a client's samples, and the mean and std of the inputs.
-
-    The hash covers inputs and targets in the client's order. Mean and std are those of
-    the normalisation.
-    """
-    index = data.positions(client)
-    content = digest({"x": data.train.x[index], "y": data.train.y[index]})
-    return [content, data.train.mean, data.train.std]
 
 
 def _described(plugin: object) -> str:
