@@ -146,10 +146,14 @@ class Ray(Engine):
         """
         self._check_device(numerics)
         self._connect(threads)
-        wanted = None if self.actors == "auto" else self.actors
         try:
             self._pool = ActorPool(
-                wanted, self.threads, self.gpus, describe(self._computing), numerics, self.note
+                None if self.actors == "auto" else self.actors,
+                self.threads,
+                self.gpus,
+                describe(self._computing),
+                numerics,
+                self.note,
             )
         except BaseException:
             self.close()
@@ -213,10 +217,8 @@ class Ray(Engine):
             type(plugin) for job in jobs for plugin in (job.trainer, job.task, *job.probes)
         }
         plugins |= {type(self._computing), type(data.train.augment)}
-        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {
-            job.start.spec.arch for job in jobs
-        }
-        targets = tuple(sorted(names))
+        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins}
+        targets = tuple(sorted(names | {job.start.spec.arch for job in jobs}))
         if targets not in self._codes:
             self._codes[targets] = code_of(targets)
         if self._sent_data is None or self._sent_data[0] is not data:

@@ -232,9 +232,8 @@ class Packer:
         return num_bytes(self._trees[job.params]) + num_bytes(self._trees[job.buffers])
 
     def _sent(self, job: ClientJob) -> SentJob:
-        empty = Weights(job.start.spec, {}, {})
         return SentJob(
-            replace(job, start=empty, shared={}, state=None),
+            replace(job, start=Weights(job.start.spec, {}, {}), shared={}, state=None),
             self._key(job.start.params),
             self._key(job.start.buffers),
             {name: self._key(tree) for name, tree in job.shared.items()},
@@ -275,12 +274,11 @@ def rebuilt(
     key = (sent.params, sent.buffers)
     if key not in starts:
         starts[key] = Weights(sent.job.start.spec, trees[sent.params], trees[sent.buffers])
-    state = None if sent.state is None else {name: trees[k] for name, k in sent.state.items()}
     return replace(
         sent.job,
         start=starts[key],
         shared={name: trees[k] for name, k in sent.shared.items()},
-        state=state,
+        state=None if sent.state is None else {name: trees[k] for name, k in sent.state.items()},
     )
 
 
