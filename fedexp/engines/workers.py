@@ -80,7 +80,6 @@ class Workers(Engine):
         require(not isinstance(self._inner, Workers), "engine.inner must not be a workers engine")
         self._pool: _WorkerPool | None = None
         self._opened: tuple[Numerics, int] | None = None
-        self._open = False
 
     def choose(self, context: EngineContext) -> Workers:
         each = self.threads_each(context.threads)
@@ -104,7 +103,6 @@ class Workers(Engine):
         if self._pool is not None and self._opened == wanted:
             return
         self.close()
-        self._opened = wanted
         each = numerics.threads
         gpus, count = _gpus(numerics.device), self._count(threads, each, numerics.device)
 
@@ -116,18 +114,18 @@ class Workers(Engine):
                 got=count,
                 do=f"set engine.workers=auto, or threads={count * each} if there are so many cores",
             )
-        self._open = True
+        self._opened = wanted
         if self.workers == "auto" and count == 1:
             self._inner.open(numerics, each)
             return
 
-        devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
         node = describe(self._inner)
-        setups = [
-            Setup(node, replace(numerics, device=device), each, list(sys.path))
-            for device in devices
-        ]
-        self._pool = _WorkerPool(setups, torch.device(numerics.device))
+        devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
+        path = list(sys.path)
+        self._pool = _WorkerPool(
+            [Setup(node, replace(numerics, device=device), each, path) for device in devices],
+            torch.device(numerics.device),
+        )
 
     def _count(self, num_threads: int, each: int, device: str) -> int:
         return (
@@ -139,7 +137,7 @@ class Workers(Engine):
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        if not self._open:
+        if self._opened is None:
             raise RuntimeError("the workers engine is not open")
 
         self._inner.note = self.note
@@ -166,7 +164,7 @@ class Workers(Engine):
         return self._inner.stacked_steps + (self._pool.stacked_steps if self._pool else 0)
 
     def close(self) -> None:
-        self._open = False
+        self._opened = None
         self._inner.close()
         if self._pool is not None:
             self._pool.close()
@@ -182,6 +180,7 @@ class _WorkerPool:
 
     def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
         self.device = device
+        self.size = len(setups)
         self.board = Segment()
         self.stacked_steps = 0
         self.note: Callable[[str], None] = lambda text: None
@@ -220,10 +219,6 @@ class _WorkerPool:
             if not self.board.closed:
                 # Chunks that no process waits for any more are not begun.
                 wire.write_header(self.board, 0)
-
-    @property
-    def size(self) -> int:
-        return len(self._links)
 
     def close(self) -> None:
         for link in self._links:
@@ -435,9 +430,8 @@ class _Link:
             self.fork_server.fork(self.number, theirs)
 
         # The worker reads its setup before anything else is sent.
-        extent = pack(self.setup, self.inboxes[0])
-        fds = [segment.fd for segment in (self.board, *self.segments)]
-        self.send(Message(wire.SETUP, 0, 0, *extent), fds)
+        message = Message(wire.SETUP, 0, 0, *pack(self.setup, self.inboxes[0]))
+        self.send(message, [segment.fd for segment in (self.board, *self.segments)])
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         # A dead worker is noticed and replaced when its messages are read.
