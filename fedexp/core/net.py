@@ -108,13 +108,13 @@ class Net:
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
         self._beside: dict[ModelSpec, Net] = {}
-        self._dropouts = [m for m in self._module.modules() if isinstance(m, Dropout)]
-        for name, module in self._parts.items():
-            if isinstance(module, Dropout):
-                module.stream = name
+        self._dropouts = {name: m for name, m in self._parts.items() if isinstance(m, Dropout)}
+        for name, dropout in self._dropouts.items():
+            dropout.stream = name
         self.linear_chain = _linear_chain(self._module)
-        has_maps = any(value.dim() == 4 for value in self._module.parameters())
-        self._channels_last = has_maps and computes_channels_last(spec, device.type)
+        self._channels_last = computes_channels_last(spec, device.type) and any(
+            value.dim() == 4 for value in self._module.parameters()
+        )
         self.has_batch_norm = any(self._parts[name].training for name in self._norms)
 
     def train(self, mode: bool = True) -> None:
@@ -123,8 +123,8 @@ class Net:
 
     def set_noise(self, noise: Callable[[str, tuple[int, ...]], Tensor] | None) -> None:
         """Set the source of random numbers that random layers use in training."""
-        for module in self._dropouts:
-            module.noise = noise
+        for dropout in self._dropouts.values():
+            dropout.noise = noise
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Iterate over the parts of the network with their names."""
@@ -253,10 +253,9 @@ class Net:
                 x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
                 for x in inputs
             )
-        output: Tensor
         if self.precision == "bf16" and self._module.training:
             with torch.autocast(self._device, torch.bfloat16):
-                output = module(*inputs)
+                output: Tensor = module(*inputs)
             return output.to(self._dtype)
         output = module(*inputs)
         return output

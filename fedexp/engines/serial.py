@@ -77,11 +77,12 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
     try:
         yield
         if guard.changed_generators():
-            do = (
+            raise guard.make_error(
+                f"{_clients_text(jobs)}, round {job.round + 1}",
                 "draw from ctx.noise(name, shape) "
-                "(a task and an augmentation from `noise`, a probe from its seed)"
+                "(a task and an augmentation from `noise`, a probe from its seed)",
+                ClientError,
             )
-            raise guard.make_error(f"{_clients_text(jobs)}, round {job.round + 1}", do, ClientError)
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
@@ -92,8 +93,8 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
 def _watched(
     trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]
 ) -> WatchedPlugins:
-    paths = {"trainer": trainer, "task": task, "model": model}
-    return WatchedPlugins.of(paths | {f"probe {name}": path for name, path in probes})
+    probe_paths = {f"probe {name}": path for name, path in probes}
+    return WatchedPlugins.of({"trainer": trainer, "task": task, "model": model, **probe_paths})
 
 
 def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:

@@ -174,14 +174,11 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Tensor) and value.layout == torch.strided:
             place = self.places.get(id(value))
             if place is None:
-                dense = value.is_contiguous()
-                strides = (
-                    value.stride() if dense else torch.empty_like(value, device="meta").stride()
-                )
+                like = value if value.is_contiguous() else torch.empty_like(value, device="meta")
                 place = (
                     self.end,
                     tuple(value.shape),
-                    strides,
+                    like.stride(),
                     _NUMBER[value.dtype],
                     value.device.type != "cpu",
                 )

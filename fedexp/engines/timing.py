@@ -43,16 +43,12 @@ def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedD
         return one
 
     jobs = shortened_jobs(jobs, _STEPS)
-    best, spent = one, 0.0
+    times = [one]
+    end = time.perf_counter() + _SECONDS
+    while len(times) <= _REPEATS and time.perf_counter() <= end:
+        times.append(_seconds(engine, jobs, data))
 
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        best = min(best, _seconds(engine, jobs, data))
-        spent += time.perf_counter() - began
-        if spent > _SECONDS:
-            break
-
-    return best
+    return min(times)
 
 
 def _seconds(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:

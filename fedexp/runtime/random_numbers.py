@@ -61,9 +61,11 @@ def _numpy_state() -> object:
     ``state`` is read.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if isinstance(generator, np.random.MT19937):
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return repr(generator.state)
+    return (
+        ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+        if isinstance(generator, np.random.MT19937)
+        else repr(generator.state)
+    )
 
 
 class WatchedPlugins(NamedTuple):

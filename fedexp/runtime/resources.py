@@ -56,9 +56,10 @@ def take_gpu(job: int) -> None:
 
     count = torch.cuda.device_count()
     if count > 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        worker = worker_number(multiprocessing.current_process().name, job)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(
-            worker, os.environ.get("CUDA_VISIBLE_DEVICES"), count
+            worker_number(multiprocessing.current_process().name, job),
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            count,
         )
 
 

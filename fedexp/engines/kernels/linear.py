@@ -283,8 +283,12 @@ class Linear(FusedKernel):
 
         norm = square.clamp(min=0).sqrt().to(lowest.dtype)
         factor = ascent.rho / (norm + ascent.eps)
-        uphill = {number: d * factor[:, None, None] for number, d in gradients.items()}
-        return _Climb(inputs, uphill, lowest, norm * factor)
+        return _Climb(
+            inputs,
+            {number: d * factor[:, None, None] for number, d in gradients.items()},
+            lowest,
+            norm * factor,
+        )
 
     def _forward(
         self,

@@ -96,9 +96,9 @@ class Vmapped(StackKernel):
 
         The step is tried on copies of the buffers.
         """
-        draws = self._draws.setdefault(batch.x.shape, [])
         with torch.no_grad():
-            self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
+            asked = self._draws.setdefault(batch.x.shape, [])
+            self._losses(stack, trees.clone(stack.buffers), batch, {}, asked)
 
     def _noise(self, batch: StackBatch) -> dict[Draw, Tensor]:
         return {
