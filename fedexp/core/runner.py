@@ -210,7 +210,9 @@ class _Stream:
                 self.examples[name] = self.examples.get(name, 0) + result.num_examples
                 self.totals[name] = self.totals.get(name, 0.0) + value * result.num_examples
             if result.state is not None:
-                self.states[result.client] = owned(result.state)
+                self.states[result.client] = {
+                    name: owned(tree) for name, tree in result.state.items()
+                }
             yield result
         if next(self.results, None) is not None:
             raise RuntimeError("the engine yielded more results than it was given jobs")

@@ -68,9 +68,7 @@ class ModelStore:
     """
 
     def store(self, weights: Weights) -> StoredWeights:
-        return StoredWeights(
-            weights.spec, weights_of(weights.spec, owned({"all": tree_of(weights)})["all"])
-        )
+        return StoredWeights(weights.spec, weights_of(weights.spec, owned(tree_of(weights))))
 
     def keep_only(self, state: Any) -> None:
         """Drop the models that `state` does not refer to.

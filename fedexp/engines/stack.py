@@ -398,7 +398,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
                 rows[part][name][i] = value
 
     net.set_noise(None)
-    return how and _with(how, rows)
+    return how and Adjustment(how.gradient, how.pull, **rows)
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
@@ -412,14 +412,9 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
     """Return an adjustment with `change` applied to each of its tensors."""
-    return _with(
-        how,
-        {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()},
-    )
-
-
-def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
-    """Return an adjustment with its trees replaced by `parts`."""
+    parts = {
+        part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()
+    }
     return Adjustment(how.gradient, how.pull, **parts)
 
 
