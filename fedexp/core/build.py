@@ -27,7 +27,7 @@ from fedexp.core.user_code import (
 
 T = TypeVar("T")
 
-# Metadata of a dataclass field that only code can set, not a config.
+# Metadata of a dataclass field that a config cannot set. Only code sets such a field.
 NOT_A_KEY: Mapping[str, bool] = types.MappingProxyType({"key": False})
 
 
@@ -203,7 +203,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         others = [option for option in arguments if option is not type(None)]
-        # `hint` is optional. An error message about its other type is more precise.
+        # `hint` allows None and one other type. An error message about the other type
+        # is more precise.
         if len(others) == 1 and value is not None:
             return convert(value, others[0], where)
         for option in arguments:
@@ -257,7 +258,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
     """Return advice for a number in place of a list, or a list in place of one value.
 
-    None if neither is the mistake.
+    The result is None if the value has neither mistake.
     """
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"

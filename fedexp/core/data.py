@@ -185,7 +185,10 @@ class Partition:
         )
 
     def of(self, client: int) -> np.ndarray:
-        """Return the indices of `client`, or all indices, ascending, for `POOLED`."""
+        """Return the positions of `client`'s samples in the training pool, (n,) int64.
+
+        For `POOLED`, return the positions of all clients' samples in ascending order.
+        """
         return (
             np.sort(self.indices)
             if client == POOLED

@@ -105,8 +105,8 @@ def suggest(name: str, options: Iterable[str]) -> str:
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option that `name` most likely means, or None.
 
-    Capitals and separators are ignored. The result is the first option that matches in
-    one of these ways:
+    Capitals and separators are ignored. The first of these rules that finds an option
+    decides:
 
     1. It has the same letters as `name`.
     2. It equals the initials of the words of `name` (``lr`` for ``learning_rate``).

@@ -50,7 +50,7 @@ class ClientJob:
     trained: bool = False
 
     def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
-        """Return a job that runs `probes` on `weights`, the result of this job."""
+        """Return a job that only runs `probes` on `weights`, which this job trained."""
         return replace(self, start=weights, shared={}, state=None, probes=probes, trained=True)
 
     @property

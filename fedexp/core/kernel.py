@@ -30,7 +30,7 @@ from fedexp.core.weights import Weights
 # small enough for the cache.
 CHUNK_BYTES = 1 << 22
 
-# Names of the scalars that kernels measure.
+# Names of the scalars that kernels measure. A trainer's scalars must have other names.
 _OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}
 
 # (epoch, start, stop) of every step.
@@ -335,7 +335,10 @@ def batch_ranges(
 
 
 def num_steps(job: ClientJob, data: FederatedData) -> int:
-    """Return the number of steps of a job, for a network without BatchNorm."""
+    """Return the number of local steps of a job.
+
+    Batches of one sample count, although a network with BatchNorm skips them.
+    """
     return sum(1 for _ in batch_ranges(data.partition.size(job.client), job.local_training, 1))
 
 

@@ -231,7 +231,7 @@ class _Stream:
         )
 
     def metrics(self) -> Metrics:
-        """Return those metrics of the step that all methods have.
+        """Return the metrics of the step that every method has.
 
         They are the clients' metrics (means weighted by samples), the local steps, the
         bytes and the number of skipped clients. All values are deterministic.

@@ -106,7 +106,7 @@ def nonfinite(tree: Tree) -> str | None:
         torch.stack([value.sum() for value in floating.values()]).sum()
     ):
         return None
-    # The sum of a finite tensor may overflow, so the values are checked.
+    # The sum of finite values may overflow, so each tensor is checked.
     return next((name for name, value in floating.items() if not value.isfinite().all()), None)
 
 
@@ -130,7 +130,7 @@ def part_of(tree: Tree, part: str) -> Tree:
 
 def digest(tree: Tree) -> str:
     """Return a hash of names, types, shapes and bytes."""
-    # In hardware, SHA-256 is about as fast as a disk writes the bytes.
+    # With hardware support, SHA-256 is about as fast as writing the bytes to a disk.
     state = hashlib.sha256()
     for part in _bytes_of(tree):
         state.update(part)

@@ -22,8 +22,8 @@ _CHANNELS_LAST_ON = ("cuda",)
 by_spec = lru_cache(maxsize=16)
 """Decorator that caches a function or class (such as `Net`) whose argument is a spec.
 
-Only the results used last are cached, because the widths in a spec may change in every
-round.
+The cache has only the 16 most recently used results, because the widths in a spec may
+change in every round.
 """
 
 

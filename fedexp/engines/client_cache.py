@@ -106,7 +106,8 @@ class ClientCache(Engine):
     def _locked(self, path: Path) -> Iterator[None]:
         """Hold the lock of these jobs, so that only one process trains them.
 
-        If the folder cannot be written, there is no lock and each process trains them.
+        If the folder cannot be written, there is no lock and each process trains all
+        its jobs.
         """
         lock = FileLock(path)
         try:
@@ -151,11 +152,13 @@ class ClientCache(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Yield the result of each job, from the folder if it has the model.
+        """Yield the result of each job, from the folder if the model is stored there.
 
         The wrapped engine trains the other models and answers the probes of `jobs`.
         """
-        loaded: dict[int, ClientResult] = {}  # stored models to be probed, all in memory
+        # Stored results whose models must be probed, by position of the job. All of
+        # them are in memory at once.
+        loaded: dict[int, ClientResult] = {}
         for i, job in enumerate(jobs):
             if (
                 job.probes
@@ -335,7 +338,8 @@ class _InnerRequests:
         parts: Positions of the jobs in each part of the wrapped engine's split
             (`Engine.split`).
         data: Data of the run.
-        is_stored: Whether each job needs no training, because its model is stored.
+        is_stored: Whether each job needs no training, because its model is stored or
+            the job is `trained`.
         loaded: Stored results whose models are to be probed, by position of the job.
 
     Attributes:
@@ -376,7 +380,9 @@ class _InnerRequests:
             part = self._part_of[i]
             if i in self._requests:
                 jobs = {j: self._requests[j] for j in part if j in self._requests}
-            else:  # evicted or damaged since the check. The engine has one stream at a time.
+            else:
+                # The entry was evicted or damaged after the check. The wrapped engine
+                # allows one stream at a time, so the current stream is closed.
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
 
@@ -397,7 +403,7 @@ class _InnerRequests:
 def _answer_key(key: str, probe: Probe) -> str:
     """Return the cache key of a probe's answer.
 
-    `key` is the cache key of the job whose model the probe is about.
+    `key` is the cache key of the job that trained the probed model.
     """
     parts = [key, _described(probe), probe_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()

@@ -33,7 +33,8 @@ MAX_LOSSES = 3  # jobs fail once this many actors have died while working on the
 # Approximate number of clients per actor, for the choice of the inner engine if
 # `actors` is auto.
 _STACK = 8
-# Small jobs are sent together, because a message costs about a millisecond.
+# A message costs about a millisecond, so small jobs are sent in batches of up to this
+# many chunks and bytes.
 _BATCH_CHUNKS = 8
 _BATCH_BYTES = 1 << 24
 
@@ -43,9 +44,9 @@ class Ray(Engine):
     """An engine that hands chunks of jobs to actors.
 
     The results are bit-identical to those of `inner` with `threads` threads, whatever
-    the number of actors. Data are sent once per node, weights and broadcast trees once
-    per round.
-    This process aggregates, and it must run on a machine of the cluster.
+    the number of actors. Data are sent once per node. Weights and broadcast trees are
+    sent once per round. This process aggregates. It must run on a machine of the
+    cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
@@ -316,7 +317,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return several chunks while many wait, and single chunks at the end."""
+        """Return the chunks of the next batch: several while many wait, else one."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 

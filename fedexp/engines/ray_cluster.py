@@ -41,7 +41,7 @@ _QUIET = {
 class Connection:
     """The membership of this process in a Ray cluster.
 
-    `close` leaves the cluster only if this object joined or started it.
+    `close` leaves the cluster only if this object has joined or started the cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
@@ -311,7 +311,7 @@ class ActorPool:
     def lose(self, actor: Actor, refill: bool = True) -> None:
         """Remove an actor that died or cannot be reached.
 
-        Another one is started if there is room.
+        With `refill`, a new actor is started if there is room.
         """
         if actor not in self.actors:
             return
@@ -333,7 +333,7 @@ class ActorPool:
         self.actors = []
 
     def _room(self) -> dict[str, int]:
-        """Return the total number of actors that fit on each living node."""
+        """Return, for each living node by ID, how many actors fit on it in total."""
         room = {}
         nodes: Any = self._ray.nodes  # untyped
 

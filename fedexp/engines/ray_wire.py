@@ -41,7 +41,7 @@ class Packed:
     def view(self) -> Tensor:
         """Return the tensor over the same memory.
 
-        It is read-only if the memory belongs to the object store.
+        The tensor must not be changed if the memory belongs to the object store.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -53,7 +53,7 @@ class Packed:
     def tensor(self, device: torch.device) -> Tensor:
         """Return a copy on `device`, aligned in memory as torch aligns tensors.
 
-        The results of some kernels depend on the alignment in their last bits.
+        The last bits of the results of some kernels depend on the alignment.
         """
         value = self.view()
         return value.clone() if device.type == "cpu" else value.to(device)
@@ -226,7 +226,7 @@ class Packer:
     def own_bytes(self, position: int) -> int:
         """Return the bytes of the model that job `position` starts from.
 
-        Its result has about the same size.
+        The job's result has about the same size.
         """
         job = self._jobs[position]
         return num_bytes(self._trees[job.params]) + num_bytes(self._trees[job.buffers])
@@ -268,8 +268,8 @@ def rebuilt(
 ) -> ClientJob:
     """Return the original job of a `SentJob`.
 
-    Jobs that shared a start model share it again. `starts` collects the start models by
-    their keys.
+    Jobs that shared a start model share it again. `starts` collects the start models,
+    by the keys of their parameters and buffers.
     """
     key = (sent.params, sent.buffers)
     if key not in starts:

@@ -75,8 +75,8 @@ class Workload:
     def stack_size(self) -> int:
         """Maximum number of clients of a stack.
 
-        It depends on the model, and on `most_stacked` if several processes share the
-        jobs. A step with fewer jobs makes smaller stacks (`Vectorized.split`).
+        The number depends on the model, and on `most_stacked` if several processes
+        share the jobs. A step with fewer jobs has smaller stacks (`Vectorized.split`).
         """
         return max(1, min(_STACK, self.most_stacked, _STACK_BYTES // self.bytes))
 

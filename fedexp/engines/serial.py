@@ -1,6 +1,6 @@
-"""Reference engine: one client after the other in this process.
+"""Reference engine, which trains one client after the other in this process.
 
-One network per model spec is reused. The data are already on the run's device.
+All jobs of a model spec use the same network. The data are already on the run's device.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Serial(Engine):
             net.release()
 
     def net(self, job: ClientJob) -> Net:
-        """Return the network that trains `job`, reused for all jobs of its spec."""
+        """Return the network that trains `job` and all other jobs of its model spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
 

@@ -86,7 +86,7 @@ def train_stack(
         indices: For each client, the positions of its samples in `samples`, (n,) int64,
             on the device of `samples`.
         num_classes: Number of classes.
-        kind: Kernel that computes the gradients.
+        kind: Class of the kernel that computes the gradients.
     """
     clients = []
     for job, index in zip(jobs, indices, strict=True):
@@ -147,7 +147,8 @@ class _Training:
             fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         )
 
-        # By name, one tensor per step, of shape (clients that still train,).
+        # Measured values by name: one tensor per step, of shape (clients that still
+        # train,).
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._active = len(clients)
         self._stack = self._whole
@@ -474,7 +475,7 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # steps of one epoch, whose samples are consecutive in its order
+                run = list(group)  # steps of one epoch. The order has their samples in sequence.
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

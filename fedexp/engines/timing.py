@@ -17,13 +17,13 @@ from fedexp.core.jobs import ClientJob
 
 _SECONDS = 0.4  # seconds for one candidate
 _REPEATS = 5
-# Maximum local steps of a client. They are enough to time steps, and not mainly the
-# start of a client.
+# Maximum local steps of a client. With this many steps, the steps take most of the
+# client's time, and not its preparation.
 _STEPS = 8
 
 
 def shortened_jobs(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
-    """Return the same jobs with at most `steps` local steps and without probes."""
+    """Return copies of `jobs` with at most `steps` local steps and without probes."""
     most = [min(steps, job.local_training.max_steps or steps) for job in jobs]
     return [
         replace(job, local_training=replace(job.local_training, max_steps=n), probes=())

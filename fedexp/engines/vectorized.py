@@ -31,7 +31,7 @@ KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
-_STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` was called
+_STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
 # Consecutive jobs are stacked within blocks of this many stacks. At most the results of
 # one block wait for earlier ones.
 _WINDOW = 8
@@ -158,7 +158,10 @@ class Vectorized(Engine):
         return self._stacked_steps
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """Return the stacks. Each job that fits no kernel is a part by itself."""
+        """Return the positions of the jobs of each stack.
+
+        A job that no kernel fits is the only job of its stack.
+        """
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
         steps = [num_steps(job, data) for job in jobs]

@@ -47,7 +47,7 @@ SETUP, DATA, CHUNK = range(3, 6)
 READY, DONE, FAILED, ENDED = range(6, 10)
 
 # Offset in bytes of a round's constants in the board, the segment that workers read.
-# A `_HEADER` is before them.
+# A `_HEADER` is before the constants.
 BOARD_START = 64
 _HEADER = struct.Struct("<3q")
 _MESSAGE = struct.Struct("<6qd")
@@ -159,9 +159,9 @@ def write_header(board: Segment, round: int, extent: tuple[int, int] = (0, 0)) -
 
 
 def read_header(board: Segment) -> tuple[int, int, int]:
-    """Return the current round and the offset and length of its constants.
+    """Return the current round and the offset and length of its constants in bytes.
 
-    Jobs of other rounds no longer matter.
+    Workers skip chunks of other rounds.
     """
     round, offset, length = _HEADER.unpack(board.read(0, _HEADER.size))
     return round, offset, length
@@ -172,7 +172,7 @@ def serve_forks(fd: int) -> None:
 
     The process has one thread, so that a fork is safe.
     """
-    # Ctrl-C is handled by the run's process. This process ends when that one is gone.
+    # The run's process handles Ctrl-C. This process ends when that process is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}

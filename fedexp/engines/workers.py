@@ -482,7 +482,7 @@ _fork_servers: list[_ForkServer] = []
 def _fork_server(inner: Any) -> _ForkServer:
     """Return the fork server of this process.
 
-    It outlives an engine, so that the next run of a sweep has its workers at once.
+    It outlives an engine, so that the next run of a sweep can fork workers at once.
     """
     if not _fork_servers or not _fork_servers[0].alive:
         _fork_servers[:] = [_ForkServer(inner["_target_"].rpartition(".")[0])]

@@ -1,9 +1,9 @@
 """Guard against plug-ins that draw from a process's global random-number generators.
 
-The random numbers of a run are a function of names. A run that draws from a global
-generator could not be resumed bit-exactly and would differ between engines. Its run ID
-would stand for several results. Such a run is therefore refused at the first client or
-step that draws.
+The random numbers of a run are a function of names (`fedexp.core.seeds`). A run that
+draws from a global generator could not be resumed bit-exactly and would differ between
+engines. Its run ID would stand for several results. Such a run is therefore refused at
+the first client or step that draws.
 
 The guard compares the states of the generators before and after the work of a plug-in.
 It detects every draw, whether from `torch.rand`, an unseeded `DataLoader` or a library.

@@ -88,6 +88,9 @@ def available_cores() -> int:
 def num_threads_of_run(threads: Literal["auto"] | int) -> int:
     """Return the number of threads that all processes of a run share.
 
+    With ``auto``, the available cores are divided among the jobs that run at the same
+    time (``FEDEXP_CONCURRENT_JOBS``). ``OMP_NUM_THREADS`` is an upper bound.
+
     Args:
         threads: The config's ``threads``.
     """
