@@ -105,7 +105,8 @@ class Specs:
     """The networks of the server and the clients.
 
     Args:
-        server: The server's network. If `clients` is empty, clients train it too.
+        server: The server's network. If `clients` is empty, clients train this network
+            too.
         clients: Networks of clients. Client c has ``clients[c % len(clients)]``.
     """
 
@@ -230,8 +231,8 @@ class Env(_LimitedServerWork):
 
         Some published code seeds NumPy once, splits the data and then draws from the
         same stream. This generator continues that stream. If the split came from a
-        file, the state is the one right after seeding with ``seed_data``. Nothing else
-        in fedexp draws from it.
+        file, the generator is in its state right after seeding with ``seed_data``.
+        Nothing else in fedexp draws from it.
 
         Raises:
             ConfigError: The split was not sampled in this run.

@@ -316,8 +316,8 @@ def batch_ranges(
 ) -> Iterator[tuple[int, int, int]]:
     """Iterate over (epoch, start, stop) of every step.
 
-    The last batch of an epoch may be short. It is skipped if it has fewer than
-    `smallest` samples.
+    The last batch of an epoch may be short. A batch with fewer than `smallest` samples
+    is skipped.
     """
     epoch_ranges = [
         (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)

@@ -24,7 +24,8 @@ class LocalTraining:
         optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad``
             (`betas`, `eps`), or ``rmsprop`` (the second of `betas`, `eps`). Its state
             starts empty in every round.
-        lr: Step size of round 0, or of one round in a result of `at_round`.
+        lr: Step size of round 0. In a result of `at_round`, the step size of that
+            round.
         lr_decay: Factor of the step size per round.
         momentum: Coefficient of the heavy ball.
         weight_decay: Coefficient of coupled weight decay, ``g + weight_decay * w``. It

@@ -29,8 +29,8 @@ _RANDOM_LAYERS = (
 class Observed:
     """The values observed in one run of a network.
 
-    A function under ``torch.vmap`` must return tensors, so it returns these fields and
-    not the object.
+    A function under ``torch.vmap`` must return tensors. It can return these fields, but
+    not this object.
 
     Args:
         output: The network's output.
@@ -69,9 +69,9 @@ class Net:
 
     Attributes:
         linear_chain: Names (weight, bias or None) of linear layers, first to last. A
-            model's class declares it if the network consists only of ``flatten`` and
-            these layers with ReLU between them. Engines train such a network faster.
-            Empty for other networks.
+            model's class declares the chain if the network consists only of ``flatten``
+            and these layers with ReLU between them. Engines train such a network
+            faster. Empty for other networks.
         head_module: Name of the module that computes the output from the penultimate
             features, empty if there is none. By default it is the last linear layer.
         has_batch_norm: Whether a training batch needs at least two samples. BatchNorms
@@ -154,8 +154,8 @@ class Net:
     def beside(self, spec: ModelSpec) -> Net:
         """Return another network of `spec`, in evaluation mode.
 
-        It is created at the first call. Running it does not change the tensors or the
-        mode of this network.
+        The other network is created at the first call. Running it does not change the
+        tensors or the mode of this network.
         """
         if spec not in self._beside:
             first = next(self._module.parameters())
@@ -169,8 +169,8 @@ class Net:
     def head(self, params: Tree, buffers: Tree, features: Tensor) -> Tensor:
         """Compute the output from penultimate features (batch, ...).
 
-        A method that calls it first checks with `fedexp.core.layers.check_head` that
-        the network has a head, before anything is trained.
+        Before a method that calls `head` trains anything, it checks with
+        `fedexp.core.layers.check_head` that the network has a head.
         """
         return self._run(self._parts[self.head_module], params, buffers, (features,))
 

@@ -1,4 +1,4 @@
-"""Models that a state refers to instead of holding them.
+"""References to models, which a state contains in place of the models.
 
 The models of a state can therefore together be larger than memory.
 """

@@ -330,7 +330,7 @@ class _InnerRequests:
 
     The wrapped engine trains the missing models and answers probes about stored models,
     in one stream if possible. If one model of a part is missing, the whole part is
-    trained, because its jobs may depend on each other in their last bits.
+    trained, because the last bits of a result may depend on all jobs of its part.
 
     Args:
         inner: Wrapped engine.

@@ -262,7 +262,8 @@ class _Sending:
         # The chunks of a lost actor are sent again in separate batches. If another
         # actor dies, the chunk that it worked on is then known.
         self._retries: deque[list[int]] = deque()
-        # Number of actors that died over a chunk, by the position of its first job.
+        # Number of actors that died while they worked on a chunk, by the position of
+        # the first job of the chunk.
         self._lost: dict[int, int] = {}
         self._in_flight: dict[Any, _SentBatch] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
@@ -276,7 +277,8 @@ class _Sending:
         """Return the result of job `position`. Results must be asked for in order.
 
         Raises:
-            ClientError: The job failed, or `MAX_LOSSES` actors died over it.
+            ClientError: The job failed, or `MAX_LOSSES` actors died while they worked
+                on it.
         """
         self._send(position)
         while position not in self._arrived:
@@ -365,7 +367,11 @@ class _Sending:
                 self._arrived[position] = reply.failure
 
     def _repeat(self, sent: _SentBatch, suspect: bool, error: Exception) -> None:
-        """Send a lost actor's jobs again, unless too many actors died over them."""
+        """Send a lost actor's jobs again, or give up if too many actors died.
+
+        The jobs of a chunk fail once `MAX_LOSSES` actors have died while they
+        worked on it.
+        """
         for chunk in sent.chunks:
             self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + suspect
             if self._lost[chunk[0]] < MAX_LOSSES:

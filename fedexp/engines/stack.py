@@ -157,7 +157,8 @@ class _Training:
     def step(self, batch: StackBatch) -> None:
         """Take one step of each client in `batch`.
 
-        These are the first clients of the stack. Their number never grows.
+        The clients in `batch` are the first clients of the stack. Their number never
+        grows from step to step.
         """
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
@@ -367,7 +368,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
 
     An elementwise adjustment is made once if all clients have the same tensors.
     Otherwise one adjustment is made per client, and its tensors are copied into the
-    stack at once. Stacking them later would move twice as much memory.
+    stack immediately. Stacking them later would move twice as much memory.
 
     Raises:
         NotStackableError: The adjustments differ in more than their trees.

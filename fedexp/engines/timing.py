@@ -1,6 +1,6 @@
 """Short timings of engines on the first jobs of a run.
 
-They are used on CUDA. On a CPU nothing is timed (see `fedexp.engines.rule`).
+The timings are used on CUDA. On a CPU nothing is timed (see `fedexp.engines.rule`).
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
 _STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
-# Consecutive jobs are stacked within blocks of this many stacks. At most the results of
-# one block wait for earlier ones.
+# Jobs are stacked within blocks of consecutive jobs. A block has this many stacks. At
+# most the results of one block wait for results of earlier jobs.
 _WINDOW = 8
 _SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
 
@@ -270,7 +270,7 @@ class Vectorized(Engine):
     def _why_serial(self, job: ClientJob) -> str:
         """Return the note that explains why no kernel fits `job`.
 
-        It gives the reason of the most general kernel.
+        The note gives the reason of the most general kernel.
         """
         return _one_by_one(job, str(KERNELS[self._names[-1]].misfit(job, self._serial.net(job))))
 

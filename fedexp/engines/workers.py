@@ -59,7 +59,7 @@ class Workers(Engine):
         workers: Number of workers. With ``auto`` it is as many as fit into the run's
             threads, or one per GPU on CUDA. If ``auto`` gives one worker on a CPU or a
             single GPU, this process does the work itself.
-        threads: Number of threads of each process, this one included.
+        threads: Number of threads of each process, including the run's process.
         inner: Config node of the engine that each worker runs. Workers receive the
             parts into which this engine splits the jobs (`Engine.split`).
     """
@@ -276,7 +276,10 @@ class _WorkerPool:
                     link.give(chunk, work)
 
     def _collect(self, work: _Work, wait: bool) -> None:
-        """Process the messages of workers. With `wait`, wait for at least one."""
+        """Process the messages of workers.
+
+        With `wait`, wait for at least one message.
+        """
         for fd, _ in self._poll.poll(None if wait else 0):
             link = self._by_fd[fd]
             try:
@@ -308,7 +311,7 @@ class _WorkerPool:
                 work.finish(chunk, done)
 
     def _replace(self, link: _Link, work: _Work) -> None:
-        """Start a new process for one that died, and hand out its chunks again."""
+        """Replace a worker process that died, and hand out its chunks again."""
         self._poll.unregister(link.socket)
         del self._by_fd[link.socket.fileno()]
         exit_reason = _describe_exit(link.end(ask=True))

@@ -1,6 +1,6 @@
 """Process-wide settings of torch for exact and reproducible arithmetic.
 
-They apply for the time of a run.
+The settings apply for the time of a run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def _tf32(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Allow only bit-reproducible operations. Others make torch raise an error."""
+    """Allow only bit-reproducible operations.
+
+    Torch raises an error for any other operation.
+    """
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")

@@ -73,9 +73,9 @@ class WatchedPlugins(NamedTuple):
 
     Args:
         paths: Class paths by config group.
-        watch_python: Whether a user's module among the plug-ins imports `random`.
-            Otherwise the generator of Python is not compared, because the threads of
-            trackers draw from it too.
+        watch_python: Whether the generator of Python is compared. This is so only if a
+            user's module among the plug-ins imports `random`, because the threads of
+            trackers draw from this generator too.
     """
 
     paths: Mapping[str, str]

@@ -118,7 +118,8 @@ class Vmapped(StackKernel):
 
         If `asked` is given, this is a trial. Each draw of noise that the loss asks for
         is added to `asked` and answered with zeros. If the loss asks for class counts,
-        they are stored for all clients, and it receives those of the first client.
+        the counts of all clients are stored, and the loss receives those of the first
+        client.
         """
         # The first client's context serves all clients, because their sizes, steps and
         # epochs are the same.
