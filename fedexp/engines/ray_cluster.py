@@ -224,7 +224,7 @@ class ActorPool:
     ) -> None:
         import ray
 
-        self._ray = ray
+        self._ray: Any = ray  # several functions of ray have no types
         self._threads, self._gpus, self._note = threads, gpus, note
         self._inner, self._numerics = inner, numerics
         self.actors: list[Actor] = []
@@ -335,9 +335,7 @@ class ActorPool:
     def _room(self) -> dict[str, int]:
         """Return, for each living node by ID, how many actors fit on it in total."""
         room = {}
-        nodes: Any = self._ray.nodes  # untyped
-
-        for node in nodes():
+        for node in self._ray.nodes():
             if node["Alive"]:
                 most = int(node["Resources"].get("CPU", 0) // self._threads)
                 if self._gpus:
@@ -353,8 +351,7 @@ class ActorPool:
     def _start(self, node: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actor_class: Any = self._ray.remote(Worker)
-        pinned = actor_class.options(
+        pinned = self._ray.remote(Worker).options(
             num_cpus=self._threads,
             num_gpus=self._gpus,
             max_restarts=0,  # a restarted actor would be pinned to the lost node

@@ -60,13 +60,12 @@ class Workload:
     def of(cls, context: EngineContext) -> Workload:
         """Return the workload of a context that has jobs."""
         models = {id(job.start): job.start.params for job in context.jobs}.values()
-        steps_per_round = sum(num_steps(job, context.data) for job in context.jobs)
         return cls(
             jobs=len(context.jobs),
             most_stacked=context.most_stacked,
             parameters=max(sum(value.numel() for value in params.values()) for params in models),
             bytes=max(map(num_bytes, models)),
-            steps=steps_per_round * context.rounds,
+            steps=sum(num_steps(job, context.data) for job in context.jobs) * context.rounds,
             batch_size=context.jobs[0].local_training.batch_size,
             threads=context.threads,
         )

@@ -69,9 +69,13 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
     A draw from a global random generator is reported as a `ClientError` too.
     """
     job = jobs[0]
-    probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
     guard = GlobalRandomGuard(
-        _watched(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
+        _watched(
+            class_path(job.trainer),
+            class_path(job.task),
+            job.start.spec.arch,
+            tuple((probe.name, class_path(probe)) for probe in job.probes),
+        )
     )
 
     try:

@@ -24,10 +24,8 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
     enters this context. bf16 needs no setting here, because `fedexp.core.net.Net`
     applies it.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_tf32(numerics.precision == "tf32"))
-        if numerics.deterministic:
-            stack.enter_context(_deterministic())
+    deterministic = _deterministic() if numerics.deterministic else contextlib.nullcontext()
+    with _tf32(numerics.precision == "tf32"), deterministic:
         yield
 
 
