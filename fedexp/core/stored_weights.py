@@ -17,11 +17,11 @@ from fedexp.core.weights import ModelSpec, Weights
 
 
 class StoredWeights:
-    """A reference to a model as it was when it was stored.
+    """A reference to a stored model.
 
-    The tensors of the model must not be changed afterwards. Two references are equal if
-    their specs and the contents of their models are equal. This class has the model in
-    memory. A subclass may have it on disk.
+    The tensors of the model must not be changed after the model has been stored. Two
+    references are equal if their specs and the contents of their models are equal. This
+    class has the model in memory. A subclass may have the model on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:

@@ -76,7 +76,11 @@ def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | Non
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the kind of an exception and the first line of its message."""
+    """Return the kind of an exception and the first line of its message.
+
+    If an attribute is missing because it was renamed in version 0.2, its new name is
+    added.
+    """
     text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
     if isinstance(error, AttributeError) and (new := attribute_hint(error)) is not None:
         text += f" ({new} since version 0.2)"

@@ -81,7 +81,7 @@ class Setup:
     """The settings that a worker receives once.
 
     Args:
-        inner: Config node of its engine.
+        inner: Config node of the worker's engine.
         numerics: Numerics of the run.
         threads: Number of threads of the worker.
         path: Import path of the run's process.

@@ -12,8 +12,10 @@ from typing import Any, Literal
 def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
     """Return how many of a sweep's jobs share the cores at a time.
 
-    joblib runs ``n_jobs`` jobs, and submitit_local starts all at once. Slurm and Ray
-    give every job its own cores. Hydra's basic launcher runs one job after the other.
+    joblib runs ``n_jobs`` jobs. A negative ``n_jobs`` counts down from the number of
+    cores, so -1 stands for all cores. submitit_local starts all jobs together. Slurm
+    and Ray give every job its own cores. Hydra's basic launcher runs one job after the
+    other.
 
     Args:
         launcher: Config node of Hydra's launcher.
