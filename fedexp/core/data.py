@@ -86,9 +86,9 @@ class InputDomain:
     def normalise(self, images: Tensor) -> Tensor:
         """Return the inputs for (batch, *shape) images with values in `pixel_range`.
 
-        The operation is differentiable. The result is bit-identical to that of
-        `Samples.inputs` for the same image, because ``x / 255 * 255`` is x for all of
-        the 256 values.
+        The operation is differentiable. For the same image, the result is bit-identical
+        to that of `Samples.inputs`. The reason is that ``x / 255 * 255`` equals x for
+        all of the 256 values.
         """
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)

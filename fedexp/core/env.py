@@ -35,9 +35,9 @@ class Sampling:
     """The rule by which clients take part in a round.
 
     Args:
-        kind: ``fixed`` (exactly `m` clients, without replacement) or ``bernoulli``
-            (every client independently with probability m / N, sampled again until at
-            least one client is chosen).
+        kind: ``fixed`` for exactly `m` clients, without replacement. ``bernoulli`` for
+            every client independently with probability m / N. Such a round is sampled
+            again until at least one client is chosen.
         m: Expected number of clients per round.
     """
 

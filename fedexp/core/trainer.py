@@ -474,7 +474,7 @@ class Trainer:
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
         """Return how far `tau` steps with a constant unit gradient move the weights.
 
-        The distance is in units of lr. By Wang et al. 2020 it is ``tau`` for plain SGD
+        The distance is in units of lr. Wang et al. (2020) give ``tau`` for plain SGD
         and ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
 
         Args:

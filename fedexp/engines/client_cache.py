@@ -33,10 +33,10 @@ class ClientCache(Engine):
     """A wrapper of an engine that looks up first-round jobs by content.
 
     Only jobs that are not found are run. A cache key is a hash of the start model,
-    trainer, task, local training, seed, broadcast trees, the client's state and its
-    samples, byte for byte. If several processes ask for the same jobs, one trains them
-    and the others wait. If the folder cannot be used or an entry is damaged, the jobs
-    are trained again and the user sees a note.
+    trainer, task, local training and seed. The hash also covers the broadcast trees,
+    the client's state and the bytes of the client's samples. If several processes ask
+    for the same jobs, one trains them and the others wait. If the folder cannot be used
+    or an entry is damaged, the jobs are trained again and the user sees a note.
 
     Args:
         inner: Engine that trains what is missing.
@@ -330,7 +330,8 @@ class _InnerRequests:
 
     The wrapped engine trains the missing models and answers probes about stored models,
     in one stream if possible. If one model of a part is missing, the whole part is
-    trained, because the last bits of a result may depend on all jobs of its part.
+    trained. The reason is that the last bits of a result may depend on all jobs of its
+    part.
 
     Args:
         inner: Wrapped engine.

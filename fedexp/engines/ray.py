@@ -240,7 +240,7 @@ class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
     `result` returns the results in job order. The number of results that wait here or
-    are not finished yet is bounded, so that memory does not grow with the number of
+    are not finished yet is bounded. Memory therefore does not grow with the number of
     jobs.
     """
 

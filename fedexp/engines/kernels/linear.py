@@ -195,9 +195,9 @@ class Linear(FusedKernel):
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
         """Return the groups of clients in which a parameter `w` is updated.
 
-        If a pull or a shift is added besides the gradient on a CPU, a group has as many
-        clients as the cache of a core holds. Otherwise all clients are one group. With
-        momentum only, smaller groups gained nothing.
+        On a CPU, if a pull or a shift is added besides the gradient, a group has as
+        many clients as fit into the cache of a core. Otherwise all clients are one
+        group. With momentum only, smaller groups gained nothing.
         """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
