@@ -158,15 +158,13 @@ class ClientCache(Engine):
         """
         # Stored results whose models must be probed, by position of the job. All of
         # them are in memory at once.
-        loaded: dict[int, ClientResult] = {}
-        for i, job in enumerate(jobs):
-            if (
-                job.probes
-                and not job.trained
-                and (stored := self._load(keys[i], job, data)) is not None
-            ):
-                loaded[i] = stored
-
+        loaded = {
+            i: stored
+            for i, job in enumerate(jobs)
+            if job.probes
+            and not job.trained
+            and (stored := self._load(keys[i], job, data)) is not None
+        }
         is_stored = [
             job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
             for i, job in enumerate(jobs)
@@ -267,9 +265,12 @@ class ClientCache(Engine):
                 self._unusable(error)
 
     def _save_model(self, key: str, result: ClientResult, seconds: float) -> None:
-        parts = {"params": result.weights.params, "buffers": result.weights.buffers}
-        for kind, trees in (("payload", result.payload), ("state", result.state or {})):
-            parts |= {f"{kind}/{group}": tree for group, tree in trees.items()}
+        parts = {
+            "params": result.weights.params,
+            "buffers": result.weights.buffers,
+            **{f"payload/{group}": tree for group, tree in result.payload.items()},
+            **{f"state/{group}": tree for group, tree in (result.state or {}).items()},
+        }
         self._save(
             key,
             joined(parts),
