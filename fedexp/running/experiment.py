@@ -203,7 +203,12 @@ class Experiment:
         """
         config = self.config
         sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
-        return Extent(config.rounds, config.clients, sampling, config.limit.server_steps)
+        return Extent(
+            config.rounds,
+            config.clients,
+            sampling,
+            limit_server_steps=config.limit.server_steps,
+        )
 
     @property
     def has_validation(self) -> bool:
