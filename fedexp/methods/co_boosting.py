@@ -54,7 +54,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.data import Samples
 from fedexp.core.env import Env
 from fedexp.core.seeds import seed_of, torch_generator
@@ -129,13 +129,11 @@ class CoBoosting(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("T_G", "lr_generator", "nz", "ngf", "tau_a", "mu_decay", "tau_epsilon"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(
+            self, "T_G", "lr_generator", "nz", "ngf", "tau_a", "mu_decay", "tau_epsilon"
+        )
         require(self.mu_decay <= 1, f"mu_decay must be at most 1, got {self.mu_decay}")
-        for name in ("h", "lambda_a", "lambda_bn", "mu", "epsilon"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_not_negative(self, "h", "lambda_a", "lambda_bn", "mu", "epsilon")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         generator_spec(input_shape, self.nz, self.ngf)

@@ -56,7 +56,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
@@ -110,13 +110,8 @@ class Dense(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("T_G", "lr_generator", "nz", "ngf", "tau_d"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-
-        for name in ("lambda_1", "lambda_2"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_positive(self, "T_G", "lr_generator", "nz", "ngf", "tau_d")
+        require_not_negative(self, "lambda_1", "lambda_2")
 
         if self.variant == "paper_literal":
             for name in ("keep_bank", "rounding"):

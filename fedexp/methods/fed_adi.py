@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.seeds import torch_generator
@@ -85,12 +85,8 @@ class FedAdi(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("N_inv", "lr_pixels"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("w_f", "w_tv", "w_2", "w_c", "shift"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_positive(self, "N_inv", "lr_pixels")
+        require_not_negative(self, "w_f", "w_tv", "w_2", "w_c", "shift")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 3:

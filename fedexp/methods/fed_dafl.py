@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.layers import check_head
 from fedexp.core.seeds import seed_of, torch_generator
@@ -98,12 +98,8 @@ class FedDafl(DataFree):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("iterations", "lr_generator", "nz", "ngf"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("w_oh", "w_ie", "w_a"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_positive(self, "iterations", "lr_generator", "nz", "ngf")
+        require_not_negative(self, "w_oh", "w_ie", "w_a")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         generator_spec(input_shape, self.nz, self.ngf)

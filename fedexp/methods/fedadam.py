@@ -26,7 +26,7 @@ from typing import TypedDict
 import torch
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
@@ -58,11 +58,10 @@ class FedAdam(ServerOptimizer):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr", "tau")
         require(
             0 <= self.beta_1 < 1 and 0 <= self.beta_2 < 1, "beta_1 and beta_2 must be in [0, 1)"
         )
-        require(self.tau > 0, f"tau must be positive, got {self.tau}")
 
     def init(self, weights: Weights) -> FedAdamState:
         v = {name: torch.full_like(value, self.tau**2) for name, value in weights.params.items()}

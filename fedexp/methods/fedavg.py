@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require_positive
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, Trainer
@@ -70,7 +70,7 @@ class PlainServerStep(ServerOptimizer):
     lr: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
 
     @property
     def changes_update(self) -> bool:

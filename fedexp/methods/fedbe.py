@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -89,10 +89,8 @@ class FedBE(Distilling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.samples >= 0, f"samples must not be negative, got {self.samples}")
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
-        require(self.swa_start >= 0, f"swa_start must not be negative, got {self.swa_start}")
+        require_not_negative(self, "samples", "swa_start")
+        require_positive(self, "alpha", "temperature")
         require(self.swa_every >= 1, f"swa_every must be at least 1, got {self.swa_every}")
 
     def collect(

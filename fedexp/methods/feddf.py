@@ -44,7 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -91,7 +91,7 @@ class FedDF(Distilling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
+        require_positive(self, "temperature")
         for name in ("validate_every", "patience"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1 or null, got {value}")

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -83,7 +83,7 @@ class FedLAW(ServerTrained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
 
     @property
     def needs(self) -> Needs:

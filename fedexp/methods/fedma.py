@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import Aggregator
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -169,13 +169,10 @@ class FedMA(Aggregator):
 
     def __post_init__(self) -> None:
         self.matching()
-        for name in ("retrain_epochs", "retrain_lr", "output_epochs_factor", "output_lr_factor"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} must be positive, got {value}")
-        require(
-            self.output_weight_decay >= 0,
-            f"output_weight_decay must not be negative, got {self.output_weight_decay}",
+        require_positive(
+            self, "retrain_epochs", "retrain_lr", "output_epochs_factor", "output_lr_factor"
         )
+        require_not_negative(self, "output_weight_decay")
 
     def matching(self) -> BetaBernoulli:
         """Return the options of the matching."""

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -138,18 +138,15 @@ class PFNM(FusionAggregator):
 
     def __post_init__(self) -> None:
         self.matching()
-        require(
-            self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}"
-        )
+        require_not_negative(self, "later_sweeps")
 
         if self.orders is not None:
             require(
                 self.visits == "seed",
                 f"orders from a file and visits={self.visits} cannot be combined",
             )
-            enough = self.later_sweeps <= self.sweeps
             require(
-                enough,
+                self.later_sweeps <= self.sweeps,
                 f"orders are given for {self.sweeps} sweeps, "
                 f"fewer than later_sweeps={self.later_sweeps}",
             )

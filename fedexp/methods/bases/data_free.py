@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import Aggregator, State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -123,9 +123,7 @@ class DataFree(Aggregator):
     precision: Literal["float32", "bf16"] = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("T", "tau", "lr_student", "at_once"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} must be positive, got {value}")
+        require_positive(self, "T", "tau", "lr_student", "at_once")
         # BatchNorm cannot compute the variance of a single image
         require(self.b >= 2, f"b must be at least 2, got {self.b}")
         require(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_positive
 from fedexp.core.env import Env
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
@@ -47,7 +47,7 @@ class Distilling(ServerTrained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
 
     @property
     def needs(self) -> Needs:

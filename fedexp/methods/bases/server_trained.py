@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative
 from fedexp.core.data import Samples
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
@@ -89,9 +89,7 @@ class ServerTrained(Mean):
             (self.steps is None) != (self.epochs is None),
             "set one of steps and epochs, and the other one to null",
         )
-        for name in ("steps", "epochs"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"{name} must not be negative, got {value}")
+        require_not_negative(self, "steps", "epochs")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
 
     @property

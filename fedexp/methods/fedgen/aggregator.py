@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -132,9 +132,8 @@ class FedGen(Mean):
                 getattr(self, name) >= least,
                 f"{name} must be at least {least}, got {getattr(self, name)}",
             )
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
-        require(self.lr_decay > 0, f"lr_decay must be positive, got {self.lr_decay}")
-        require(self.diversity >= 0, f"diversity must not be negative, got {self.diversity}")
+        require_positive(self, "lr", "lr_decay")
+        require_not_negative(self, "diversity")
 
     @property
     def needs(self) -> Needs:

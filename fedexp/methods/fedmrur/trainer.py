@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.layers import check_head
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
@@ -97,9 +97,8 @@ class FedMRUR(MoFedSAM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.gamma >= 0, f"gamma must not be negative, got {self.gamma}")
-        require(self.sigma > 0, f"sigma must be positive, got {self.sigma}")
-        require(self.beta > 0, f"beta must be positive, got {self.beta}")
+        require_not_negative(self, "gamma")
+        require_positive(self, "sigma", "beta")
 
     @property
     def needs(self) -> Needs:

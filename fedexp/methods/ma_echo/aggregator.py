@@ -46,7 +46,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
@@ -100,12 +100,12 @@ class MAEcho(FusionAggregator):
     align: bool = False
 
     def __post_init__(self) -> None:
-        require(self.T >= 0, f"T must not be negative, got {self.T}")
+        require_not_negative(self, "T")
+        require_positive(self, "mu")
         require(
             self.eta > 0 and self.step > 0,
             f"eta and step must be positive, got {self.eta} and {self.step}",
         )
-        require(self.mu > 0, f"mu must be positive, got {self.mu}")
         require(0 < self.C <= 1, f"C must be in (0, 1], got {self.C}")
         require(
             self.v_update == "incremental" or not self.norm,

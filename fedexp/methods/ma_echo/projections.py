@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.data import Samples
 from fedexp.core.layers import Layer, layers_in
 from fedexp.core.net import Net
@@ -70,8 +70,7 @@ class Projections(Probe):
 
     def __post_init__(self) -> None:
         require(0 < self.damping <= 1, f"damping must be in (0, 1], got {self.damping}")
-        for name in ("alpha", "alpha_conv", "z"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(self, "alpha", "alpha_conv", "z")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(
             self.rank is None
