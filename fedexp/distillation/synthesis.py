@@ -18,7 +18,7 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Precision
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import Weights
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer
 
@@ -128,28 +128,6 @@ def synthesise(
 def named(terms: Metrics) -> Metrics:
     """Return the terms under the names of the log, ``synthesis/<name>``."""
     return {f"synthesis/{name}": value for name, value in terms.items()}
-
-
-def generate(
-    spec: ModelSpec,
-    seed: int,
-    z: Tensor,
-    terms_of: Callable[[Tensor, int], Terms],
-    optimizer: Optimizer,
-    lr: float,
-    steps: int,
-    precision: Precision = "float32",
-) -> Synthesis:
-    """Run `synthesise` with a new generator of `spec`, initialised from `seed`.
-
-    The noise `z` (b, nz) is optimised together with the generator's parameters.
-    """
-    generator = Weights.init(spec, seed, z.device, z.dtype)
-    learned = {**generator.params, "z": z}
-    state = optimizer.init(learned)
-    return synthesise(
-        learned, state, generated_by(generator, precision), terms_of, optimizer, lr, steps
-    )
 
 
 def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:

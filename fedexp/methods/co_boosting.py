@@ -57,18 +57,17 @@ from fedexp.core.aggregator import State
 from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.data import Samples
 from fedexp.core.env import Env
-from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
-from fedexp.distillation.bank import samples_of
+from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import TeacherEnsemble, shares_of
-from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import boundary_support, hard_similarity
 from fedexp.distillation.student import answers
-from fedexp.distillation.synthesis import Terms, generate, named
+from fedexp.distillation.synthesis import Terms, named
 from fedexp.distillation.views import View
 from fedexp.methods.bases.data_free import DistillationBatch
+from fedexp.methods.bases.generating import Generating
 from fedexp.methods.bases.replay import BankState, Replay, ensemble_logits
 from fedexp.server_training.batches import batches, on_device
 from fedexp.server_training.gradients import value_and_grad
@@ -88,15 +87,11 @@ class CoBoostingState(BankState):
 
 
 @dataclass(frozen=True)
-class CoBoosting(Replay):
+class CoBoosting(Replay, Generating):
     """The aggregator of Co-Boosting.
 
     Args:
         T_G: Generator steps per epoch.
-        lr_generator: Step size of the generator.
-        generator: Optimizer of the generator.
-        nz: Length of the noise (`fedexp.distillation.generator.Generator`).
-        ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
         h: Exponent of the hardness in L_H.
         lambda_a: Weight of L_A.
         lambda_bn: Weight of L_BN.
@@ -114,10 +109,7 @@ class CoBoosting(Replay):
         default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-4, clip=10.0)
     )
     T_G: int = 30
-    lr_generator: float = 1e-3
     generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999), clip=10.0))
-    nz: int = 256
-    ngf: int = 64
     h: float = 1.0
     lambda_a: float = 1.0
     lambda_bn: float = 0.0
@@ -129,14 +121,9 @@ class CoBoosting(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(
-            self, "T_G", "lr_generator", "nz", "ngf", "tau_a", "mu_decay", "tau_epsilon"
-        )
+        require_positive(self, "T_G", "tau_a", "mu_decay", "tau_epsilon")
         require(self.mu_decay <= 1, f"mu_decay must be at most 1, got {self.mu_decay}")
         require_not_negative(self, "h", "lambda_a", "lambda_bn", "mu", "epsilon")
-
-    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        generator_spec(input_shape, self.nz, self.ngf)
 
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
@@ -147,38 +134,33 @@ class CoBoosting(Replay):
         """
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
         weights: Tensor = own.get("weights", even)
-        random = torch_generator(env.seed, "z", env.round, env.step)
-        z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
         terms_of = self.loss(labels, student, ensemble, weights, View.of("none", env, "synthesis"))
-        spec = generator_spec(env.input_shape, self.nz, self.ngf)
-        seed = seed_of(env.seed, "generator", env.round, env.step)
-        arguments = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
-        made = generate(spec, seed, z, *arguments)
+        made = self.optimised_images(terms_of, self.new_noise(env, self.b), self.T_G, env)
         logits: list[Tensor] = own.get("logits", [])
 
-        for batch in own["bank"][len(logits) :]:
-            with torch.no_grad():
-                logits = [
-                    *logits,
-                    ensemble.each(samples_of([batch], env.domain).inputs(slice(None))),
-                ]
+        with torch.no_grad():
+            logits = [*logits, *map(ensemble.each, self.bank_inputs(own, len(logits), env))]
 
         if logits:
             known = torch.cat([batch["y"] for batch in own["bank"]])
             order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
-            step = self.mu * self.mu_decay ** (env.step - 1)
             weights = reweighted(
-                weights, torch.cat(logits, 1), known, on_device(order, env.device), step
+                weights,
+                torch.cat(logits, 1),
+                known,
+                on_device(order, env.device),
+                self.mu * self.mu_decay ** (env.step - 1),
             )
 
-        metrics = {
-            **named(made.lowest),
-            "weights/min": float(weights.min()),
-            "weights/max": float(weights.max()),
-        }
-
-        state: CoBoostingState = {"bank": own["bank"], "weights": weights, "logits": logits}
-        return made.images, metrics, dict(state)
+        return (
+            made.images,
+            {
+                **named(made.lowest),
+                "weights/min": float(weights.min()),
+                "weights/max": float(weights.max()),
+            },
+            CoBoostingState(bank=own["bank"], weights=weights, logits=logits),
+        )
 
     def loss(
         self,

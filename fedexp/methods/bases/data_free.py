@@ -62,13 +62,6 @@ class DataFreeState(TypedDict):
     own: State
 
 
-class GeneratorState(TypedDict):
-    """A generator and the state of its optimizer."""
-
-    generator: Weights
-    optimizer: State
-
-
 @dataclass(frozen=True)
 class DataFree(Aggregator):
     """The base of aggregators that distil without data.

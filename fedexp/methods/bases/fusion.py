@@ -59,20 +59,20 @@ class FusionAggregator(Aggregator):
         return {"weights": env.initial_weights()}
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        probes = self.probes(env)
-        own = env.first
-        starts = {
-            c: env.initial_weights(c)
-            if own and env.init == "different"
-            else self.start_of(c, state, env)
+        own_start = env.first and env.init == "different"
+        return [
+            env.job(
+                c,
+                env.initial_weights(c) if own_start else self.start_of(c, state, env),
+                {},
+                probes=self.probes(env),
+            )
             for c in env.sample()
-        }
-        return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
+        ]
 
-    def start_of(self, client: int, state: State, env: Env) -> Weights:
+    def start_of(self, client: int, state: FusionState, env: Env) -> Weights:
         """Return the start model of a client that has no separate initialisation."""
-        weights: Weights = state["weights"]
-        return weights
+        return state["weights"]
 
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env

@@ -41,7 +41,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -59,24 +59,21 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights, frozen_of
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.structure import structure_of
-from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import (
-    check_mask,
-    presence,
-    presence_probes,
-    with_masked_output,
-)
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import MaskableFusion
 from fedexp.methods.ma_echo.null_space import LayerRule, NullSpace
 from fedexp.methods.ma_echo.projections import Projections, full_size
 from fedexp.methods.ot_fusion import aligned
 
 
 @dataclass(frozen=True)
-class MAEcho(FusionAggregator):
+class MAEcho(MaskableFusion):
     """The aggregator of MA-Echo.
 
     Comments in its YAML files explain each key and give its source.
     """
+
+    unmasked: ClassVar[str] = "projected or aggregator.last_layer=plain"
 
     T: int = 60
     eta: float = 1.6
@@ -114,13 +111,7 @@ class MAEcho(FusionAggregator):
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         self._check_layers(spec, layers_of(spec, input_shape))
-        check_mask(
-            self.last_layer,
-            spec,
-            input_shape,
-            "last_layer",
-            "projected or aggregator.last_layer=plain",
-        )
+        super().check(spec, input_shape)
         if self.align:
             structure_of(spec, input_shape)
 
@@ -189,7 +180,7 @@ class MAEcho(FusionAggregator):
             ),
         )
 
-        return (projections, *presence_probes(self.last_layer, env))
+        return (projections, *super().probes(env))
 
     @property
     def shrinkage(self) -> float:
@@ -215,9 +206,7 @@ class MAEcho(FusionAggregator):
             K = [own[layer.weight] for own in factors]
             spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
 
-        if self.last_layer == "masked":
-            base = with_masked_output(base, models, presence(results), env.layers[-1])
-
+        base = self.with_last_layer(base, models, results, env)
         clients = [result.client for result in results]
         for t in range(self.T + 1):
             if t:
