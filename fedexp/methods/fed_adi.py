@@ -107,9 +107,16 @@ class FedAdi(Replay):
             -self.shift, self.shift + 1, (self.N_inv, 2), generator=random
         ).tolist()
         terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
-        state = self.pixels.init(u)
-        arguments = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
-        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *arguments)
+        made = synthesise(
+            u,
+            self.pixels.init(u),
+            lambda u: u["u"].sigmoid(),
+            terms_of,
+            self.pixels,
+            self.lr_pixels,
+            self.N_inv,
+            "pixels",
+        )
         return made.images, named(made.lowest), own
 
     def loss(

@@ -204,13 +204,13 @@ class FedCDA(Mean):
         start: Weights = base["weights"]
         caches: dict[str, ClientEntries] = {}
         if self.unseen == "initial":
-            entry: CacheEntry = {
-                "model": env.store(start),
-                "loss": 0.0,
-                "norm": trees.squared_norm(start.trainable),
-                "round": -1,
-            }
-            alike: ClientEntries = {"entries": [entry], "chosen": 0}
+            entry = CacheEntry(
+                model=env.store(start),
+                loss=0.0,
+                norm=trees.squared_norm(start.trainable),
+                round=-1,
+            )
+            alike = ClientEntries(entries=[entry], chosen=0)
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
 
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
@@ -354,13 +354,11 @@ class FedCDA(Mean):
             order = numpy_generator(env.seed, "groups", env.round).permutation(m)
 
         picks = problem.choose(np.array_split(order, min(self._groups(env), m)))
-        selection_metrics = {
+        return picks, {
             "selection/J": problem.objective(picks),
             "selection/J_newest": problem.objective([0] * m),
             "selection/J_random": problem.objective(_random_picks(fresh, env)),
         }
-
-        return picks, selection_metrics
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ Differences from the authors' code:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -137,18 +137,14 @@ class FedDF(Distilling):
         student = fresh_student(env)
         return {**state, "weights": student, "evaluated": student}, {"clients": m}
 
-    def collect(
-        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
-    ) -> Iterator[ClientResult]:
-        collected |= {"teachers": [], "ensemble": _TeacherMean(self.average, self.temperature)}
-        for result in results:
-            if self.augment:
-                collected["teachers"].append(env.store(result.weights))
-            else:
-                net = network(result.weights.spec, env.device, env.dtype)
-                net.train(False)
-                collected["ensemble"].add(logits_of(net, result.weights, proxy_of(env)))
-            yield result
+    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
+        if self.augment:
+            collected["teachers"].append(env.store(result.weights))
+            return
+        ensemble = collected.setdefault("ensemble", _TeacherMean(self.average, self.temperature))
+        net = network(result.weights.spec, env.device, env.dtype)
+        net.train(False)
+        ensemble.add(logits_of(net, result.weights, proxy_of(env)))
 
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         if self.augment:
@@ -222,15 +218,10 @@ class _TeacherMean:
 
     def add(self, logits: Tensor) -> None:
         term = logits / self._temperature
+        plus: Callable[[Tensor, Tensor], Tensor] = torch.add
         if self._average == "probs":
-            term = F.log_softmax(term, 1)
-
-        if self._m == 0:
-            self._sum = term
-        elif self._average == "logits":
-            self._sum = self._sum + term
-        else:
-            self._sum = torch.logaddexp(self._sum, term)
+            term, plus = F.log_softmax(term, 1), torch.logaddexp
+        self._sum = plus(self._sum, term) if self._m else term
         self._m += 1
 
     def target(self) -> Tensor:

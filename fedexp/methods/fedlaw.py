@@ -28,7 +28,7 @@ Differences from the authors' code:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,25 +89,19 @@ class FedLAW(ServerTrained):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy_labels=True)
 
-    def collect(
-        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
-    ) -> Iterator[ClientResult]:
-        collected |= {"models": [], "p": []}
-        for result in results:
-            collected["models"].append(_vector(result.weights.trainable))
-            collected["p"].append(self.weight(result.num_examples))
-            yield result
+    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
+        collected["models"].append(_vector(result.weights.trainable))
+        collected["p"].append(self.weight(result.num_examples))
 
     def begin(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         models = torch.stack(collected["models"])
         p = torch.tensor(collected["p"], dtype=models.dtype, device=models.device)
         x = (p / p.sum()).log() if self.form == "exp" else torch.full_like(p, len(p) ** -0.5)
         z = torch.zeros_like(p[0]) if self.form == "exp" else torch.ones_like(p[0])
-        optimizers = {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})}
         return {
             "models": models,
             "scalars": {"x": x, "z": z},
-            "optimizers": optimizers,
+            "optimizers": {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})},
             "averaged": None,
         }
 
@@ -184,12 +178,15 @@ class FedLAW(ServerTrained):
         params = with_frozen(weights, _tree(self.mixed(scalars, models), like))
         work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
         shares, gamma = self.mixing(scalars)
-        metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
 
         return (
             Weights(weights.spec, params, buffers),
             work,
-            metrics | mean_loss(losses, self.total(env), env),
+            {
+                "server/gamma": float(gamma),
+                "server/lambda_max": float(shares.max()),
+                **mean_loss(losses, self.total(env), env),
+            },
         )
 
 

@@ -62,10 +62,10 @@ class Moon(Trainer):
 
     @property
     def needs(self) -> Needs:
-        demand = Demand(
-            "task", Classification, "adds its term to the cross-entropy of class labels"
+        return Needs(
+            (Demand("task", Classification, "adds its term to the cross-entropy of class labels"),),
+            global_model=self.mu > 0,
         )
-        return Needs((demand,), global_model=self.mu > 0)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.mu:

@@ -208,7 +208,7 @@ class DataFree(Aggregator):
             running = "looped" if self.precision == "bf16" else self.teachers
             stacked = stacks(running, models, self.at_once, inputs)
 
-        started: DataFreeState = {
+        return {
             **state,
             "epoch": 1,
             "stacked": stacked,
@@ -216,9 +216,7 @@ class DataFree(Aggregator):
             "optimizer": self.student.init(student.trainable),
             "teachers": [env.store(model) for model in models],
             "own": self.begin(state["own"], env),
-        }
-
-        return started, {"clients": len(models), "teachers/stacked": int(stacked)}
+        }, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def begin(self, own: State, env: Env) -> State:
         """Return the method's state, ``state["own"]``, at the start of a round.

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,18 +96,15 @@ class ServerTrained(Mean):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy=True)
 
-    def collect(
-        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
-    ) -> Iterator[ClientResult]:
-        """Pass on the cohort's results and store what server training needs.
+    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
+        """Store what server training needs of one result of the cohort.
 
         Args:
-            results: The stream of results.
-            start: The round's global model, w^t.
-            collected: Dictionary that this method fills.
-            env: The world at this step.
+            result: The result.
+            collected: Dictionary that this method fills. A missing key is created with
+                an empty list.
+            env: The environment at this step.
         """
-        yield from results
 
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
@@ -193,14 +190,22 @@ class ServerTrained(Mean):
     ) -> tuple[State, Metrics]:
         if env.step:
             return self._stage(state, env)
-        collected: dict[str, Any] = {}
+        collected: State = defaultdict(list)
         start: Weights = state["weights"]
-        collect = self.collect(results, start, collected, env) if self.total(env) else results
-        new, metrics = self.first_step(state, collect, env)
+        stream = self._collected(results, collected, env) if self.total(env) else results
+        new, metrics = self.first_step(state, stream, env)
         if not metrics["clients"] or not self.total(env):
             return {**new, "round": env.round + 1, "stage": 0, "work": {}}, metrics
         work = {"taken": 0, **self.begin(collected, start, new["weights"], env)}
         return {**new, "round": env.round, "stage": 1, "work": work}, metrics
+
+    def _collected(
+        self, results: Iterable[ClientResult], collected: State, env: Env
+    ) -> Iterator[ClientResult]:
+        """Call `collect` for every result and pass the result on."""
+        for result in results:
+            self.collect(result, collected, env)
+            yield result
 
     def _stage(self, state: State, env: Env) -> tuple[State, Metrics]:
         taken = state["work"]["taken"]

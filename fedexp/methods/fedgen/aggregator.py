@@ -83,8 +83,10 @@ class FeatureGenerator(nn.Module):
 
 def generator_spec(classes: int, noise: int, hidden: int, features: int) -> ModelSpec:
     """Return the spec of a generator of features."""
-    sizes = {"classes": classes, "features": features, "hidden": hidden, "noise": noise}
-    return ModelSpec(f"{__name__}.{FeatureGenerator.__name__}", tuple(sizes.items()))
+    return ModelSpec(
+        f"{__name__}.{FeatureGenerator.__name__}",
+        (("classes", classes), ("features", features), ("hidden", hidden), ("noise", noise)),
+    )
 
 
 class FeatureTrainer(Trainer):
@@ -156,17 +158,18 @@ class FedGen(Mean):
         _, features = head_of(env.server_spec, env.input_shape)
         spec = generator_spec(env.num_classes, self.noise, self.hidden, features)
         fresh = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
-        known = torch.zeros(0, dtype=torch.int64, device=env.device)
+        no_classes = torch.zeros(0, dtype=torch.int64, device=env.device)
         return {
             **state,
-            "shared": {**state["shared"], **_broadcast(fresh, known)},
+            "shared": {**state["shared"], **_broadcast(fresh, no_classes)},
             "generator": fresh,
             "optimizer": self.optimizer.init(fresh.params),
         }
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        probes = (ClassCounts(env.num_classes),)
-        return [replace(job, probes=probes) for job in super().plan(state, env)]
+        return [
+            replace(job, probes=(ClassCounts(env.num_classes),)) for job in super().plan(state, env)
+        ]
 
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env
@@ -189,11 +192,12 @@ class FedGen(Mean):
         generator, optimizer, metrics_of_generator = self._trained(
             state, heads, torch.stack(held), env
         )
-        shared = {**new["shared"], **_broadcast(generator, known)}
-        return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {
-            **metrics,
-            **metrics_of_generator,
-        }
+        return {
+            **new,
+            "shared": {**new["shared"], **_broadcast(generator, known)},
+            "generator": generator,
+            "optimizer": optimizer,
+        }, {**metrics, **metrics_of_generator}
 
     def _trained(
         self, state: State, heads: list[Tree], held: Tensor, env: Env
@@ -309,8 +313,8 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
         )
 
     leaves = {name: value.requires_grad_() for name, value in weights.params.items()}
-    output = net.head(leaves, weights.buffers, features)
-    grads = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
+    total = net.head(leaves, weights.buffers, features).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return tuple(
         name for name, grad in zip(leaves, grads, strict=True) if grad is not None
     ), features.shape[1]

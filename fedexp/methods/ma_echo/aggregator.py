@@ -159,9 +159,11 @@ class MAEcho(MaskableFusion):
         """
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
-        trained = [layer for layer in inner if layer.weight not in frozen]
         return tuple(
-            layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers)
+            layer
+            for layer in inner
+            if layer.weight not in frozen
+            and any(fnmatchcase(layer.weight, pattern) for pattern in self.layers)
         )
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
@@ -202,9 +204,12 @@ class MAEcho(MaskableFusion):
         spaces = {}
 
         for layer in self._fused(env.server_spec, env.layers):
-            local = [_matrix(layer, m.params) for m in models]
-            K = [own[layer.weight] for own in factors]
-            spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
+            spaces[layer] = NullSpace(
+                local=[_matrix(layer, m.params) for m in models],
+                factors=[own[layer.weight] for own in factors],
+                start=_matrix(layer, start.params),
+                rule=rule,
+            )
 
         base = self.with_last_layer(base, models, results, env)
         clients = [result.client for result in results]

@@ -96,13 +96,12 @@ class Projections(Probe):
 
         factors = {layer.weight: total.factor() for layer, total in sums.items()}
         ranks = self.rank or (None,) * len(self.layers)
-        chosen = {
-            name: _truncated(factors[name], rank)
-            for name, rank in zip(self.layers, ranks, strict=True)
-        }
         dtype = next(iter(weights.params.values())).dtype
 
-        return {name: factor.to(dtype) for name, factor in chosen.items()}
+        return {
+            name: _truncated(factors[name], rank).to(dtype)
+            for name, rank in zip(self.layers, ranks, strict=True)
+        }
 
     def _inputs(
         self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
@@ -179,6 +178,7 @@ class _Gram:
         return K
 
 
+@dataclass(eq=False)
 class _Recursion(ABC):
     """The recursion of Q = I - P, with one update for every batch mean r.
 
@@ -186,15 +186,14 @@ class _Recursion(ABC):
     convolutions there is one update for every patch r of the batch's mean map.
     """
 
-    def __init__(
-        self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device
-    ) -> None:
-        self._damping, self._alpha, self._batch_size = damping, alpha, batch_size
-        self._device = device
-        self._d = d
+    d: int
+    damping: float
+    alpha: float
+    batch_size: int
+    device: torch.device
 
     def add(self, layer: Layer, x: Tensor) -> None:
-        means = torch.stack([batch.mean(0) for batch in torch.split(x, self._batch_size)])
+        means = torch.stack([batch.mean(0) for batch in torch.split(x, self.batch_size)])
         rows = (
             torch.cat([_windows(layer, m[None]) for m in means]) if layer.kind == "conv" else means
         )
@@ -209,15 +208,14 @@ class _Recursion(ABC):
 
 
 class _LowRank(_Recursion):
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._K = torch.empty(self._d, self._d // 2 + 1, dtype=torch.float64, device=self._device)
+    def __post_init__(self) -> None:
+        self._K = torch.empty(self.d, self.d // 2 + 1, dtype=torch.float64, device=self.device)
         self._n = 0
 
     def _update(self, r: Tensor) -> None:
         K = self._K[:, : self._n]
         k = r - K @ (K.T @ r)
-        self._K[:, self._n] = k * (self._damping / (self._alpha + r @ k)).sqrt()
+        self._K[:, self._n] = k * (self.damping / (self.alpha + r @ k)).sqrt()
         self._n += 1
 
     def factor(self) -> Tensor:
@@ -225,16 +223,15 @@ class _LowRank(_Recursion):
 
 
 class _Dense(_Recursion):
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._Q = torch.eye(self._d, dtype=torch.float64, device=self._device)
+    def __post_init__(self) -> None:
+        self._Q = torch.eye(self.d, dtype=torch.float64, device=self.device)
 
     def _update(self, r: Tensor) -> None:
         k = self._Q @ r
-        self._Q.addr_(k, k * (-self._damping / (self._alpha + r @ k)))
+        self._Q.addr_(k, k * (-self.damping / (self.alpha + r @ k)))
 
     def factor(self) -> Tensor:
-        P = torch.eye(self._d, dtype=torch.float64, device=self._device) - (self._Q + self._Q.T) / 2
+        P = torch.eye(self.d, dtype=torch.float64, device=self.device) - (self._Q + self._Q.T) / 2
         values, vectors = torch.linalg.eigh(P)
         is_relevant = values > _NEGLIGIBLE
         K: Tensor = vectors[:, is_relevant] * values[is_relevant].clamp(max=1.0).sqrt()
