@@ -18,6 +18,7 @@ from fedexp.core.build import require
 from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+from fedexp.distillation.student import net_of
 
 # The activations of 100 ResNets do not fit into a device's memory
 _AT_ONCE = 10
@@ -70,15 +71,8 @@ class TeacherEnsemble:
         bf16: bool = False,
     ) -> None:
         require(len(teachers) > 0, "an ensemble needs a teacher")
-        first = next(iter(teachers[0].params.values()))
-        self._nets = {
-            spec: Net(spec, first.device, first.dtype)
-            for spec in dict.fromkeys(t.spec for t in teachers)
-        }
-
-        for net in self._nets.values():
-            net.train(False)
-
+        examples = {teacher.spec: teacher for teacher in teachers}
+        self._nets = {spec: net_of(example, training=False) for spec, example in examples.items()}
         self._teachers = list(teachers)
         few = len(teachers) <= _AT_ONCE
         self._at_once, self._bf16 = at_once or (_AT_ONCE if few or stacked else 1), bf16
@@ -218,13 +212,11 @@ Sums = tuple[Tensor, Tensor, Tensor]
 
 
 def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -> Sums:
-    logits, statistics, activation = sums(inputs, starts[0])
+    total = sums(inputs, starts[0])
     for start in starts[1:]:
-        more = sums(inputs, start)
-        logits = logits + more[0]
-        statistics = statistics + more[1]
-        activation = activation + more[2]
-    return logits, statistics, activation
+        logits, statistics, activation = map(torch.add, total, sums(inputs, start))
+        total = logits, statistics, activation
+    return total
 
 
 class _InParts(torch.autograd.Function):

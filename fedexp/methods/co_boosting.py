@@ -134,7 +134,8 @@ class CoBoosting(Replay, Generating):
         """
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
         weights: Tensor = own.get("weights", even)
-        terms_of = self.loss(labels, student, ensemble, weights, View.of("none", env, "synthesis"))
+        view = View.of("none", env, "synthesis")
+        terms_of = partial(self.terms, labels, answers(student), ensemble, weights, view)
         made = self.optimised_images(terms_of, self.new_noise(env, self.b), self.T_G, env)
         logits: list[Tensor] = own.get("logits", [])
 
@@ -162,29 +163,33 @@ class CoBoosting(Replay, Generating):
             CoBoostingState(bank=own["bank"], weights=weights, logits=logits),
         )
 
-    def loss(
+    def terms(
         self,
         labels: Tensor,
-        student: Weights,
+        answer: Callable[[Tensor], Tensor],
         ensemble: TeacherEnsemble,
         weights: Tensor,
         view: View,
-    ) -> Callable[[Tensor, int], Terms]:
-        """Return the function that computes the loss and its terms.
+        images: Tensor,
+        step: int,
+    ) -> Terms:
+        """Compute the loss and its terms.
 
-        Its arguments are images (b, c, H, W) and the number of a generator step.
+        Args:
+            labels: Labels of the images, of shape (b,).
+            answer: Function that computes the student's logits.
+            ensemble: The teachers.
+            weights: Weights w of the teachers, of shape (m,).
+            view: The transform of images to network inputs.
+            images: Images of shape (b, c, H, W).
+            step: Number of the step, from 0.
         """
-        answer = answers(student)
-
-        def terms_of(images: Tensor, step: int) -> Terms:
-            inputs = view.inputs(images, step)
-            shown = ensemble.show(inputs, weights, norms=self.lambda_bn > 0)
-            hard = hard_similarity(shown.logits, labels, self.h)
-            adversarial = boundary_support(shown.logits, answer(inputs), self.tau_a, "none")
-            loss = hard + self.lambda_a * adversarial + self.lambda_bn * shown.statistics
-            return {"loss": loss, "hard": hard, "adversarial": adversarial, "bn": shown.statistics}
-
-        return terms_of
+        inputs = view.inputs(images, step)
+        shown = ensemble.show(inputs, weights, norms=self.lambda_bn > 0)
+        hard = hard_similarity(shown.logits, labels, self.h)
+        adversarial = boundary_support(shown.logits, answer(inputs), self.tau_a, "none")
+        loss = hard + self.lambda_a * adversarial + self.lambda_bn * shown.statistics
+        return {"loss": loss, "hard": hard, "adversarial": adversarial, "bn": shown.statistics}
 
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -141,9 +142,8 @@ class Dense(Replay, Generating):
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
         z = self.new_noise(env, self.b)
-        terms_of = self.loss(
-            labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis")
-        )
+        view = View.of(self.synthesis_views, env, "synthesis")
+        terms_of = partial(self.terms, labels, answers(student), ensemble, view)
         if self.variant == "bank":
             made = self.optimised_images(terms_of, z, self.T_G, env)
             return made.images, named(made.lowest), own
@@ -168,29 +168,36 @@ class Dense(Replay, Generating):
         )
         return images, named(made.terms[-1]), after
 
-    def loss(
-        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, view: View
-    ) -> Callable[[Tensor, int], Terms]:
-        """Return the function that computes Eq. 7 and its terms.
+    def terms(
+        self,
+        labels: Tensor,
+        answer: Callable[[Tensor], Tensor],
+        ensemble: TeacherEnsemble,
+        view: View,
+        images: Tensor,
+        step: int,
+    ) -> Terms:
+        """Compute the loss of Eq. 7 and its terms.
 
-        Its arguments are images (b, c, H, W) and the number of a generator step.
+        Args:
+            labels: Labels of the images, of shape (b,).
+            answer: Function that computes the student's logits.
+            ensemble: The teachers.
+            view: The transform of images to network inputs.
+            images: Images of shape (b, c, H, W).
+            step: Number of the step, from 0.
         """
-        answer = answers(student)
+        inputs = view.inputs(images, step)
+        shown = ensemble.show(inputs, norms=self.lambda_1 > 0)
+        ce = F.cross_entropy(shown.logits, labels)
+        terms = {
+            "loss": ce + self.lambda_1 * shown.statistics,
+            "ce": ce,
+            "bn": shown.statistics,
+        }
 
-        def terms_of(images: Tensor, step: int) -> Terms:
-            inputs = view.inputs(images, step)
-            shown = ensemble.show(inputs, norms=self.lambda_1 > 0)
-            ce = F.cross_entropy(shown.logits, labels)
-            terms = {
-                "loss": ce + self.lambda_1 * shown.statistics,
-                "ce": ce,
-                "bn": shown.statistics,
-            }
+        if self.lambda_2 > 0:
+            terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
+            terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
 
-            if self.lambda_2 > 0:
-                terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
-                terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
-
-            return terms
-
-        return terms_of
+        return terms

@@ -63,7 +63,7 @@ from fedexp.matching.chains import Chain, Fused, chain_structure, fuse_chains
 from fedexp.matching.embedding import Embedding, units_of
 from fedexp.matching.structure import Structure, with_widths
 from fedexp.methods.bases.class_counts import ClassCounts, counts
-from fedexp.methods.bases.fusion import FusionAggregator, FusionState
+from fedexp.methods.bases.fusion import FusionAggregator, FusionState, OneModel
 from fedexp.storage.files import file_sha256
 
 _ONE_MATCHING = Demand(
@@ -72,6 +72,36 @@ _ONE_MATCHING = Demand(
     "visits models in raw orders, which exist for one matching after the split",
     "set aggregator.visits=seed",
 )
+
+
+@dataclass(frozen=True)
+class UnitMatching(OneModel):
+    """The base of aggregators that match units by a Beta-Bernoulli process.
+
+    `fedexp.matching.beta_bernoulli.BetaBernoulli` describes the process and its
+    options.
+
+    Args:
+        sigma: Variance of the noise.
+        sigma0: Variance of the prior.
+        gamma: Mass of the Indian buffet process.
+        sweeps: Number of sweeps of the matching.
+        popularity: Coefficient of the popularity.
+        caps: Whether the code's caps apply.
+    """
+
+    sigma: float = 1.0
+    sigma0: float = 1.0
+    gamma: float = 1.0
+    sweeps: int = 5
+    popularity: Literal[1, 2] = 1
+    caps: bool = True
+
+    def matching(self) -> BetaBernoulli:
+        """Return the options of the matching."""
+        return BetaBernoulli(
+            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps
+        )
 
 
 class PFNMState(FusionState):
@@ -88,21 +118,12 @@ class PFNMState(FusionState):
 
 
 @dataclass(frozen=True)
-class PFNM(FusionAggregator):
+class PFNM(UnitMatching, FusionAggregator):
     """The aggregator of PFNM (probabilistic federated neural matching).
 
-    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
-    `sweeps`, `popularity` and `caps`.
-
     Args:
-        sigma: Variance of the noise.
-        sigma0: Variance of the prior.
-        gamma: Mass of the Indian buffet process.
-        sweeps: Number of sweeps of the matching.
         later_sweeps: Number of sweeps in rounds after the first, which begin with the
             assignments of the round before.
-        popularity: Coefficient of the popularity.
-        caps: Whether the code's caps apply.
         class_frequency: Whether outgoing weights to class c have the precision f_{s,c}
             / sigma, where f_{s,c} is the client's share of the class's samples.
             Otherwise it is 1 / sigma.
@@ -124,13 +145,7 @@ class PFNM(FusionAggregator):
         "class_counts": file_sha256,
     }
 
-    sigma: float = 1.0
-    sigma0: float = 1.0
-    gamma: float = 1.0
-    sweeps: int = 5
     later_sweeps: int = 3
-    popularity: Literal[1, 2] = 1
-    caps: bool = True
     class_frequency: bool = True
     class_counts: str | None = None
     visits: Literal["seed", "raw", "ascending"] = "seed"
@@ -154,12 +169,6 @@ class PFNM(FusionAggregator):
     @property
     def needs(self) -> Needs:
         return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
-
-    def matching(self) -> BetaBernoulli:
-        """Return the options of the matching."""
-        return BetaBernoulli(
-            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps
-        )
 
     @property
     def strengths(self) -> tuple[float, ...]:
@@ -214,9 +223,10 @@ class PFNM(FusionAggregator):
         owned = [units_of(client, state["units"], state["cohort"]) for client in clients]
         begin = [[own[name] for own in owned] for name in state["units"]] or None
         weights, fused = self._fused(cohort, env, begin)
-        names = [group.name for group in chain_structure(env.server_spec, env.input_shape).groups]
+        groups = chain_structure(env.server_spec, env.input_shape).groups
         units = {
-            name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)
+            group.name: torch.stack(layer.units)
+            for group, layer in zip(groups, fused.matched, strict=True)
         }
 
         return {"weights": weights, "units": units, "cohort": clients}, {
@@ -265,15 +275,18 @@ class PFNM(FusionAggregator):
 
         for number, fused, weights in zip(numbers, found, networks, strict=True):
             if env.trace.wants(number):
-                values = {"lam": self.strengths[number], **fused.metrics()}
-                env.trace(number, {"fused": Outcome((weights,), "global")}, values=values)
+                env.trace(
+                    number,
+                    {"fused": Outcome((weights,), "global")},
+                    values={"lam": self.strengths[number], **fused.metrics()},
+                )
 
         return networks[0], found[0]
 
     def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:
-        names = [group.name for group in structure.groups]
         widths = {
-            name: len(layer.members) for name, layer in zip(names, fused.matched, strict=True)
+            group.name: len(layer.members)
+            for group, layer in zip(structure.groups, fused.matched, strict=True)
         }
         spec = with_widths(env.server_spec, env.input_shape, widths) if widths else env.server_spec
         values: dict[str, Tensor] = {}
@@ -325,9 +338,11 @@ class PFNM(FusionAggregator):
         if self.orders is not None:
             given = self._given_orders(self.orders, layers)
             if given.shape[2] != models:
-                got = given.shape[2]
                 raise _file_error(
-                    "orders", "are for another number of models", f"{models} in the cohort", got
+                    "orders",
+                    "are for another number of models",
+                    f"{models} in the cohort",
+                    given.shape[2],
                 )
             return given[None, :, :sweeps].repeat(len(lambdas), 0)
 
@@ -337,14 +352,9 @@ class PFNM(FusionAggregator):
         if self.visits == "ascending":
             return np.broadcast_to(np.arange(models), (len(lambdas), layers, sweeps, models))
 
-        streams = [
-            numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)
-        ]
-        orders = np.array(
-            [[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64
-        )
-
-        return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
+        orders = [visiting_orders(env, layer, sweeps, models) for layer in range(layers)]
+        shape = (1, layers, sweeps, models)
+        return np.array(orders, dtype=np.int64).reshape(shape).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
         """Return the index of the raw stream's segment for lambda number `number`.
@@ -378,6 +388,23 @@ class PFNM(FusionAggregator):
                 "orders", "are not permutations", "0 ... N - 1 once in every sweep", path
             )
         return orders
+
+
+def visiting_orders(env: Env, layer: int, sweeps: int, models: int) -> np.ndarray:
+    """Draw the random orders in which the sweeps over a layer visit the models.
+
+    Args:
+        env: The environment.
+        layer: Number of the layer, from 0.
+        sweeps: Number of sweeps.
+        models: Number of models.
+
+    Returns:
+        Orders of shape (sweeps, models), int64.
+    """
+    stream = numpy_generator(env.seed, "visiting order", env.round, layer)
+    orders = [stream.permutation(models) for _ in range(sweeps)]
+    return np.array(orders, dtype=np.int64).reshape(sweeps, models)
 
 
 def class_shares(counts: Tensor) -> Tensor:

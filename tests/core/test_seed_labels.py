@@ -72,7 +72,7 @@ LABELS = {
     "train": 2,
     "val": 1,
     "values": 1,
-    "visiting order": 2,
+    "visiting order": 1,
     "weight matching": 1,
     "weights": 1,
     "z": 1,

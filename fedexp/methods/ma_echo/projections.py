@@ -207,6 +207,7 @@ class _Recursion(ABC):
     def factor(self) -> Tensor: ...
 
 
+@dataclass(eq=False)
 class _LowRank(_Recursion):
     def __post_init__(self) -> None:
         self._K = torch.empty(self.d, self.d // 2 + 1, dtype=torch.float64, device=self.device)
@@ -222,6 +223,7 @@ class _LowRank(_Recursion):
         return self._K[:, : self._n].clone()
 
 
+@dataclass(eq=False)
 class _Dense(_Recursion):
     def __post_init__(self) -> None:
         self._Q = torch.eye(self.d, dtype=torch.float64, device=self.device)
