@@ -140,7 +140,6 @@ def generated_by(generator: Weights, precision: Precision = "float32") -> Callab
     buffers = trees.clone(generator.buffers)
 
     def images_of(learned: Tree) -> Tensor:
-        params = {name: learned[name] for name in generator.params}
-        return net(params, buffers, learned["z"])
+        return net({name: learned[name] for name in generator.params}, buffers, learned["z"])
 
     return images_of

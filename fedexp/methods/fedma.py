@@ -225,11 +225,16 @@ class FedMA(UnitMatching):
 
     def _training(self, state: FedMAState, env: Env) -> list[ClientJob]:
         """Return the jobs of a round's first step, which trains whole models."""
-        probes = (ClassCounts(env.num_classes),)
         local_training = self._local_training(env) if self.retrain and env.round else None
         cohort = env.sample()
         return [
-            env.job(client, start, {}, probes=probes, local_training=local_training)
+            env.job(
+                client,
+                start,
+                {},
+                probes=(ClassCounts(env.num_classes),),
+                local_training=local_training,
+            )
             for client, start in zip(cohort, self._starts(state, cohort, env), strict=True)
         ]
 

@@ -135,9 +135,8 @@ class GAMF(FusionAggregator):
         moved = [
             structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)
         ]
-        metrics |= {
+        return averaged(moved), {
+            **metrics,
             "gamf/moved": moved_share(structure, maps[1:]),
             **one_to_one(structure, len(models)),
         }
-
-        return averaged(moved), metrics

@@ -100,8 +100,8 @@ class Sgd(Optimizer):
     def _move(
         self, params: list[Tensor], direction: list[Tensor], state: State, lr: float
     ) -> State:
-        buffer = list(state.get("buffer", {}).values())
-        sgd_step(params, direction, buffer, lr, self.momentum, self.nesterov)
+        buffers = trees.tensors(state.get("buffer", {}))
+        sgd_step(params, direction, buffers, lr, self.momentum, self.nesterov)
         return state
 
 

@@ -278,7 +278,6 @@ class DataFree(Aggregator):
         Returns:
             The state after the steps, and the values to log.
         """
-        noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
             state["student"],
             state["optimizer"],
@@ -286,7 +285,7 @@ class DataFree(Aggregator):
             self.student,
             lr,
             self.tau,
-            noise,
+            StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device),
         )
 
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
@@ -330,10 +329,9 @@ def _check_stackable(env: Env) -> None:
 
 def _check_bf16(env: Env) -> None:
     """Refuse a dtype that autocast does not change, or CUDA without native bfloat16."""
-    cuda = env.device.type == "cuda"
     reason = (
         f"{env.device} does not support it"
-        if cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if env.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
         else None
     )
 

@@ -133,7 +133,6 @@ class Replay(DataFree):
         new = self.bank_inputs(own, len(known), env)
         known = [*known, *(ensemble_logits(ensemble, x) for x in new)]
         logits = torch.cat(known)
-
         return {**own, "logits": known}, (
             (x, logits[at]) for x, at in self.inputs(samples, view, env)
         )

@@ -201,10 +201,12 @@ class _Recursion(ABC):
             self._update(r)
 
     @abstractmethod
-    def _update(self, r: Tensor) -> None: ...
+    def _update(self, r: Tensor) -> None:
+        """Apply the update of r, of shape (d,)."""
 
     @abstractmethod
-    def factor(self) -> Tensor: ...
+    def factor(self) -> Tensor:
+        """Return K with ``K K^T = I - Q``, of shape (d, columns)."""
 
 
 @dataclass(eq=False)
