@@ -88,7 +88,7 @@ class TeacherEnsemble:
 
     @property
     def _starts(self) -> range:
-        """The index of the first teacher of each part that runs at once."""
+        """Index of the first teacher of each part. A part's teachers run at once."""
         return range(0, len(self), self._at_once)
 
     def _part(self, start: int) -> list[Weights]:

@@ -17,8 +17,8 @@ Update:
        gradient of D_w's cross-entropy. They stay in [0, 1].
     3. The images join the bank.
     4. The student learns from D_w on the bank's images. Before that, each image is
-       moved by epsilon along the sign of a gradient. It is the gradient of a randomly
-       weighted sum of D_w's softmax outputs.
+       moved by epsilon along the sign of the gradient of a randomly weighted sum of
+       D_w's softmax outputs.
 
     Step 2 needs only each client's logits of the bank. They are computed once per
     image, without augmentation.
@@ -128,7 +128,7 @@ class CoBoosting(Replay, Generating):
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
-        """Make images with the previous weights, then update the weights on the bank.
+        """Make images with the current weights w, then update w on the bank.
 
         The bank does not contain the new images yet.
         """

@@ -117,7 +117,7 @@ class FedBE(Distilling):
             p: (m,) float64 weights of `models`, which sum to 1.
             start: The round's global model.
             mean: The clients' mean.
-            env: The world at this step.
+            env: The environment at this step.
         """
         live = {
             name: torch.stack([model.params[name] for model in models]) for name in mean.trainable

@@ -434,8 +434,8 @@ def products(
     """Compute inner products in float64.
 
     The vectors are the n `candidates` minus `centre`, then ``fixed - count * centre``,
-    then `centre`. Memory holds one tensor of all candidates at a time, and a block of
-    its values in float64.
+    then `centre`. Parameters are processed one after the other. Memory holds the
+    current parameter of all candidates, and a block of its values in float64.
 
     Returns:
         Products of shape (n + 2, n + 2).
@@ -445,8 +445,8 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # All blocks share one piece of memory. Otherwise the first touch of new pages takes
-    # half the time.
+    # All blocks share one buffer. With a new buffer for every block, half of the time
+    # would go into the first access to its memory pages.
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
 
     for name, at in centre.items():

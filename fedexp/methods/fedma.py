@@ -81,8 +81,8 @@ class Matching(TypedDict):
     Args:
         cohort: Clients of the round.
         models: Models of these clients, with the matched layers replaced.
-        units: Common unit of each of a model's units, of shape (models, n), by matched
-            group of hidden units.
+        units: For each matched group of hidden units, the number of the common unit to
+            which each model's unit is assigned, of shape (models, n).
         counted: Number of training samples of each class, of shape (models, classes).
     """
 
@@ -98,8 +98,9 @@ class FedMAState(FusionState):
     Args:
         round: Number of finished rounds.
         cohort: Clients of the last finished round.
-        units: Common unit of each of a model's units, of shape (models, n), by group of
-            hidden units. The models are those of `cohort`.
+        units: For each group of hidden units, the number of the common unit to which
+            each model's unit is assigned, of shape (models, n). The models are those of
+            `cohort`.
         stage: Number of finished steps in the round.
         matching: The cohort of the round, or None before its first step.
     """

@@ -108,8 +108,9 @@ class PFNMState(FusionState):
     """The fused model, the last cohort and its assignments.
 
     Args:
-        units: Global unit of each of a model's units, of shape (models, n), by group of
-            hidden units. Empty before the first round.
+        units: For each group of hidden units, the number of the global unit to which
+            each model's unit is assigned, of shape (models, n). Empty before the first
+            round.
         cohort: Clients of the last cohort.
     """
 
@@ -125,8 +126,8 @@ class PFNM(UnitMatching, FusionAggregator):
         later_sweeps: Number of sweeps in rounds after the first, which begin with the
             assignments of the round before.
         class_frequency: Whether outgoing weights to class c have the precision f_{s,c}
-            / sigma, where f_{s,c} is the client's share of the class's samples.
-            Otherwise it is 1 / sigma.
+            / sigma, where f_{s,c} is the client's share of the class's samples. If not,
+            their precision is 1 / sigma.
         class_counts: Path of a .npy file of n_{s,c}, integers of shape (clients,
             classes). None: the clients count their samples.
         visits: The order in which sweeps visit the cohort's models. ``seed``: random
@@ -248,8 +249,8 @@ class PFNM(UnitMatching, FusionAggregator):
         Args:
             results: The cohort's results.
             env: The environment.
-            begin: Initial global units of the models' units, by hidden layer and model.
-                None: matching begins without assignments.
+            begin: Assignments with which matching begins, by hidden layer and model:
+                the global unit of each unit. None: it begins without assignments.
 
         Returns:
             The fused model and the matched network.

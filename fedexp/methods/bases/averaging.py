@@ -1,14 +1,14 @@
 """The base of aggregators that average updates.
 
-It samples clients, applies the trainer's server half and the server optimizer, and
-returns the outcome.
+It samples clients, applies the trainer's server half (`Trainer.update_shared`) and the
+server optimizer, and returns the outcome.
 
 Communication:
     Up: the trained model y_i and the trainer's payload. Down: the global model w and
     the trainer's shared trees.
 
 State:
-    Server: w, the shared trees and the server optimizer's state.
+    Server: w, the trainer's shared trees and the server optimizer's state.
 
 Logged:
     ``server/NAME``, the norm of each shared tree that the trainer renews, and
@@ -109,6 +109,9 @@ class Averaging(Aggregator):
             update: The update u_i.
             p: Weight p_i before normalisation.
             a: Normaliser a_i.
+
+        Returns:
+            `merging` with the update. `merged` turns the last result into one update.
         """
 
     @abstractmethod
@@ -121,7 +124,7 @@ class Averaging(Aggregator):
         """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
-        """Return the factor of the merged update in the direction.
+        """Return the factor that turns the merged update into the direction.
 
         ``stats.squared_norms`` are the squared norms of the u_i / a_i.
         """
@@ -257,7 +260,7 @@ def _length(tree: Tree) -> float:
 
 @dataclass
 class _Seen:
-    """The running values of a round's clients.
+    """The values of a round's clients that the server collects as results arrive.
 
     They are the weights p, the numbers of local steps tau, the squared norms, and the
     sums of buffers and payloads.
@@ -316,7 +319,7 @@ class _Seen:
         """Return the statistics of the round.
 
         Args:
-            env: The world at this step.
+            env: The environment at this step.
             N: Number of clients that may take part.
             whole: Sum of p over these N clients, before normalisation.
         """

@@ -59,14 +59,14 @@ class Distilling(ServerTrained):
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         """Return the part of the state that `student_batches` reads.
 
-        By default it reads the key ``target``: log-probabilities (n, classes) for all
-        proxy samples.
+        By default `student_batches` reads the key ``target``: log-probabilities (n,
+        classes) for all n proxy samples.
         """
 
     def student_batches(
         self, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> Iterator[Part]:
-        """Iterate over the step, the inputs and the targets (b, classes) per batch."""
+        """Yield the step number, the inputs and the targets (b, classes) of each batch."""
         for step, index, inputs in parts:
             yield step, inputs, work["target"].index_select(0, index)
 

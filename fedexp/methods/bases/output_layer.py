@@ -41,7 +41,7 @@ class MaskableFusion(FusionAggregator):
 
     last_layer: Literal["masked", "plain", "projected"]
 
-    # Values that a message suggests instead of ``masked``
+    # Values that an error message suggests instead of ``masked``
     unmasked: ClassVar[str] = "plain"
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -57,7 +57,14 @@ class MaskableFusion(FusionAggregator):
         results: Sequence[ClientResult],
         env: Env,
     ) -> Weights:
-        """Return `fused`, with the masked last layer of `models` if it is masked."""
+        """Return `fused`, whose last layer is replaced with ``last_layer=masked``.
+
+        Args:
+            fused: The fused model.
+            models: The models whose last layers `with_masked_output` merges.
+            results: Results of the clients, with the answers of `probes`.
+            env: The environment.
+        """
         if self.last_layer != "masked":
             return fused
         return with_masked_output(fused, models, presence(results), env.layers[-1])

@@ -120,7 +120,7 @@ class ServerTrained(Mean):
             collected: The dictionary that `collect` filled.
             start: The round's global model, w^t.
             mean: The model that server training starts from.
-            env: The world at this step.
+            env: The environment at this step.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class ServerTrained(Mean):
             net: The server's network in training mode. Its random layers use the noise
                 of the current step.
             parts: Batches of proxy data.
-            env: The world at this step.
+            env: The environment at this step.
 
         Returns:
             The model, the new `work` and the values to log.
@@ -260,7 +260,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
     Args:
         losses: Losses by number of the optimizer step in the round, from 0.
         total: Number of optimizer steps of the round, for the message.
-        env: The world at this step.
+        env: The environment at this step.
 
     Raises:
         FedexpError: The mean is NaN or infinite.
