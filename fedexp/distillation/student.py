@@ -86,6 +86,4 @@ def answers(student: Weights) -> Callable[[Tensor], Tensor]:
 def net_of(weights: Weights, training: bool, precision: Precision = "float32") -> Net:
     """Return a new network module for `weights`, in training or evaluation mode."""
     first = next(iter(weights.params.values()))
-    net = Net(weights.spec, first.device, first.dtype, precision)
-    net.train(training)
-    return net
+    return Net(weights.spec, first.device, first.dtype, precision).train(training)

@@ -68,7 +68,7 @@ from fedexp.distillation.synthesis import Terms, generated_by, named, synthesise
 from fedexp.distillation.views import View, Views
 from fedexp.methods.bases.data_free import DataFreeState
 from fedexp.methods.bases.generating import Generating, GeneratorState
-from fedexp.methods.bases.replay import Replay
+from fedexp.methods.bases.replay import Replay, ensemble_logits
 from fedexp.server_training.optimizers import Adam, Optimizer
 
 
@@ -128,8 +128,7 @@ class Dense(Replay, Generating):
             self.labels(env), state["student"], ensemble, state["own"], env
         )
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
-        with torch.no_grad():
-            batch = inputs, ensemble(inputs)
+        batch = inputs, ensemble_logits(ensemble, inputs)
         state, trained = self.train_student({**state, "own": own}, [batch], lr, env)
         return state, {**made, **trained}
 

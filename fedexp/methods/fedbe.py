@@ -99,8 +99,7 @@ class FedBE(Distilling):
 
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         models, p = collected["models"], torch.tensor(collected["p"], dtype=torch.float64)
-        net = network(env.server_spec, env.device, env.dtype)
-        net.train(False)
+        net = network(env.server_spec, env.device, env.dtype).train(False)
         log_probs = partial(_log_probs, net=net, env=env)
         log_mean = torch.logaddexp(log_probs(mean), log_probs(models[0]))
         for teacher in (*models[1:], *self.drawn(models, p / p.sum(), start, mean, env)):

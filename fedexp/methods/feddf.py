@@ -142,8 +142,7 @@ class FedDF(Distilling):
             collected["teachers"].append(env.store(result.weights))
             return
         ensemble = collected.setdefault("ensemble", _TeacherMean(self.average, self.temperature))
-        net = network(result.weights.spec, env.device, env.dtype)
-        net.train(False)
+        net = network(result.weights.spec, env.device, env.dtype).train(False)
         ensemble.add(logits_of(net, result.weights, proxy_of(env)))
 
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:

@@ -66,7 +66,7 @@ class Distilling(ServerTrained):
     def student_batches(
         self, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> Iterator[Part]:
-        """Yield the step number, the inputs and the targets (b, classes) of each batch."""
+        """Yield step number, inputs and targets (b, classes) of each batch."""
         for step, index, inputs in parts:
             yield step, inputs, work["target"].index_select(0, index)
 

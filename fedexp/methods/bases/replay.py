@@ -155,7 +155,7 @@ class Replay(DataFree):
                 yield view.augmented(samples.inputs(at), step), at
 
 
+@torch.no_grad()
 def ensemble_logits(ensemble: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     """Return the ensemble's logits, without a gradient."""
-    with torch.no_grad():
-        return ensemble(inputs)
+    return ensemble(inputs)

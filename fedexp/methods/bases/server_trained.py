@@ -210,8 +210,7 @@ class ServerTrained(Mean):
     def _stage(self, state: State, env: Env) -> tuple[State, Metrics]:
         taken = state["work"]["taken"]
         until = min(taken + self.steps_per_stage(env), self.total(env))
-        net = network(env.server_spec, env.device, env.dtype)
-        net.train()
+        net = network(env.server_spec, env.device, env.dtype).train()
 
         try:
             parts = self._parts(taken, until, net, env)

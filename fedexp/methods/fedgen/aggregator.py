@@ -218,10 +218,8 @@ class FedGen(Mean):
         steps = env.server_steps(self.steps) if self.steps and len(classes) else 0
         params, buffers = old.params, trees.clone(old.buffers)
         losses: dict[int, Tensor] = {}
-        net = network(old.spec, env.device, env.dtype)
-        judge = network(env.server_spec, env.device, env.dtype)
-        net.train()
-        judge.train(False)
+        net = network(old.spec, env.device, env.dtype).train()
+        judge = network(env.server_spec, env.device, env.dtype).train(False)
         others: Weights = state["weights"]
 
         for step in range(steps):
@@ -293,9 +291,8 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
         ConfigError: The network has no head whose inputs are feature vectors.
     """
     cpu = torch.device("cpu")
-    net = Net(spec, cpu, torch.float32)
+    net = Net(spec, cpu, torch.float32).train(False)
     weights = Weights.init(spec, seed_of("head"), cpu, torch.float32)
-    net.train(False)
 
     with torch.no_grad():
         features = net.observe(

@@ -151,11 +151,11 @@ class FedMRUR(MoFedSAM):
             loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars
         )
 
+    @torch.no_grad()
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
         """Return the received model's representation of `inputs`, (b, d)."""
         frozen = _Watched(ctx.reference, self.layer == "penultimate")
-        with torch.no_grad():
-            frozen(*ctx.received, *inputs)
+        frozen(*ctx.received, *inputs)
         return frozen.z.flatten(1)
 
     def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
