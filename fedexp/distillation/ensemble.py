@@ -56,8 +56,8 @@ class TeacherEnsemble:
             computed twice. With more than ten teachers, one at a time holds its
             activations, or ten at a time if teachers are stacked.
         stacked: Whether the teachers run as one network, with their tensors stacked
-            along a first axis. They must have the same architecture. Otherwise they run
-            one after the other.
+            along a first axis. Stacked teachers must have the same architecture. If
+            false, the teachers run one after the other.
         bf16: Whether networks run under autocast to bfloat16. Stacked teachers do not
             support it. Outputs are cast to the inputs' dtype.
     """

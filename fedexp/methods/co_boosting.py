@@ -14,14 +14,14 @@ Update:
        probability of the label. L_A is the negative KL divergence of D_w from the
        student.
     2. On each batch of the bank, the weights w take a step against the sign of the
-       gradient of D_w's cross-entropy. They stay in [0, 1].
+       gradient of D_w's cross-entropy. The weights stay in [0, 1].
     3. The images join the bank.
     4. The student learns from D_w on the bank's images. Before that, each image is
        moved by epsilon along the sign of the gradient of a randomly weighted sum of
        D_w's softmax outputs.
 
-    Step 2 needs only each client's logits of the bank. They are computed once per
-    image, without augmentation.
+    Step 2 needs only each client's logits of the bank. These logits are computed once
+    per image, without augmentation.
 
 Communication:
     Up: models, of any architectures. Down: nothing in one shot. In later rounds, the

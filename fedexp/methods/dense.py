@@ -15,7 +15,7 @@ Update:
     Where the paper and the code differ, the default follows the code. The generator's
     weights are drawn anew in every epoch. z is optimised, too. The batch with the
     lowest loss is stored without augmentation. Distillation passes over the bank of all
-    batches. ``variant=paper_literal`` is Algorithm 1. It has one generator and a fixed
+    batches. ``variant=paper_literal`` is Algorithm 1, with one generator and a fixed
     z. In each epoch the student takes one step, on the images after the generator's
     last step.
 

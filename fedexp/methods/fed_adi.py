@@ -28,7 +28,7 @@ Logged:
 Differences from the paper:
     The sigmoid is an addition: the authors optimise normalised pixels without bounds.
     Total variation and norm are therefore computed on images in [0, 1]. R_f is divided
-    by the number of teachers. It is 0 if the teachers have no BatchNorm.
+    by the number of teachers. R_f is 0 if the teachers have no BatchNorm.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Reference:
 Update:
     ``w <- w + sum_i p_i (y_i - w)``, where y_i is client i's trained model. By default
     p_i is client i's share of the participants' samples. The result is the paper's
-    weighted mean of models. The mean is written as an update so that all averaging
-    methods round identically.
+    weighted mean of models. The mean is written as an update so that floating-point
+    rounding is the same in all averaging methods.
 
 Communication:
     Up: y_i. Down: w.

@@ -521,8 +521,8 @@ def _mean_of(
     """Compute the mean of the `chosen` models and of the models at rest.
 
     `at_rest` is the number of models at rest. `fixed` is their sum, which is changed in
-    place. The mean is ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that it
-    rounds as in every averaging method.
+    place. The mean is ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that
+    floating-point rounding is the same as in every averaging method.
 
     Returns:
         The mean, and the sum of all models.

@@ -13,8 +13,8 @@ Update:
     are matched in the only step of the round.
 
     In later rounds every client trains its part of the fused network. This part has the
-    widths of the client's first network. It is cut out by the client's stored
-    assignments.
+    widths of the client's first network. It consists of the units to which the client's
+    units were assigned in the last round.
 
 Communication:
     Up: models (in retraining steps, too) and the class counts n_{s,c}. Down: the model
@@ -82,7 +82,7 @@ class Matching(TypedDict):
         cohort: Clients of the round.
         models: Models of these clients, with the matched layers replaced.
         units: For each matched group of hidden units, the number of the common unit to
-            which each model's unit is assigned, of shape (models, n).
+            which each unit of each model is assigned, of shape (models, n).
         counted: Number of training samples of each class, of shape (models, classes).
     """
 
@@ -99,8 +99,8 @@ class FedMAState(FusionState):
         round: Number of finished rounds.
         cohort: Clients of the last finished round.
         units: For each group of hidden units, the number of the common unit to which
-            each model's unit is assigned, of shape (models, n). The models are those of
-            `cohort`.
+            each unit of each model is assigned, of shape (models, n). The models are
+            those of `cohort`.
         stage: Number of finished steps in the round.
         matching: The cohort of the round, or None before its first step.
     """
@@ -128,7 +128,7 @@ class FedMA(UnitMatching):
         retrain_epochs: Epochs of retraining and of all training in later rounds. None:
             the epochs of the config's local training.
         retrain_lr: Step size of retraining and of all training in later rounds. None:
-            ``local.lr``. It decays as ``local.lr`` does.
+            ``local.lr``. The step size decays as ``local.lr`` does.
         output_epochs_factor: Factor of the epochs in the step that trains only the
             output layer.
         output_lr_factor: Factor of the step size in the step that trains only the

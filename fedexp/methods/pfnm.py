@@ -12,8 +12,8 @@ Update:
     the bias.
 
     In rounds after the first, every client trains its part of the fused network. The
-    part is cut out by the client's assignments of the round before. Matching then
-    begins with these assignments. In later rounds the authors' code trains with weight
+    part consists of the units to which the client's units were assigned in the round
+    before. Matching then begins with these assignments. In later rounds the authors' code trains with weight
     decay towards the received model and a step size that falls by 1 % per round.
     ``trainer=fedprox`` (whose penalty includes the biases) and ``local.lr_decay=0.99``
     correspond to this.
@@ -109,8 +109,8 @@ class PFNMState(FusionState):
 
     Args:
         units: For each group of hidden units, the number of the global unit to which
-            each model's unit is assigned, of shape (models, n). Empty before the first
-            round.
+            each unit of each model is assigned, of shape (models, n). Empty before the
+            first round.
         cohort: Clients of the last cohort.
     """
 

@@ -14,7 +14,7 @@ Update:
     code's form. The paper takes the cross-entropy of the mean of the clients' logits.
     msd is the mean squared difference and mad the mean absolute difference. a_k(y) is
     the share of client k in the cohort's samples of class y, with one added to each
-    count. Of the clients' models only the heads run, on generated features. The models
+    count. Only the heads of the clients' models run, on generated features. The models
     are averaged as in FedAvg.
 
 Communication:

@@ -213,8 +213,8 @@ class FedMRUR(MoFedSAM):
 class _Watched:
     """A network for a task's loss that stores its inputs and its representation.
 
-    The representation z has shape (b, ...). It is that of the last call, and a task's
-    loss calls the network once.
+    The representation z of the last call has shape (b, ...). A task's loss calls the
+    network once.
     """
 
     def __init__(self, net: Net, features: bool) -> None:

@@ -3,7 +3,7 @@
 Reference:
     Su, Li and Xue, One-shot Federated Learning without server-side training, Neural
     Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The variant
-    of the code gives the numbers of the paper's tables. It is the default here
+    of the code gives the numbers of the paper's tables and is the default here
     (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
     algorithm.
 
