@@ -7,7 +7,8 @@ Reference:
 
 Update:
     U is the averaged update. FedAdam and FedYogi use
-    ``b = beta_1 b + (1 - beta_1) U``. FedAdam uses ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi uses
+    ``b = beta_1 b + (1 - beta_1) U``. FedAdam uses
+    ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi uses
     ``v = v - (1 - beta_2) U^2 sign(v - U^2)``. Then ``w += lr b / (sqrt(v) + tau)``. v
     starts at tau^2.
 
