@@ -22,8 +22,8 @@ State:
 Differences from the authors' code:
     As in the code, the network is in training mode. The code's BatchNorm statistics
     never leave the server. Here they start from the clients' mean. The code's StepLR
-    halves the step size every 20 epochs. StepLR is left out, because it has no effect on
-    a training of 20 epochs.
+    halves the step size every 20 epochs. StepLR is left out, because it has no effect
+    on a training of 20 epochs.
 """
 
 from __future__ import annotations

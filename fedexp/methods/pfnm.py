@@ -13,10 +13,10 @@ Update:
 
     In rounds after the first, every client trains its part of the fused network. The
     part consists of the units to which the client's units were assigned in the round
-    before. Matching then begins with these assignments. In later rounds the authors' code trains with weight
-    decay towards the received model and a step size that falls by 1 % per round.
-    ``trainer=fedprox`` (whose penalty includes the biases) and ``local.lr_decay=0.99``
-    correspond to this.
+    before. Matching then begins with these assignments. In later rounds the authors'
+    code trains with weight decay towards the received model and a step size that falls
+    by 1 % per round. ``trainer=fedprox`` (whose penalty includes the biases) and
+    ``local.lr_decay=0.99`` correspond to this.
 
 Communication:
     Up: models and the class counts n_{s,c}. Down: the model that the client starts
