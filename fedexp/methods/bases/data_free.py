@@ -218,7 +218,6 @@ class DataFree(Aggregator):
             "own": self.begin(state["own"], env),
         }, {"clients": len(models), "teachers/stacked": int(stacked)}
 
-    @abstractmethod
     def begin(self, own: State, env: Env) -> State:
         """Return the method's state, ``state["own"]``, at the start of a round.
 
@@ -227,6 +226,7 @@ class DataFree(Aggregator):
                 round.
             env: The environment.
         """
+        return {}
 
     @abstractmethod
     def epoch(
