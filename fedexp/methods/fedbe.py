@@ -32,7 +32,7 @@ Differences from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -93,9 +93,13 @@ class FedBE(Distilling):
         require_positive(self, "alpha", "temperature")
         require(self.swa_every >= 1, f"swa_every must be at least 1, got {self.swa_every}")
 
-    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
-        collected["models"].append(result.weights)
-        collected["p"].append(self.weight(result.num_examples))
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
+    ) -> Iterator[ClientResult]:
+        for result in results:
+            collected["models"].append(result.weights)
+            collected["p"].append(self.weight(result.num_examples))
+            yield result
 
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         models, p = collected["models"], torch.tensor(collected["p"], dtype=torch.float64)

@@ -137,13 +137,17 @@ class FedDF(Distilling):
         student = fresh_student(env)
         return {**state, "weights": student, "evaluated": student}, {"clients": m}
 
-    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
-        if self.augment:
-            collected["teachers"].append(env.store(result.weights))
-            return
-        ensemble = collected.setdefault("ensemble", _TeacherMean(self.average, self.temperature))
-        net = network(result.weights.spec, env.device, env.dtype).train(False)
-        ensemble.add(logits_of(net, result.weights, proxy_of(env)))
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
+    ) -> Iterator[ClientResult]:
+        collected["ensemble"] = _TeacherMean(self.average, self.temperature)
+        for result in results:
+            if self.augment:
+                collected["teachers"].append(env.store(result.weights))
+            else:
+                net = network(result.weights.spec, env.device, env.dtype).train(False)
+                collected["ensemble"].add(logits_of(net, result.weights, proxy_of(env)))
+            yield result
 
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         if self.augment:

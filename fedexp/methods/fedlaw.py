@@ -28,7 +28,7 @@ Differences from the authors' code:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,9 +89,13 @@ class FedLAW(ServerTrained):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy_labels=True)
 
-    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
-        collected["models"].append(_vector(result.weights.trainable))
-        collected["p"].append(self.weight(result.num_examples))
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
+    ) -> Iterator[ClientResult]:
+        for result in results:
+            collected["models"].append(_vector(result.weights.trainable))
+            collected["p"].append(self.weight(result.num_examples))
+            yield result
 
     def begin(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         models = torch.stack(collected["models"])

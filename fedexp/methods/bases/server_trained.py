@@ -96,15 +96,19 @@ class ServerTrained(Mean):
     def needs(self) -> Needs:
         return super().needs | Needs(proxy=True)
 
-    def collect(self, result: ClientResult, collected: State, env: Env) -> None:
-        """Store what server training needs of one result of the cohort.
+    def collect(
+        self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
+    ) -> Iterator[ClientResult]:
+        """Pass on the cohort's results and store what server training needs.
 
         Args:
-            result: The result.
+            results: The stream of results.
+            start: The round's global model, w^t.
             collected: Dictionary that this method fills. A missing key is created with
                 an empty list.
             env: The environment at this step.
         """
+        yield from results
 
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
@@ -192,20 +196,12 @@ class ServerTrained(Mean):
             return self._stage(state, env)
         collected: State = defaultdict(list)
         start: Weights = state["weights"]
-        stream = self._collected(results, collected, env) if self.total(env) else results
+        stream = self.collect(results, start, collected, env) if self.total(env) else results
         new, metrics = self.first_step(state, stream, env)
         if not metrics["clients"] or not self.total(env):
             return {**new, "round": env.round + 1, "stage": 0, "work": {}}, metrics
         work = {"taken": 0, **self.begin(collected, start, new["weights"], env)}
         return {**new, "round": env.round, "stage": 1, "work": work}, metrics
-
-    def _collected(
-        self, results: Iterable[ClientResult], collected: State, env: Env
-    ) -> Iterator[ClientResult]:
-        """Call `collect` for every result and pass the result on."""
-        for result in results:
-            self.collect(result, collected, env)
-            yield result
 
     def _stage(self, state: State, env: Env) -> tuple[State, Metrics]:
         taken = state["work"]["taken"]
