@@ -57,7 +57,7 @@ class MaskableFusion(FusionAggregator):
         results: Sequence[ClientResult],
         env: Env,
     ) -> Weights:
-        """Return `fused`, whose last layer is replaced with ``last_layer=masked``.
+        """Return `fused`, with its last layer replaced if ``last_layer`` is ``masked``.
 
         Args:
             fused: The fused model.
