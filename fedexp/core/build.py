@@ -299,3 +299,25 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ValueError(message)
+
+
+def require_positive(plugin: object, *names: str) -> None:
+    """Check in ``__post_init__`` that fields of `plugin` are positive or None.
+
+    Raises:
+        ValueError: One of the fields is 0 or negative.
+    """
+    for name in names:
+        value = getattr(plugin, name)
+        require(value is None or value > 0, f"{name} must be positive, got {value}")
+
+
+def require_not_negative(plugin: object, *names: str) -> None:
+    """Check in ``__post_init__`` that fields of `plugin` are 0, positive or None.
+
+    Raises:
+        ValueError: One of the fields is negative.
+    """
+    for name in names:
+        value = getattr(plugin, name)
+        require(value is None or value >= 0, f"{name} must not be negative, got {value}")

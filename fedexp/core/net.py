@@ -117,9 +117,11 @@ class Net:
         )
         self.has_batch_norm = any(self._parts[name].training for name in self._norms)
 
-    def train(self, mode: bool = True) -> None:
+    def train(self, mode: bool = True) -> Net:
+        """Set training or evaluation mode, and return this network."""
         if self._module.training != mode:
             self._module.train(mode)
+        return self
 
     def set_noise(self, noise: Callable[[str, tuple[int, ...]], Tensor] | None) -> None:
         """Set the source of random numbers that random layers use in training."""

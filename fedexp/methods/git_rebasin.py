@@ -80,9 +80,8 @@ class GitRebasin(FusionAggregator):
             ]
 
         others = found.maps if len(models) == 2 else found.maps[1:]
-        metrics = {
+        return averaged(moved), {
             "git_rebasin/moved": moved_share(structure, others),
             "git_rebasin/sweeps": found.sweeps,
+            **one_to_one(structure, len(models)),
         }
-
-        return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

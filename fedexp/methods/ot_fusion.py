@@ -29,24 +29,17 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
-from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.alignment import Alignment, align, movable, moved_share
 from fedexp.matching.structure import structure_of
 from fedexp.matching.widths import one_to_one
-from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import (
-    LastLayer,
-    check_mask,
-    presence,
-    presence_probes,
-    with_masked_output,
-)
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import LastLayer, MaskableFusion
 
 
 @dataclass(frozen=True)
-class OTFusion(FusionAggregator):
+class OTFusion(MaskableFusion):
     """The aggregator of OT fusion, the mean of aligned models.
 
     Args:
@@ -64,23 +57,21 @@ class OTFusion(FusionAggregator):
     alignment: Alignment = field(default_factory=Alignment)
 
     def __post_init__(self) -> None:
-        masked = self.last_layer == "masked"
+        if self.last_layer != "masked":
+            return
         require(
-            not (masked and self.fold == "running"),
+            self.fold == "reference",
             "last_layer=masked needs fold=reference, got fold=running",
         )
         require(
-            not (masked and self.alignment.output == "transported"),
+            self.alignment.output == "inputs",
             "last_layer=masked needs alignment.output=inputs: "
             "transported rows belong to other classes",
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         structure_of(spec, input_shape)
-        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
-
-    def probes(self, env: Env) -> tuple[Probe, ...]:
-        return presence_probes(self.last_layer, env)
+        super().check(spec, input_shape)
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models = [result.weights for result in results]
@@ -95,10 +86,7 @@ class OTFusion(FusionAggregator):
             return fused, {"ot/moved": moved_share(structure, maps), **sizes}
 
         moved, _, share = aligned(models, env, self.alignment)
-        fused = averaged(moved)
-        if self.last_layer == "masked":
-            fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
-
+        fused = self.with_last_layer(averaged(moved), moved, results, env)
         return fused, {"ot/moved": share, **sizes}
 
 
@@ -122,13 +110,14 @@ def aligned(
     """
     structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0
-    others = [number for number in range(len(models)) if number != target]
-    found = align([models[number] for number in others], models[target], structure, options)
+    others = [*models[:target], *models[target + 1 :]]
+    found = align(others, models[target], structure, options)
     identities = {
         group.name: torch.arange(group.size) for group in movable(structure, models[target])
     }
-    maps, moved = [identities for _ in models], list(models)
-    for number, own in zip(others, found, strict=True):
-        maps[number] = own
-        moved[number] = options.apply(models[number], structure, own)
-    return moved, maps, moved_share(structure, found)
+    moved = [options.apply(model, structure, own) for model, own in zip(others, found, strict=True)]
+    return (
+        [*moved[:target], models[target], *moved[target:]],
+        [*found[:target], identities, *found[target:]],
+        moved_share(structure, found),
+    )
