@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from fedexp.core.build import require
@@ -20,9 +23,6 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, passed, split_vector, vector_of
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Loss = Callable[[Tree], float]
 
@@ -173,9 +173,6 @@ def test_loss(config: ResolvedConfig, images: int) -> Loss:
 def _surface_figure(
     xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]
 ) -> Figure:
-    from matplotlib.colors import BoundaryNorm
-    from matplotlib.ticker import FuncFormatter
-
     figure = canvas.figure(6.0, 4.8)
     axes = canvas.axes(figure, 1, 1, 1)
     levels = sorted(

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from fedexp.core.build import require
@@ -18,10 +21,6 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, evaluated, passed
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Sizes of hollow markers. They differ so that coinciding markers stay visible.
 _SIZES = (4.2, 5.6, 7.2)
@@ -132,8 +131,6 @@ def met(rows: Tensor) -> float:
 
 
 def _draw_legend(figure: Figure, clients: int) -> None:
-    from matplotlib.lines import Line2D
-
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
     handles = [
         Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i)) for i in range(clients)

@@ -6,18 +6,20 @@ beside ours.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from fedexp.storage.selection import is_number
 from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.layout import Row
 from fedexp.tables.report.report import Cell, Method, Report, Value
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Numbers that span more decades are drawn on a logarithmic axis.
 _DECADES = 1.3
@@ -46,24 +48,16 @@ def over_last_key(report: Report) -> Figure:
     Ticks are at the values of the key.
     """
     blocks = _blocks(report)
-    figure, down, across = canvas.panels(len(blocks))
+    figure, panels = canvas.panels(len(blocks), report.keys[-1], _measure(report))
+    width = 58 // canvas.panels_across(len(blocks))
     log = _has_log_scale(report)
-    first: Axes | None = None
-    for at, (conditions, rows) in enumerate(blocks.items()):
-        axes = canvas.axes(figure, down, across, at + 1, sharey=first)
-        first = first or axes
+    for axes, (conditions, rows) in zip(panels, blocks.items(), strict=True):
         _draw_lines(axes, report, rows)
         if log:
             canvas.set_log_scale(axes, "y")
         # Matplotlib's automatic limits ignore points that are moved sideways.
         axes.set_ylim(*_y_limits(report, log=log))
-        canvas.set_title(
-            axes, canvas.wrapped_conditions(report.keys[:-1], conditions, 58 // across)
-        )
-        if at >= len(blocks) - across:
-            axes.set_xlabel(report.keys[-1], parse_math=False)
-        if at % across == 0:
-            axes.set_ylabel(_measure(report), parse_math=False)
+        canvas.set_title(axes, canvas.wrapped_conditions(report.keys[:-1], conditions, width))
     _draw_legend(figure, report)
     return figure
 
@@ -208,20 +202,16 @@ def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _beside(axes: Axes, points: float) -> Any:
+def _beside(axes: Axes, points: float) -> Transform:
     """Return the data's transform, moved sideways by points of the page.
 
     Thus the markers of two methods with equal numbers are both visible.
     """
-    from matplotlib.transforms import ScaledTranslation
-
     return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
 
 
 def _draw_legend(figure: Figure, report: Report) -> None:
     """Draw a legend of all methods, then of filled and hollow markers."""
-    from matplotlib.lines import Line2D
-
     names = layout.marked_labels(report)
     handles = [
         Line2D([], [], label=canvas.plot_label(names.get(method.key, method.key)), **style)
@@ -278,22 +268,15 @@ def _x(report: Report, row: Row) -> float:
 
 def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
-) -> Iterator[tuple[list[float], list[float]]]:
+) -> Iterator[Iterable[tuple[Any, ...]]]:
     """Yield the x and y of each part of a curve that has no gap.
 
     A line never bridges a number that is missing or not finite.
     """
-    x_run: list[float] = []
-    y_run: list[float] = []
-    for x, y in zip(xs, ys, strict=True):
-        if y is not None and math.isfinite(y):
-            x_run.append(x)
-            y_run.append(y)
-        elif x_run:
-            yield x_run, y_run
-            x_run, y_run = [], []
-    if x_run:
-        yield x_run, y_run
+    points = zip(xs, ys, strict=True)
+    for known, run in itertools.groupby(points, lambda point: not math.isnan(_finite(point[1]))):
+        if known:
+            yield zip(*run, strict=True)
 
 
 def _finite(value: float | None) -> float:

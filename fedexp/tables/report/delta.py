@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedexp.tables.report import canvas, layout, texts
 from fedexp.tables.report.report import Cell, Colour, Method, Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BARS = "95 % intervals"
 Group = tuple[Method, Sequence[ShownCell]]
@@ -179,8 +179,6 @@ def _marker_properties(verdict_name: str) -> dict[str, Any]:
 
 
 def _draw_legend(figure: Figure, report: Report) -> None:
-    from matplotlib.lines import Line2D
-
     drawn = {texts.verdict_name(cell) for cell in report.cells if _has_delta(cell)}
     names = [name for name in texts.verdict_marks(report) if name in drawn]
     canvas.legend(

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from fedexp.tables.report import canvas, curves, delta, texts
 from fedexp.tables.report.report import Picture, Report
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Names of the report's own pictures.
 RESERVED = ("delta", "curves", "rows")
