@@ -25,8 +25,8 @@ def with_tuned(table: Table) -> Table:
         return table
     tuning, columns = load_tuning(table.tuned), list(table.methods)
 
+    require_known(tuning.sweeps, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
     for key in tuning.sweeps:
-        require_known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
         rules = [
             rule

@@ -6,7 +6,7 @@ A table is never part of a run's config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -345,35 +345,22 @@ class Claim:
     target: Target | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.a) > 0, f"claim {self.id}: a names no column")
-        alone = self.test == "trend" or self.than is not None
-        require(
-            alone != bool(self.b),
-            f"claim {self.id}: b goes with every test except trend, unless than replaces it",
-        )
-        require(
-            self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above"
-        )
-        require(
-            (self.test == "within") == (self.x is not None),
-            f"claim {self.id}: x goes with test=within",
-        )
-        require(
-            (self.test == "trend") == (self.along is not None),
-            f"claim {self.id}: along goes with test=trend",
-        )
-        curve = self.curve is not None and self.target is not None
-        require(
-            (self.test == "sooner") == curve,
-            f"claim {self.id}: curve and target go with test=sooner",
-        )
-        alternatives = self.any_of is None or self.test in ("above", "sooner")
-        require(alternatives, f"claim {self.id}: any_of goes with test=above and sooner")
-        require(self.x is None or self.x > 0, f"claim {self.id}: x must be positive")
-        require(
-            not isinstance(self.rows, int) or self.rows > 0,
-            f"claim {self.id}: rows must be positive",
-        )
+        has_b = self.test != "trend" and self.than is None
+        has_curve = self.curve is not None and self.target is not None
+        checks = {
+            "a names no column": len(self.a) > 0,
+            "b goes with every test except trend, unless than replaces it": has_b == bool(self.b),
+            "than goes with test=above": self.than is None or self.test == "above",
+            "x goes with test=within": (self.test == "within") == (self.x is not None),
+            "along goes with test=trend": (self.test == "trend") == (self.along is not None),
+            "curve and target go with test=sooner": (self.test == "sooner") == has_curve,
+            "any_of goes with test=above and sooner": self.any_of is None
+            or self.test in ("above", "sooner"),
+            "x must be positive": self.x is None or self.x > 0,
+            "rows must be positive": not isinstance(self.rows, int) or self.rows > 0,
+        }
+        for message, holds in checks.items():
+            require(holds, f"claim {self.id}: {message}")
 
     @property
     def keys_along(self) -> tuple[str, ...]:
@@ -490,9 +477,7 @@ class Table:
         The result is None for the full or partial variant, and for a variant that the
         table does not have.
         """
-        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[
-            variant
-        ]
+        return {"reduced": self.reduced, "smoke": self.smoke}.get(variant)
 
     def check(self, variant: Variant) -> None:
         """Refuse a variant that the table does not have."""
@@ -541,7 +526,8 @@ def check_seeds(seeds: tuple[int, ...] | None) -> None:
     )
 
 
-def require_known(name: Any, options: Iterable[str], where: str) -> None:
-    """Refuse a name that is not among the options, and suggest the nearest one."""
-    if name not in options:
-        raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
+def require_known(names: Iterable[Any], options: Collection[str], where: str) -> None:
+    """Refuse names that are not among the options, and suggest the nearest option."""
+    for name in names:
+        if name not in options:
+            raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
