@@ -185,7 +185,6 @@ class _Request:
     def __init__(self, options: argparse.Namespace) -> None:
         from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
         from fedexp.tables.load import load_table
-        from fedexp.tables.lookup import Finder
 
         if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
             raise ConfigError(
@@ -205,13 +204,12 @@ class _Request:
             seeds=options.seeds,
             extra=[o for o in options.overrides if not _is_hydra(o)],
         )
-        self._finder = Finder(any_code=options.any_code)
         self.cell_runs = self.find_runs()
 
     def find_runs(self) -> dict[tuple[str, ...], CellRun]:
         from fedexp.tables.lookup import find
 
-        self.cell_runs = find(self.cells, self._finder)
+        self.cell_runs = find(self.cells, any_code=self.options.any_code)
         return self.cell_runs
 
     @property
