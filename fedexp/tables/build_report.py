@@ -17,10 +17,12 @@ from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.tables.cells import PlannedCell, command, declared_seeds, key_of, planned_cells
 from fedexp.tables.claims import decide_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import FAILED, CellRun
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
 from fedexp.tables.report import layout, texts
+from fedexp.tables.report import pictures as number_pictures
 from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report, Summary, Variant
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
@@ -122,8 +124,6 @@ def draw_figures(
     Returns:
         The pictures, and one reason for every figure that could not be drawn.
     """
-    from fedexp.tables.report.pictures import RESERVED
-
     # One run may measure all points of a grid, so each run is drawn once.
     runs = [
         DrawnRun(
@@ -146,18 +146,18 @@ def draw_figures(
         for number, node in enumerate(table.drawings)
     ]
     pictures: tuple[Picture, ...] = ()
+    taken = {*number_pictures.RESERVED}
     missed = []
     notes = [texts.variant_note(report), texts.stamp(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)
-            if twice := {picture.name for picture in new} & {
-                *RESERVED,
-                *(picture.name for picture in pictures),
-            }:
+            names = [picture.name for picture in new]
+            if twice := taken.intersection(names):
                 raise ConfigError(
                     f"another picture is called {', '.join(sorted(twice))}: give it a name"
                 )
+            taken.update(names)
             pictures += new
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
@@ -175,10 +175,8 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
         drawings: Pictures of `draw_figures`.
         missed: Reasons why figures could not be drawn, which become warnings.
     """
-    from fedexp.tables.report.pictures import pictures as number_pictures
-
     if layout.has_reference(report) or not drawings:
-        drawings += number_pictures(report)
+        drawings += number_pictures.pictures(report)
     return replace(report, pictures=drawings, warnings=(*report.warnings, *missed))
 
 
@@ -219,7 +217,7 @@ def _judged_cell(
         else "",
         runs=tuple(run.run for run in done),
         origins=tuple(_origin(table, record, run) for run in done),
-        parts=tuple(_mean_parts(done, table.headline.scale)),
+        parts=_mean_parts(done, table.headline.scale),
         failed=tuple(
             dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)
         ),
@@ -227,23 +225,17 @@ def _judged_cell(
     )
     cell = _with_verdict(cell, table, _objection(runs, reduced, extra))
     if cell.verdict == "not run":
-        cell = replace(cell, reason=column.why or incomplete or _why_not_run(runs))
-    elif incomplete:
-        cell = replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete])))
-    if any(run.other_code for run in done):
-        cell = replace(
-            cell,
-            reason="; ".join(
-                filter(None, [cell.reason, "made by other code than the current one"])
-            ),
-        )
-    return cell
+        return replace(cell, reason=column.why or incomplete or _why_not_run(runs))
+    other = "made by other code than the current one" if any(r.other_code for r in done) else ""
+    return replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete, other])))
 
 
-def _mean_parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
-    for name in runs[0].parts if runs else ():
-        if all(name in run.parts for run in runs):
-            yield name, sum(run.parts[name] for run in runs) / len(runs) * scale
+def _mean_parts(runs: Sequence[RunRecord], scale: float) -> tuple[tuple[str, float], ...]:
+    return tuple(
+        (name, sum(run.parts[name] for run in runs) / len(runs) * scale)
+        for name in (runs[0].parts if runs else ())
+        if all(name in run.parts for run in runs)
+    )
 
 
 def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
@@ -265,9 +257,6 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
     """
     if grid is None:
         return list(runs), ""
-    by_seed: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        by_seed.setdefault(run.split_seed, []).append(run)
 
     def score(run: RunRecord) -> float:
         value = run.value if grid.by is None else run.criterion
@@ -276,7 +265,7 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
         return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
 
     best, lacking = [], []
-    for split_seed, own in by_seed.items():
+    for split_seed, own in grouped((run.split_seed, run) for run in runs).items():
         absent = [run for run in own if run.value is None]
         if not absent:
             best.append(max(own, key=score))
@@ -330,17 +319,13 @@ def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) ->
 
 
 def _why_not_run(runs: Sequence[RunRecord]) -> str:
-    failed = next((run for run in runs if run.status in FAILED), None)
-    if failed is not None:
-        return f"failed: {failed.error}"
-    return next((run.error for run in runs if run.error), "no run is done")
+    failures = [f"failed: {run.error}" for run in runs if run.status in FAILED]
+    errors = [run.error for run in runs if run.error]
+    return [*failures, *errors, "no run is done"][0]
 
 
 def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
-    rows: dict[str, list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault(repr(cell.conditions), []).append(cell)
-    for row in rows.values():
+    for row in grouped((repr(cell.conditions), cell) for cell in cells).values():
         pairs = [
             (cell.paper, cell.mean)
             for cell in row
@@ -364,7 +349,8 @@ def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
         ]
         by_row = [_by_seed(cell) for cell in rows]
         seeds = set.intersection(*map(set, by_row)) if by_row else set()
-        if seeds and not any(_endless(cell) for cell in rows):
+        numbers = [value for cell in rows for value in (*cell.values, cell.paper or 0.0)]
+        if seeds and all(map(math.isfinite, numbers)):
             means = [statistics.fmean(row[seed] for row in by_row) for seed in sorted(seeds)]
             interval = mean_interval(means, table.paper_runs or 1)
             yield Summary(column.key, len(rows), len(seeds), statistics.fmean(means), interval)
@@ -379,14 +365,8 @@ def _by_seed(cell: Cell) -> dict[int, float]:
     If runs of one seed are pooled in the cell, their mean is used.
     """
     assert cell.paper is not None
-    values: dict[int, list[float]] = {}
-    for seed, value in zip(cell.seeds, cell.values, strict=True):
-        values.setdefault(seed, []).append(value)
+    values = grouped(zip(cell.seeds, cell.values, strict=True))
     return {seed: statistics.fmean(own) - cell.paper for seed, own in values.items()}
-
-
-def _endless(cell: Cell) -> bool:
-    return not all(abs(value) < float("inf") for value in (*cell.values, cell.paper or 0.0))
 
 
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
@@ -496,7 +476,9 @@ def _warnings(
     failed = [cell for cell in made if cell.failed]
     if failed:
         count = sum(len(cell.failed) for cell in failed)
-        names = texts.shortened(list(map(_name, failed)), _SHOWN)
+        names = texts.shortened(
+            [layout.cell_name(cell.method, cell.conditions) for cell in failed], _SHOWN
+        )
         yield f"{texts.count(count, 'run')} failed, in {names}"
     yield from _mixed_splits([run for run in runs if run.done])
     done = list({run.run: run for run in runs if run.done}.values())
@@ -526,19 +508,13 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
 
     Results of 0.1 do not name their version.
     """
-    rows: dict[str, set[str]] = {}
-    for run in done:
-        row = " ".join(f"{key}={value}" for key, value in run.conditions.items())
-        rows.setdefault(row or "all", set()).add(run.fedexp_version or "0.1")
+    rows = grouped((_row_text(run) or "all", run.fedexp_version or "0.1") for run in done)
     mixed = [
-        f"{row} ({', '.join(sorted(versions))})"
-        for row, versions in rows.items()
-        if len(versions) > 1
+        f"{row} ({_listed(versions)})" for row, versions in rows.items() if len(set(versions)) > 1
     ]
     if mixed:
-        shown = "; ".join(mixed[:3])
-        more = f" and {len(mixed) - 3} more" if len(mixed) > 3 else ""
-        yield f"Runs of one row are of different versions of fedexp: {shown}{more}"
+        shown = texts.shortened(mixed, 3, "; ")
+        yield f"Runs of one row are of different versions of fedexp: {shown}"
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
@@ -549,13 +525,10 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     """
     rules = {run.rule for run in done}
     if len(rules) > 1:
-        yield f"Runs have different headline rules: {', '.join(sorted(rules))}"
-    metrics: dict[str, set[str]] = {}
-    for run in done:
-        metrics.setdefault(run.choice, set()).add(run.metric)
-    for method, names in metrics.items():
-        if len(names) > 1:
-            yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
+        yield f"Runs have different headline rules: {_listed(rules)}"
+    for method, metrics in grouped((run.choice, run.metric) for run in done).items():
+        if len(set(metrics)) > 1:
+            yield f"Runs of {method} have different headline metrics: {_listed(metrics)}"
 
 
 def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[str]:
@@ -571,7 +544,13 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
             f"see each cell"
         )
     if partial:
-        shown = texts.shortened([f"{_name(cell)} {cell.n}/{of}" for cell, of in partial], _SHOWN)
+        shown = texts.shortened(
+            [
+                f"{layout.cell_name(cell.method, cell.conditions)} {cell.n}/{of}"
+                for cell, of in partial
+            ],
+            _SHOWN,
+        )
         yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
 
 
@@ -581,26 +560,22 @@ def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
     Methods in one row with one split seed must see one split. One data set must have
     one fingerprint.
     """
-    splits: dict[str, set[str]] = {}
-    data: dict[str, set[str]] = {}
-    for run in done:
-        row = " ".join(
-            [*(f"{key}={value}" for key, value in run.conditions.items()), run.split_seed]
-        )
-        splits.setdefault(row, set()).add(run.split)
-        data.setdefault(run.dataset, set()).add(run.data)
-
-    mixed = [row for row, hashes in splits.items() if len(hashes) > 1]
+    splits = grouped(
+        (" ".join(filter(None, [_row_text(run), run.split_seed])), run.split) for run in done
+    )
+    mixed = [row for row, hashes in splits.items() if len(set(hashes)) > 1]
     if mixed:
         shown = texts.shortened(mixed, _SHOWN, "; ")
         yield f"Methods of one row and seed saw different data splits: {shown}"
 
-    for name, hashes in data.items():
-        if len(hashes) > 1:
-            yield (
-                f"Data set {name} was not the same in all runs: "
-                f"{', '.join(sorted(h[:8] for h in hashes))}"
-            )
+    for name, hashes in grouped((run.dataset, run.data) for run in done).items():
+        if len(set(hashes)) > 1:
+            shown = ", ".join(sha[:8] for sha in sorted(set(hashes)))
+            yield f"Data set {name} was not the same in all runs: {shown}"
+
+
+def _row_text(run: RunRecord) -> str:
+    return " ".join(f"{key}={value}" for key, value in run.conditions.items())
 
 
 def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
@@ -617,22 +592,23 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
     if phases := _phases(done):
         yield "of it", ", ".join(f"{name} {layout.duration(own)}" for name, own in phases)
 
-    for name, key in (
-        ("commit", "commit"),
-        ("hardware", "gpu"),
-        ("processor", "processor"),
-        ("platform", "platform"),
-    ):
-        if values := sorted({getattr(run, key) for run in done} - {""}):
-            yield name, ", ".join(values)
+    known = {
+        "commit": _listed(run.commit for run in done if run.commit),
+        "hardware": _listed(run.gpu for run in done if run.gpu),
+        "processor": _listed(run.processor for run in done if run.processor),
+        "platform": _listed(run.platform for run in done if run.platform),
+    }
+    yield from ((name, values) for name, values in known.items() if values)
 
-    yield "torch", ", ".join(sorted({run.torch for run in done}))
-    yield "seeds", _sorted_text({run.seed for run in done})
-    data = {(run.dataset, run.data) for run in done}
-    yield "data sha256", ", ".join(f"{name} {sha[:16]}" for name, sha in sorted(data))
-    yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
-    yield "code hash", ", ".join(sorted({run.code[:8] for run in done}))
-    yield "headline", ", ".join(sorted({f"{run.metric} ({run.rule})" for run in done}))
+    data = sorted({(run.dataset, run.data) for run in done})
+    yield from {
+        "torch": _listed(run.torch for run in done),
+        "seeds": _sorted_text({run.seed for run in done}),
+        "data sha256": ", ".join(f"{name} {sha[:16]}" for name, sha in data),
+        "split sha256": _listed(run.split[:8] for run in done),
+        "code hash": _listed(run.code[:8] for run in done),
+        "headline": _listed(f"{run.metric} ({run.rule})" for run in done),
+    }.items()
 
 
 def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
@@ -645,8 +621,9 @@ def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
     return sorted(((name, own) for name, own in sums.items() if own), key=lambda phase: -phase[1])
 
 
-def _name(cell: Cell) -> str:
-    return layout.cell_name(cell.method, cell.conditions)
+def _listed(values: Iterable[str]) -> str:
+    """Return the different values in alphabetic order."""
+    return ", ".join(sorted(set(values)))
 
 
 def _sorted_text(seeds: Iterable[int]) -> str:

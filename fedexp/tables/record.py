@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
 from fedexp.tables.cells import Job, PlannedCell, placeholders
 from fedexp.tables.claims import Curve, Curves, RowKey
+from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
-from fedexp.tables.report.csv import inert
+from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
@@ -369,12 +370,11 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 
 def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
     """Add the pooled conditions of the jobs to a record that was read from files."""
-    runs = dict(record.runs)
-    for planned in cells:
-        for job in planned.jobs:
-            key = run_key(table, planned, job)
-            if key in runs:
-                runs[key] = replace(runs[key], pooled=dict(job.pooled))
+    pooled = {run_key(table, planned, job): job.pooled for planned in cells for job in planned.jobs}
+    runs = {
+        key: replace(run, pooled=dict(pooled.get(key, run.pooled)))
+        for key, run in record.runs.items()
+    }
     return replace(record, runs=runs)
 
 
@@ -440,20 +440,19 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
     ]
     rows = []
     for run in record.runs.values():
-        values = asdict(run)
         rows.append(
             [
                 table.name,
                 *map(_condition_text, run.conditions.values()),
                 *(_condition_text(run.pooled[key]) if key in run.pooled else "" for key in pooled),
-                *(_value_text(values[name]) for name in names),
+                *(_value_text(getattr(run, name)) for name in names),
                 table.unit,
                 *(_value_text(run.phases.get(name)) for name in phases),
                 *(_value_text(run.parts.get(name)) for name in parts),
             ]
         )
 
-    write_text(folder / RUNS, _to_csv(head, rows))
+    write_text(folder / RUNS, csv_text(head, rows))
 
     lines = [
         [*map(_condition_text, place), method, split_seed, name, repr(x), repr(y)]
@@ -462,9 +461,8 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
     ]
 
     if lines:
-        write_text(
-            folder / CURVES, _to_csv([*table.keys, "method", "draw", "curve", "x", "y"], lines)
-        )
+        heading = [*table.keys, "method", "draw", "curve", "x", "y"]
+        write_text(folder / CURVES, csv_text(heading, lines))
     else:
         (folder / CURVES).unlink(missing_ok=True)
 
@@ -534,12 +532,8 @@ def read(table: Table, folder: Path) -> TableRecord:
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
         runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
 
-    curves: dict[tuple[RowKey, str, str, str], list[tuple[float, float]]] = {}
-    for row in _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ():
-        place = tuple(_read_condition(row[key]) for key in table.keys)
-        curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
-            (float(row["x"]), float(row["y"]))
-        )
+    points = _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ()
+    curves = grouped((_curve_key(table, row), (float(row["x"]), float(row["y"]))) for row in points)
 
     stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
     configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
@@ -550,6 +544,11 @@ def read(table: Table, folder: Path) -> TableRecord:
     return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
 
 
+def _curve_key(table: Table, row: Mapping[str, str]) -> tuple[RowKey, str, str, str]:
+    place = tuple(_read_condition(row[key]) for key in table.keys)
+    return place, row["method"], row["draw"], row["curve"]
+
+
 def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
     """Read the pictures that were drawn from the runs' own files."""
     found = []
@@ -557,9 +556,8 @@ def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
         png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
         if png.is_file():
             data = png.read_bytes()
-            found.append(
-                Picture(name, title, svg.read_text() if svg.is_file() else _as_svg(data), data)
-            )
+            drawing = svg.read_text() if svg.is_file() else _as_svg(data)
+            found.append(Picture(name, title, drawing, data))
     return tuple(found)
 
 
@@ -575,14 +573,6 @@ def _as_svg(png: bytes) -> str:
 
 def _read_csv(path: Path) -> Iterable[dict[str, str]]:
     return csv.DictReader(io.StringIO(path.read_text()))
-
-
-def _to_csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(map(inert, row) for row in rows)
-    return text.getvalue()
 
 
 def _condition_text(value: Value) -> str:

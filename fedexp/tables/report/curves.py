@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from fedexp.storage.selection import is_number
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.layout import Row
 from fedexp.tables.report.report import Cell, Method, Report, Value
@@ -38,7 +39,10 @@ def has_axis(report: Report) -> bool:
     """
     if not report.keys:
         return False
-    numeric = [_numeric(block) for block in _blocks(report).values()]
+    numeric = [
+        layout.is_axis([list(row.conditions.values())[-1] for row in rows])
+        for rows in _blocks(report).values()
+    ]
     return 2 * sum(numeric) > len(numeric)
 
 
@@ -248,16 +252,10 @@ def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
 
 def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
     """Group rows by all conditions except the last."""
-    blocks: dict[tuple[Value, ...], list[Row]] = {}
-    for row in layout.rows(report):
-        blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(
-            row
-        )
-    return blocks
-
-
-def _numeric(rows: Sequence[Row]) -> bool:
-    return layout.is_axis([list(row.conditions.values())[-1] for row in rows])
+    return grouped(
+        (tuple(row.conditions.get(key) for key in report.keys[:-1]), row)
+        for row in layout.rows(report)
+    )
 
 
 def _x(report: Report, row: Row) -> float:
