@@ -248,8 +248,7 @@ def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int)
     """
     lines: list[str] = []
     for key, value in zip(keys, values, strict=True):
-        text = f"{key} {layout.label(value)}"
-        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        text = cut(f"{key} {layout.label(value)}")
         if lines and len(lines[-1]) + 2 + len(text) <= width:
             lines[-1] += f", {text}"
         else:
@@ -266,12 +265,13 @@ def plot_label(name: str) -> str:
     # The sign of an oracle is never cut off.
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""
     name = name.removesuffix(sign)
-    short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
-    return (
-        short.replace("$", r"\$").replace("_", "\u200b_", 1)
-        if short.startswith("_")
-        else short.replace("$", r"\$")
-    )
+    short = (cut(name) + sign).replace("$", r"\$")
+    return f"\u200b{short}" if short.startswith("_") else short
+
+
+def cut(text: str) -> str:
+    """Cut a label to at most 32 letters."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
