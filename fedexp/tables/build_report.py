@@ -39,7 +39,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         _judged_cell(table, planned, record, smaller.what if smaller else "", blamed)
         for planned in cells
     ]
-    done = [run for planned in cells for run in record.runs_of(table, planned) if run.done]
+    done = {run.run: run for planned in cells for run in record.runs_of(table, planned) if run.done}
     present = {cell.method for cell in made}
 
     variant: Variant = (
@@ -48,7 +48,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         else record.variant
     )
 
-    objections = [_objection(record.runs_of(table, planned), "", blamed) for planned in cells]
+    objections = (_objection(record.runs_of(table, planned), "", blamed) for planned in cells)
 
     return Report(
         name=table.name,
@@ -68,7 +68,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         tolerance=None if table.tolerance is None else table.tolerance.within,
         assumptions=tuple(_assumptions(table, present)),
         warnings=tuple(_warnings(table, variant, cells, made, record, blamed)),
-        facts=tuple(_facts(cells, done)),
+        facts=tuple(_facts(cells, list(done.values()))),
         command=record.command,
         claims=decide_claims(
             table, record.variant, made, record.curves, next(filter(None, objections), "")
@@ -240,8 +240,14 @@ def _mean_parts(runs: Sequence[RunRecord], scale: float) -> tuple[tuple[str, flo
 
 def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
     where = {**run.conditions, **run.pooled}
-    typed = command(table, record.variant, record.extra, where, run.method, run.seed)
-    return Origin(run.run, typed, run.config, run.split, run.commit, run.date)
+    return Origin(
+        run.run,
+        command(table, record.variant, record.extra, where, run.method, run.seed),
+        run.config,
+        run.split,
+        run.commit,
+        run.date,
+    )
 
 
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
@@ -341,11 +347,12 @@ def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
     Differences are averaged over rows for each seed, then over seeds. Only seeds that
     all rows have count.
     """
+    unfit = ("not comparable", "not run")
     for column in table.methods:
         rows = [
             c
             for c in cells
-            if c.method == column.key and c.paper is not None and c.verdict not in _UNFIT
+            if c.method == column.key and c.paper is not None and c.verdict not in unfit
         ]
         by_row = [_by_seed(cell) for cell in rows]
         seeds = set.intersection(*map(set, by_row)) if by_row else set()
@@ -354,9 +361,6 @@ def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
             means = [statistics.fmean(row[seed] for row in by_row) for seed in sorted(seeds)]
             interval = mean_interval(means, table.paper_runs or 1)
             yield Summary(column.key, len(rows), len(seeds), statistics.fmean(means), interval)
-
-
-_UNFIT = ("not comparable", "not run")
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
@@ -410,14 +414,9 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
             grid = column.grid
-            data = (
-                "held-out data choose"
-                if column.grid.held_out
-                else "test data choose, so it is an oracle"
-            )
             yield (
                 f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",
-                data,
+                "held-out data choose" if grid.held_out else "test data choose, so it is an oracle",
             )
 
     if not table.reference:
@@ -431,11 +430,11 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
 
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
-            what = (
+            yield (
                 f"a tolerance of {column.tolerance.within:g} "
-                f"{layout.difference_unit(table.unit)} for {column.label}"
+                f"{layout.difference_unit(table.unit)} for {column.label}",
+                column.tolerance.why,
             )
-            yield what, column.tolerance.why
 
     if table.paper_runs is None and table.tolerance is not None:
         yield (
@@ -473,8 +472,7 @@ def _warnings(
         yield f"These runs differ from the table's: {' '.join(extra)}"
 
     yield from _few_runs(cells, made)
-    failed = [cell for cell in made if cell.failed]
-    if failed:
+    if failed := [cell for cell in made if cell.failed]:
         count = sum(len(cell.failed) for cell in failed)
         names = texts.shortened(
             [layout.cell_name(cell.method, cell.conditions) for cell in failed], _SHOWN
@@ -484,9 +482,7 @@ def _warnings(
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     yield from _mixed_versions(done)
-    other = [run for run in done if run.other_code]
-
-    if other:
+    if other := [run for run in done if run.other_code]:
         number, were = texts.count(len(other), "run"), "was" if len(other) == 1 else "were"
         codes = ", ".join(sorted({run.code[:8] for run in other}))
         yield (
@@ -494,9 +490,7 @@ def _warnings(
             "so rows may mix code"
         )
 
-    waiting = {run.run for run in runs if not run.done and run.others}
-
-    if waiting:
+    if waiting := {run.run for run in runs if not run.done and run.others}:
         yield (
             f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
             f"--any-code shows them"
@@ -513,8 +507,10 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
         f"{row} ({_listed(versions)})" for row, versions in rows.items() if len(set(versions)) > 1
     ]
     if mixed:
-        shown = texts.shortened(mixed, 3, "; ")
-        yield f"Runs of one row are of different versions of fedexp: {shown}"
+        yield (
+            "Runs of one row are of different versions of fedexp: "
+            + texts.shortened(mixed, 3, "; ")
+        )
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
@@ -579,7 +575,6 @@ def _row_text(run: RunRecord) -> str:
 
 
 def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
-    done = list({run.run: run for run in done}.values())
     if not done:
         return
     yield (

@@ -14,7 +14,6 @@ _IDX = tuple(
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
 _DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-_TINY = "tiny-imagenet-200"
 
 # Files by option of `dataset`, relative to the data root. Options whose files are not
 # fixed are absent.
@@ -39,9 +38,9 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "svhn": ("train_32x32.mat", "test_32x32.mat"),
     "synthetic": (),
     "tiny_imagenet": (
-        f"{_TINY}/train",
-        f"{_TINY}/val/images",
-        f"{_TINY}/val/val_annotations.txt",
+        "tiny-imagenet-200/train",
+        "tiny-imagenet-200/val/images",
+        "tiny-imagenet-200/val/val_annotations.txt",
     ),
 }
 

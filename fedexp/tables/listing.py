@@ -110,8 +110,8 @@ def _row_of_file(table: Table, root: Path) -> dict[str, Any]:
 
 def _broken_row(name: str, error: FedexpError) -> dict[str, Any]:
     where = error.facts.get("where")
-    problem = error.what + (f" ({where})" if where else "")
-    return {"table": name, **_EMPTY, "state": f"broken: {problem}"}
+    place = f" ({where})" if where else ""
+    return {"table": name, **_EMPTY, "state": f"broken: {error.what}{place}"}
 
 
 def _data_of_runs(runs: Iterable[CellRun]) -> dict[str, bool]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedexp.storage.stored_run import read_mapping
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report.layout import duration
 
 # Seconds between two readings of the run folders.
@@ -99,17 +100,12 @@ class ProgressMonitor:
         Args:
             elapsed: Seconds since the start.
         """
-        ended = [job for job in self._jobs if job.seconds]
+        costs = grouped((job.method, job.seconds) for job in self._jobs if job.seconds)
+        ended = [job.seconds for job in self._jobs if job.seconds]
         if not ended:
             return 0.0
-        spent = sum(job.seconds or 0.0 for job in ended)
-        every = spent / len(ended)
-        expected = 0.0
-        for job in self._jobs:
-            if job.seconds is None:
-                like = [other.seconds or 0.0 for other in ended if other.method == job.method]
-                expected += sum(like) / len(like) if like else every
-        return expected * elapsed / spent
+        left = [costs.get(job.method, ended) for job in self._jobs if job.seconds is None]
+        return sum(sum(own) / len(own) for own in left) * elapsed / sum(ended)
 
 
 def _attempts(folder: Path) -> int:

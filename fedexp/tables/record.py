@@ -128,6 +128,10 @@ class RunRecord:
         return self.status == "done"
 
 
+# Types, as text, of the fields that are one column of runs.csv.
+_FIELDS = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
+
+
 def split_seed_of(job: Job) -> str:
     """Return a job's seed and pooled conditions as text: ``seed=0 beta=0.1``.
 
@@ -424,7 +428,6 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 
     ``curves.csv`` is written only if claims need curves.
     """
-    names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
     pooled = [key for key in table.conditions if key not in table.keys]
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
     parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
@@ -434,7 +437,7 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
         "table",
         *table.keys,
         *pooled,
-        *(_heading(table, name) for name in names),
+        *(_heading(table, name) for name in _FIELDS),
         "unit",
         *spread,
     ]
@@ -445,7 +448,7 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
                 table.name,
                 *map(_condition_text, run.conditions.values()),
                 *(_condition_text(run.pooled[key]) if key in run.pooled else "" for key in pooled),
-                *(_value_text(getattr(run, name)) for name in names),
+                *(_value_text(getattr(run, name)) for name in _FIELDS),
                 table.unit,
                 *(_value_text(run.phases.get(name)) for name in phases),
                 *(_value_text(run.parts.get(name)) for name in parts),
@@ -512,13 +515,12 @@ def read(table: Table, folder: Path) -> TableRecord:
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
 
-    kinds = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
     runs: dict[RunKey, RunRecord] = {}
     for row in _read_csv(folder / RUNS):
         conditions = {key: _read_condition(row[key]) for key in table.keys}
         values = {
             name: _read_value(text, kind)
-            for name, kind in kinds.items()
+            for name, kind in _FIELDS.items()
             if (text := _there(row, table, name)) is not None
         }
         phases, parts = (

@@ -102,12 +102,11 @@ class Plane(Drawing):
             f"{where and f' ({where})'}"
         )
 
-        name = canvas.picture_name("plane", where)
         figure = _surface_figure(
             xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps)
         )
 
-        return canvas.render_picture(name, title, figure, notes)
+        return canvas.render_picture(canvas.picture_name("plane", where), title, figure, notes)
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
@@ -209,10 +208,9 @@ def _surface_figure(
         markeredgecolor="black",
     )
     for at in _apart(path / torch.tensor([xs[-1] - xs[0], ys[-1] - ys[0]]), _CLEAR):
-        place = (float(path[at, 0]), float(path[at, 1]))
         axes.annotate(
             f"{steps[at]}",
-            place,
+            (float(path[at, 0]), float(path[at, 1])),
             xytext=(4, 4),
             textcoords="offset points",
             color="white",

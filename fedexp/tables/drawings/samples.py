@@ -81,11 +81,9 @@ class SamplesDrawing(Drawing):
                 f"as their class"
             )
 
-        name = canvas.picture_name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
-
         return canvas.render_picture(
-            name,
+            canvas.picture_name("samples", where),
             title + (where and f" ({where})"),
             _sheet_figure(blocks, list(labels.values())),
             notes,

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
@@ -70,16 +69,19 @@ class Units(Drawing):
             title = f"({chr(ord('a') + at)}) {canvas.plot_label(run.label)}\n{', '.join(facts)}"
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
 
-        _draw_legend(figure, clients)
+        hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
+        handles = [
+            Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i))
+            for i in range(clients)
+        ]
+        canvas.legend(figure, handles)
         title = (
             f"t-SNE of the rows of {self.layer}, one marker per row. Own training data: the "
             f"models' mean accuracy on it. Rows met: "
             f"those whose nearest row in another model has their own "
             f"number{where and f' ({where})'}"
         )
-        name = canvas.picture_name("units", where)
-
-        return canvas.render_picture(name, title, figure, notes)
+        return canvas.render_picture(canvas.picture_name("units", where), title, figure, notes)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
         for at, points in enumerate(self.embed(rows)):
@@ -128,14 +130,6 @@ def met(rows: Tensor) -> float:
         if i != j
     ]
     return float(torch.stack(hits).mean())
-
-
-def _draw_legend(figure: Figure, clients: int) -> None:
-    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
-    handles = [
-        Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i)) for i in range(clients)
-    ]
-    canvas.legend(figure, handles)
 
 
 def _dot(at: int) -> dict[str, Any]:

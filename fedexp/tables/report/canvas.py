@@ -229,10 +229,8 @@ def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] =
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     # The SVG is transparent. The PNG has a white background.
     figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
-    svg = text.getvalue()
-    svg = svg.replace(
-        f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
-    ).replace(INK, "currentColor")
+    faint = f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
+    svg = text.getvalue().replace(f"stroke: {FAINT}", faint).replace(INK, "currentColor")
     return Picture(name, title, svg, data.getvalue())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import ScaledTranslation, Transform
+from matplotlib.transforms import ScaledTranslation
 
 from fedexp.storage.selection import is_number
 from fedexp.tables.grouping import grouped
@@ -127,12 +127,11 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     styles = _styles(report)
 
     for at, (method, style) in enumerate(styles):
-        beside = _beside(
-            axes,
-            _SPREAD * (at / max(len(styles) - 1, 1) - 0.5)
-            if len(styles) > 1 and len(xs) <= _TICKED
-            else 0.0,
-        )
+        # Markers of methods with equal numbers are moved apart, so both are visible.
+        apart = len(styles) > 1 and len(xs) <= _TICKED
+        points = _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if apart else 0.0
+        inches = ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
+        beside = axes.transData + inches
         cells = [(next(iter(row.cells_of(method.key)), None)) for row in keyed]
         hollow = {
             **style,
@@ -206,14 +205,6 @@ def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _beside(axes: Axes, points: float) -> Transform:
-    """Return the data's transform, moved sideways by points of the page.
-
-    Thus the markers of two methods with equal numbers are both visible.
-    """
-    return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
-
-
 def _draw_legend(figure: Figure, report: Report) -> None:
     """Draw a legend of all methods, then of filled and hollow markers."""
     names = layout.marked_labels(report)
@@ -228,8 +219,10 @@ def _draw_legend(figure: Figure, report: Report) -> None:
             "markersize": 5,
             "linestyle": "none",
         }
-        handles.append(Line2D([], [], label="our runs", **plain))
-        handles.append(Line2D([], [], label="paper", markerfacecolor="none", **plain))
+        handles += [
+            Line2D([], [], label="our runs", **plain),
+            Line2D([], [], label="paper", markerfacecolor="none", **plain),
+        ]
     canvas.legend(figure, handles)
 
 

@@ -5,6 +5,7 @@ The paper's number is above ours, with aligned decimal points.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,8 +100,7 @@ _Line = tuple[list[str], str, list[_Number | None]]
 def _document(report: Report) -> Iterator[str]:
     yield from (f"% {subject}: {outcome}" for subject, outcome in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
-    for warning in report.warnings:
-        yield f"% {warning}"
+    yield from (f"% {warning}" for warning in report.warnings)
     yield from (f"% left out: {part}" for part in report.left_out)
 
     for at, blocks in enumerate(_pages(report)):
@@ -109,8 +109,7 @@ def _document(report: Report) -> Iterator[str]:
 
         if at == 0:
             yield rf"\caption{{{' '.join(_caption(report))}}}"
-            name = report.name.replace("/", "-").replace("_", "-")
-            yield rf"\label{{tab:{name}-{report.variant}}}"
+            yield rf"\label{{tab:{re.sub('[/_]', '-', report.name)}-{report.variant}}}"
         else:
             yield (
                 rf"\caption{{{escape(report.title)} ({escape(report.source)}, "

@@ -48,13 +48,12 @@ def print_report(report: Report, out: Console | None = None) -> None:
         texts.variant_note(report), style="" if report.variant == "full" else "yellow", markup=False
     )
 
-    fitting = (
+    fitting = [
         deltas
         for deltas in (True, False)
         if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
-    )
-
-    deltas = next(fitting, None)
+    ]
+    deltas = next(iter(fitting), None)
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
 
@@ -191,17 +190,13 @@ def _width(table: Table, out: Console, *, wrapped: bool) -> int:
 def _wide(report: Report, *, deltas: bool) -> Table:
     """Build the table as in the paper: one column per method."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in report.keys:
-        table.add_column(Text(key), justify="right", no_wrap=True)
-    for method in report.methods:
-        table.add_column(Text(layout.marked_label(method)), justify="right", no_wrap=True)
     agreement, reference = texts.has_agreement(report), layout.has_reference(report)
-    if agreement:
-        table.add_column("Spearman", justify="right", no_wrap=True)
+    labels = map(layout.marked_label, report.methods)
+    for head in (*report.keys, *labels, *["Spearman"] * agreement):
+        table.add_column(Text(head), justify="right", no_wrap=True)
     for row in shown_rows(report):
         cells = [_cell_text(row.first(method.key), reference, deltas) for method in report.methods]
-        place = map(Text, row.conditions)
-        table.add_row(*place, *cells, *([row.rho] if agreement else []))
+        table.add_row(*map(Text, row.conditions), *cells, *[row.rho] * agreement)
     return table
 
 
