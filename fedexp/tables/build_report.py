@@ -1,6 +1,6 @@
 """The report of a table, built from the record of its runs.
 
-It has numbers, verdicts, claims and warnings.
+The report has numbers, verdicts, claims and warnings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
-# Most names that a warning lists.
+# Largest number of names in a warning.
 _SHOWN = 6
 
 
@@ -98,10 +98,10 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 
 
 def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
-    """Return whether the runs are fewer than, or different from, those of the variant.
+    """Return whether a report lacks runs of its variant, or contains other runs.
 
-    Either the user asked for some cells, other seeds or other overrides, or some runs
-    have no number.
+    The result is True if the user asked for only some cells, for other seeds or for
+    other overrides, or if some runs have no number.
     """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
@@ -199,8 +199,8 @@ def _judged_cell(
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
-    # If only some of the runs have values of the last ten rounds, no values are pooled,
-    # since they would not belong to the mean.
+    # If only some of the runs have values of the last ten rounds, no values are pooled.
+    # Their mean would be over fewer runs than the mean of the cell.
     cell = Cell(
         conditions=dict(planned.conditions),
         method=planned.method,
@@ -374,9 +374,10 @@ def _by_seed(cell: Cell) -> dict[int, float]:
 
 
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
-    """Yield the paper's cells that we have no number of, then `Table.omits`.
+    """Yield the paper's cells for which we have no number, then `Table.omits`.
 
-    If all cells with one condition, or with one method, are missing, they are one item.
+    If all cells with one value of a condition, or all cells of a method, are missing,
+    these cells are listed as one item.
     """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
@@ -404,7 +405,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 
 
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
-    """Yield (what, why) of all that the paper leaves open or that decides verdicts.
+    """Yield the report's assumptions as (what, why).
 
     The order is: the table's assumptions, grids with their own `Grid.by`, tolerances,
     the paper's number of runs.
@@ -516,8 +517,8 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield warnings about different headlines.
 
-    All runs of a table must have one headline rule (the rounds that count). All runs of
-    one method must have one headline metric.
+    All runs of a table must have the same headline rule, which determines the rounds
+    that count. All runs of a method must have the same headline metric.
     """
     rules = {run.rule for run in done}
     if len(rules) > 1:
@@ -553,8 +554,8 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
 def _mixed_splits(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield warnings about different data.
 
-    Methods in one row with one split seed must see one split. One data set must have
-    one fingerprint.
+    All methods must see the same split in a row with one split seed. A data set must
+    have the same fingerprint in all runs.
     """
     splits = grouped(
         (" ".join(filter(None, [_row_text(run), run.split_seed])), run.split) for run in done

@@ -1,6 +1,6 @@
-"""Jobs of a table: one run for every row, method and seed.
+"""The jobs of a table: one run for every row, method, seed and grid point.
 
-Jobs that share most of their computation are next to each other.
+Cells may share runs. Jobs that share most of their computation are next to each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Job:
 
     Args:
         seed: Seed of the run.
-        pooled: Conditions of the run that are not conditions of the row.
+        pooled: Conditions of the run that do not identify its row. Runs that differ
+            only in these conditions are in one cell.
         declared: Overrides of the table, then the user's overrides of keys that the
             table leaves to the user.
         overrides: Overrides of the table, then all of the user's that apply to the
@@ -46,7 +47,7 @@ class Job:
 class PlannedCell:
     """A cell of the table with the jobs that it needs.
 
-    A cell has no jobs if its method does not exist.
+    A cell has no jobs if its method does not exist in fedexp.
     """
 
     conditions: dict[str, Value]

@@ -1,6 +1,7 @@
-"""The files of fedexp's data sets, known without importing torch.
+"""The names of the files of fedexp's data sets, known without importing torch.
 
-`fedexp.data` has the classes that read them. A test compares both.
+The classes in `fedexp.data` read these files. A test compares their file names with
+these.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def data_root(overrides: Iterable[str] = ()) -> Path:
-    """Return the folder of data sets: an override's, ``FEDEXP_DATA``, or ``data``."""
+    """Return the folder of the data sets.
+
+    It is the value of an override of ``data_root``, else that of the environment
+    variable ``FEDEXP_DATA``, else ``data``.
+    """
     root = os.environ.get("FEDEXP_DATA", "data")
     for override in overrides:
         key, _, value = override.partition("=")

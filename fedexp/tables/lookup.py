@@ -16,7 +16,7 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, read_result_and_status, trace_rows
 from fedexp.tables.cells import Job, PlannedCell
 
-# Statuses of runs that ended without a usable result.
+# Statuses of runs that have ended without a usable result.
 FAILED = ("failed", "damaged")
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
@@ -36,7 +36,8 @@ class CellRun:
         others: Folders of results that other code made, newest first.
         status: One of done, failed, damaged, missing, running, interrupted ...
         error: Error of a run that failed, in one line.
-        altered: Whether the user's overrides change the run, so it is not the table's.
+        altered: Whether the user's overrides change the run. Such a run is not one of
+            the table's.
         date: Date of the result as YYYY-MM-DD, empty if its status has none.
     """
 
@@ -115,7 +116,8 @@ def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[
 
     Args:
         cells: Cells with their jobs.
-        any_code: As for `find_run`.
+        any_code: Whether to take the newest result of other code if the current code
+            has made none.
     """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
     # Cells may share runs.

@@ -19,12 +19,12 @@ _INTERVAL = 0.5
 
 @dataclass
 class _LaunchedRun:
-    """A launched job: its column, its folder, and the number of earlier attempts."""
+    """A launched job: column, folder of the run, and number of earlier attempts."""
 
     method: str
     folder: Path
     attempts: int
-    # Computing time (0 if the run failed), None until the run has ended.
+    # Computing time in seconds (0 if the run failed), None until the run has ended.
     seconds: float | None = None
 
 
@@ -36,7 +36,7 @@ class ProgressMonitor:
     Args:
         name: Name of the table.
         jobs: (column, run folder) of the runs to execute.
-        done: Number of runs that have been done before.
+        done: Number of the table's runs that were done before the launch.
     """
 
     def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:

@@ -63,7 +63,8 @@ class RunRecord:
         status: One of done, failed, damaged, missing ...
         error: Error of the run.
         run: Folder of the run, relative to the output root.
-        altered: Whether the user's overrides change the run, so it is not the table's.
+        altered: Whether the user's overrides change the run. Such a run is not one of
+            the table's.
         other_code: Whether code other than the current one made the result.
         others: Number of this run's results that other code has made.
         lossy: Names of the run's data sets that differ from the originals.
@@ -83,7 +84,7 @@ class RunRecord:
         torch: Version of torch.
         fedexp_version: Version of fedexp.
         date: Date of the result.
-        pooled: Conditions of the run that are not conditions of the row.
+        pooled: Conditions of the run that do not identify its row.
         phases: Seconds by phase.
         parts: Metrics of classes and clients.
     """
@@ -215,7 +216,8 @@ def recorded(
         cells: Cells with their jobs.
         cell_runs: Runs by the overrides of their jobs.
         root: Output root. The recorded folders are relative to it.
-        asked: Record of what the user asked for, without runs.
+        asked: Record with the user's request (variant, cells, seeds, overrides and
+            command) and without runs.
     """
     runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -364,7 +366,10 @@ def _lossy(config: ResolvedConfig) -> str:
 
 
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
-    """Return a curve, empty if the run has none. The claim that needs it stays open."""
+    """Return a curve of a run, empty if the run has no such curve.
+
+    A claim that needs an absent curve stays open.
+    """
     try:
         rows = rows_of(run.folder, run.result) if axis == "round" else traced(run.folder, 1)
     except ConfigError:
@@ -373,7 +378,10 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 
 
 def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
-    """Add the pooled conditions of the jobs to a record that was read from files."""
+    """Add the pooled conditions of the jobs to the runs of a record.
+
+    A record that was read from files lacks these conditions.
+    """
     pooled = {run_key(table, planned, job): job.pooled for planned in cells for job in planned.jobs}
     runs = {
         key: replace(run, pooled=dict(pooled.get(key, run.pooled)))
@@ -485,7 +493,7 @@ def _heading(table: Table, name: str) -> str:
 
 
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
-    """Return the text of a field in a row of ``runs.csv``, or None.
+    """Return the text of a field in a row of ``runs.csv``, or None if it is absent.
 
     Older records lack newer fields, and fields with the name of one of `Table.keys`. In
     them, a field with the name of any other condition has its plain name as heading.

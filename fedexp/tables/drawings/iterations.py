@@ -19,6 +19,9 @@ from fedexp.tables.lookup import traced
 class Iterations(Panels):
     """Curves over the iterations, one panel per combination of `panels`.
 
+    The methods in `curves` must be traced with ``trace.every``. The arguments that are
+    not listed here are those of `fedexp.tables.drawings.panels.Panels`.
+
     Args:
         series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
             If the series has a value for each client, every client has a thin curve

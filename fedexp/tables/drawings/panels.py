@@ -32,7 +32,7 @@ Points = dict[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """The curves of one run: one, or several that are drawn thin beside their mean.
+    """The curves of one run: a single curve, or thin curves beside their mean.
 
     Args:
         each: The curves, each as y by x, in the units of the axes.
@@ -159,9 +159,9 @@ class Panels(Drawing):
 
 
 def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
-    """Return the style of a method.
+    """Return the properties of a method's curve or horizontal line.
 
-    Horizontal lines that coincide stay visible, since their dashes take turns.
+    Horizontal lines that coincide stay visible, since their dashes alternate.
     """
     style = canvas.line_properties(plot_style, run.role)
     if is_line:

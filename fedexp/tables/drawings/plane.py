@@ -37,8 +37,9 @@ _CLEAR = 0.045
 class Plane(Drawing):
     """Test loss in colours, and the path of a method as a line.
 
-    The line joins the projections of g^t (all parameters after t iterations). Each
-    point is annotated with its t, unless an annotated point is too close.
+    The plane goes through the first three iterates. The line joins the projections of
+    g^t (all parameters after t iterations) onto the plane. Each point is annotated with
+    its t, unless an annotated point is too close.
 
     Args:
         method: Column whose run is drawn. Its ``trace.weights`` must contain 0, 1 and 2

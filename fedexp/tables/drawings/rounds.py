@@ -18,6 +18,9 @@ from fedexp.tables.drawings.panels import Curve, Panels
 class Rounds(Panels):
     """Curves over the rounds, one panel per combination of `panels`.
 
+    The arguments that are not listed here are those of
+    `fedexp.tables.drawings.panels.Panels`.
+
     Args:
         metric: Metric of the evaluated rounds, such as ``test/global/acc``.
         logarithmic: Whether the vertical axis is logarithmic.

@@ -29,8 +29,9 @@ _SIZES = (4.2, 5.6, 7.2)
 class Units(Drawing):
     """One panel per method: the clients' models V_i after the last stored iteration.
 
-    The second line of a panel's title has the result of `met` and, if it was traced,
-    the mean accuracy of the V_i on their own clients' training data.
+    The second line of a panel's title has the share of rows that `met` returns. It also
+    has the mean accuracy of the V_i on their own clients' training data, if it was
+    traced.
 
     Args:
         layer: Name of the weight whose rows are drawn.

@@ -58,9 +58,9 @@ INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
-# Most letters of a label.
+# Largest number of letters in a label.
 _LONGEST = 32
-# Number of distinct styles. Further series repeat them.
+# Number of distinct pairs of marker and dash. Further series repeat them.
 _DISTINCT_STYLES = 48
 
 
@@ -257,7 +257,8 @@ def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int)
 def plot_label(name: str) -> str:
     """Return a label that matplotlib prints as it is.
 
-    Matplotlib hides labels with a leading underscore and typesets mathematics. Long
+    Matplotlib hides labels with a leading underscore, so a zero-width space precedes
+    the underscore. It typesets text between dollar signs, so these are escaped. Long
     labels are cut.
     """
     # The sign of an oracle is never cut off.

@@ -1,7 +1,7 @@
 """Pictures of each method's numbers over the table's last key, or row by row.
 
-The picture is row by row if the last key is not a number. The paper's numbers are
-beside ours.
+The picture is row by row if the values of the last key are not numbers. The paper's
+numbers are beside ours. A block is a group of rows that differ only in the last key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _CLOSE = 0.035
 def has_axis(report: Report) -> bool:
     """Return whether the last key can be the horizontal axis.
 
-    In most blocks of the table, its values must be several different numbers.
+    In more than half of the blocks, the values of the key must be several different
+    numbers.
     """
     if not report.keys:
         return False
@@ -260,9 +261,9 @@ def _x(report: Report, row: Row) -> float:
 def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> Iterator[Iterable[tuple[Any, ...]]]:
-    """Yield the x and y of each part of a curve that has no gap.
+    """Yield the parts of a curve between its gaps, each as all x and all y.
 
-    A line never bridges a number that is missing or not finite.
+    A gap is a number that is missing or not finite. A line never bridges a gap.
     """
     points = zip(xs, ys, strict=True)
     for known, run in itertools.groupby(points, lambda point: not math.isnan(_finite(point[1]))):

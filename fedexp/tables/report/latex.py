@@ -93,7 +93,8 @@ def _split_number(text: str, beside: str, best: bool) -> _Number:
     return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
 
 
-# Conditions, whose numbers these are (paper or ours), and one number per method.
+# A line of a table: the conditions, ``paper`` or ``ours``, and one number per method
+# (None if the table has no such cell).
 _Line = tuple[list[str], str, list[_Number | None]]
 
 
@@ -249,7 +250,7 @@ def _ours(shown: ShownCell, same: int | None) -> _Number:
 
 
 def _same_n(report: Report) -> int | None:
-    """Return the number of runs behind each mean, None if the means differ in it."""
+    """Return the number of runs behind each mean, None if it varies."""
     counts = {cell.n for cell in report.cells if cell.n}
     return counts.pop() if len(counts) == 1 else None
 

@@ -23,7 +23,9 @@ from fedexp.tables.report.report import (
 
 # Mark behind the label of a method that has seen test data.
 ORACLE = " †"
+# Roles of the columns that the headline counts.
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
+# Largest number of decimals.
 _MOST_PLACES = 4
 _NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
 # Numbers from here on are written with an exponent.

@@ -9,7 +9,7 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Largest number of names in a list.
+# Largest number of cells that are listed with one reason.
 _SHOWN = 4
 
 

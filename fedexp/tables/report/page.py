@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
 # Number of claims in the page's head. A phone's first screen has no room for more.
 _SEEN_FIRST = 5
+# States of claims, in the order in which the page's head lists them.
 _URGENT: tuple[ClaimState, ...] = ("refuted", "open", "held")
 
 
