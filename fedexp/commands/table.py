@@ -199,7 +199,6 @@ class _Request:
     """The cells of a table that the user asked for, and their runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from fedexp.tables.lookup import Finder
 
         if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
             raise ConfigError(
@@ -220,14 +219,13 @@ class _Request:
             seeds=options.seeds,
             extra=[o for o in options.overrides if not key_of(o).startswith("hydra")],
         )
-        self._finder = Finder(any_code=options.any_code)
         self.find_runs()
 
     def find_runs(self) -> None:
         """Look up the stored run of each job of the cells."""
         from fedexp.tables.lookup import find
 
-        self.cell_runs = find(self.cells, self._finder)
+        self.cell_runs = find(self.cells, any_code=self.options.any_code)
 
     @property
     def root(self) -> Path:

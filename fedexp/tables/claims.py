@@ -27,7 +27,7 @@ from fedexp.tables.verdicts import LEVEL
 
 # Values of a table's keys, which identify a row.
 RowKey = tuple[Value, ...]
-# Points (iteration or round, value), ascending.
+# Points (iteration or round, value), in ascending order of iterations or rounds.
 Curve = Sequence[tuple[float, float]]
 # Curves by row, column, split seed and the claim's `curve`.
 Curves = Mapping[tuple[RowKey, str, str, str], Curve]
@@ -224,9 +224,9 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
 
 
 def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
-    """Return the test whether column a is better than the number `claim.than`.
+    """Return the test of whether column a is better than the number `claim.than`.
 
-    It must be better by more than `claim.by`.
+    The column must be better by more than `claim.by`.
     """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
@@ -278,10 +278,10 @@ def _less(a: float, b: float) -> float:
 def _sooner(
     claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
 ) -> tuple[float, ...]:
-    """Return how many iterations or rounds a needs less than b to reach the target.
+    """Return by how much column a reaches the target earlier than column b.
 
-    There is one number for every split seed. A target that is never reached counts as
-    infinitely late.
+    The unit is iterations or rounds. There is one number for every split seed. A target
+    that is never reached counts as infinitely late.
     """
     assert claim.curve is not None and claim.target is not None
     split_seeds = [

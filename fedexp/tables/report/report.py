@@ -111,8 +111,8 @@ class Cell:
         settles: For an inconclusive cell, text that tells how many seeds would settle
             it.
         deterministic: Whether several runs gave exactly one number.
-        same_as: Column that this one equals by construction. Such a cell is not counted
-            again.
+        same_as: Key of the column that this one equals by construction, empty if there
+            is none. Such a cell is not counted again.
         runs: Folders of the runs behind it, relative to the output root.
         origins: Origin of each value.
         parts: Metrics of classes and of clients that all runs have. They are means over
