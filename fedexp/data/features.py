@@ -80,13 +80,10 @@ def featured(
 
 def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str], None]) -> Tree:
     began = time.perf_counter()
-    first = next(iter(weights.params.values()))
-
-    net = Net(weights.spec, first.device, first.dtype)
-    net.train(False)
+    net = Net.for_evaluation(weights)
+    tree: Tree = {}
 
     with torch.no_grad():
-        tree: Tree = {}
         for name, samples in splits.items():
             parts = [
                 net(weights.params, weights.buffers, samples.inputs(slice(start, start + _BATCH)))
