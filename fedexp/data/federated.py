@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.data import FederatedData, Partition, Samples
+from fedexp.core.data import FederatedData, Partition, Samples, offsets_of
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.data.dataset import Arrays, Dataset, labels_of
@@ -194,8 +194,9 @@ class Division:
 
         proxy_at = held_at = np.zeros(0, np.int64)
         if proxy.dataset is not None:
-            whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
-            proxy_at, _ = self._take_proxy(proxy_labels, whole, classes)
+            proxy_at, _ = self._take_proxy(
+                proxy_labels, np.arange(len(proxy_y)), proxy.dataset.num_classes
+            )
         elif proxy.source == "train":
             proxy_at, train_at = self._take_proxy(labels, train_at, number)
         elif proxy.source == "test":
@@ -334,9 +335,13 @@ def federate(
     def samples(x: Tensor, y: Tensor, at: np.ndarray, training: bool = False) -> Samples:
         if len(at) < len(y):
             x, y = x[torch.from_numpy(at)], y[torch.from_numpy(at)]
-        augment = dataset.augment if training else None
         return Samples(
-            to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype
+            to_device(x, device),
+            to_device(y, device),
+            dataset.mean,
+            dataset.std,
+            dataset.augment if training else None,
+            dtype,
         )
 
     train = samples(arrays.train_x, arrays.train_y, parts.train_at, training=True)
@@ -475,25 +480,22 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
             do="raise partition.val_fraction or use fewer clients",
         )
 
-    pool = int(partition.indices.max()) + 1
-    keys = numpy_generator(seed_data, "val").random(pool)[partition.indices]
+    pool_keys = numpy_generator(seed_data, "val").random(int(partition.indices.max()) + 1)
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    ranked = np.lexsort((keys, owner))  # client after client, each ordered by key
+    # Client after client, each ordered by key
+    ranked = np.lexsort((pool_keys[partition.indices], owner))
 
     rank = np.empty(len(owner), dtype=np.int64)
     rank[ranked] = np.arange(len(owner)) - np.repeat(partition.offsets[:-1], sizes)
 
     is_held = rank < np.repeat(counts, sizes)
 
-    def offsets(of: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(of, dtype=np.int64)])
-
     return CutPartition(
         indices=partition.indices[~is_held],
-        offsets=offsets(sizes - counts),
+        offsets=offsets_of(sizes - counts),
         info=partition.info | {"val_fraction": fraction, "val_samples": int(counts.sum())},
         held=partition.indices[is_held],
-        held_offsets=offsets(counts),
+        held_offsets=offsets_of(counts),
     )
 
 
@@ -544,9 +546,7 @@ def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    left = np.ones(len(at), dtype=bool)
-    left[taken] = False
-    return at[taken], at[left]
+    return at[taken], np.delete(at, taken)
 
 
 def check_validation(held_out: int, in_split: bool) -> None:

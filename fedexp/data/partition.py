@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedexp.core.build import require
-from fedexp.core.data import Partition
+from fedexp.core.data import Partition, offsets_of
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.storage.files import write_bytes
 
@@ -130,6 +130,11 @@ class Partitioner(ABC):
         return validate(apply_small_policy(partition, self.min_size, self.on_small), len(labels))
 
 
+def equal_sizes(samples: int, parts: int) -> np.ndarray:
+    """Return the sizes, (parts,), of nearly equal parts, the larger ones first."""
+    return samples // parts + (np.arange(parts) < samples % parts)
+
+
 def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None) -> Partition:
     """Build the partition in which sample ``order[i]`` belongs to ``owner[order[i]]``.
 
@@ -139,8 +144,7 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
         order: Order of each client's samples. None: ascending, so that ``order[i]`` is
             i.
     """
-    sizes = np.bincount(owner, minlength=clients)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    offsets = offsets_of(np.bincount(owner, minlength=clients))
     if order is None:
         return Partition(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
     return Partition(
@@ -159,43 +163,43 @@ def validate(partition: Partition, n: int) -> Partition:
         DataError: A sample is missing, is assigned twice or is not in the pool.
     """
 
-    def fail(what: str, got: object) -> DataError:
-        return DataError(
-            f"the result is not a partition: {what}",
-            where=str(partition.info.get("scheme", "partition")),
-            expected=f"each of {n} samples assigned to exactly one client",
-            got=got,
-            do="correct the scheme's sample(), or give a partition of this pool",
-        )
+    def check(holds: bool, what: str, got: str) -> None:
+        if not holds:
+            raise DataError(
+                f"the result is not a partition: {what}",
+                where=str(partition.info.get("scheme", "partition")),
+                expected=f"each of {n} samples assigned to exactly one client",
+                got=got,
+                do="correct the scheme's sample(), or give a partition of this pool",
+            )
 
     offsets, indices = partition.offsets, partition.indices
     held = partition.held if isinstance(partition, CutPartition) else np.zeros(0, np.int64)
-    if (
-        len(offsets) < 2
-        or offsets[0] != 0
-        or offsets[-1] != len(indices)
-        or bool((np.diff(offsets) < 0).any())
-    ):
-        raise fail(
-            "offsets do not ascend from 0 to the number of indices", f"{len(offsets)} offsets"
-        )
+    check(
+        len(offsets) >= 2
+        and offsets[0] == 0
+        and offsets[-1] == len(indices)
+        and not (np.diff(offsets) < 0).any(),
+        "offsets do not ascend from 0 to the number of indices",
+        f"{len(offsets)} offsets",
+    )
 
     seen = np.zeros(n, dtype=bool)
     for part in (indices, held):
-        if len(part) and (int(part.min()) < 0 or int(part.max()) >= n):
-            raise fail("an index is outside the pool", f"{int(part.min())} .. {int(part.max())}")
+        if len(part):
+            low, high = int(part.min()), int(part.max())
+            check(low >= 0 and high < n, "an index is outside the pool", f"{low} .. {high}")
         seen[part] = True
 
     distinct, listed = int(seen.sum()), len(indices) + len(held)
-    if distinct != listed - int(partition.info.get("repeated_samples", 0)):
-        raise fail(
-            f"{listed - distinct} samples are assigned twice",
-            f"{listed} indices, {distinct} distinct",
-        )
+    check(
+        distinct == listed - int(partition.info.get("repeated_samples", 0)),
+        f"{listed - distinct} samples are assigned twice",
+        f"{listed} indices, {distinct} distinct",
+    )
 
     missing = n - distinct - int(partition.info.get("dropped_samples", 0))
-    if missing:
-        raise fail("samples are missing", f"{distinct} samples, {missing} too few")
+    check(missing == 0, "samples are missing", f"{distinct} samples, {missing} too few")
     return partition
 
 
@@ -256,12 +260,11 @@ def _drop(partition: Partition, small: np.ndarray) -> Partition:
             do="lower partition.min_size or use fewer clients",
         )
 
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[keep])])
     info = partition.info | {
         "dropped_clients": len(small) + int(partition.info.get("dropped_clients", 0)),
         "dropped_samples": int(sizes[small].sum()) + int(partition.info.get("dropped_samples", 0)),
     }
-    return Partition(partition.indices[np.repeat(keep, sizes)], offsets, info)
+    return Partition(partition.indices[np.repeat(keep, sizes)], offsets_of(sizes[keep]), info)
 
 
 def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition:

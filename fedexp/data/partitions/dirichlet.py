@@ -12,15 +12,31 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedexp.core.build import require
-from fedexp.core.data import Partition
+from fedexp.core.data import Partition, offsets_of
 from fedexp.core.errors import DataError
+from fedexp.data.partition import Partitioner
 from fedexp.data.partitions.bounded import BoundedPartitioner
 
 MAX_REDRAWS = 10_000  # for the proportions of one class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(BoundedPartitioner):
+class DirichletPartitioner(Partitioner):
+    """A scheme that draws proportions from a symmetric Dirichlet distribution.
+
+    Args:
+        alpha: Concentration of the distribution.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     """The Dirichlet split: proportions of clients within each class.
 
     Random calls have the order of the published code, so that published partitions are
@@ -48,19 +64,11 @@ class Dirichlet(BoundedPartitioner):
             the papers with the gated form.
     """
 
+    name: ClassVar[str] = "dirichlet"
     one_class: ClassVar[bool] = True
 
-    alpha: float = 0.5
     gated: bool = True
     min_size: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-
-    @property
-    def name(self) -> str:
-        return "dirichlet"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
@@ -171,7 +179,7 @@ def _assemble(
     clients, num_classes = counts.shape
     owner = np.repeat(np.tile(np.arange(clients), num_classes), counts.T.ravel())
     indices = np.concatenate(order)[np.argsort(owner, kind="stable")]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.sum(axis=1))])
+    offsets = offsets_of(counts.sum(axis=1))
     for start, stop in pairwise(offsets):
         rng.shuffle(indices[start:stop])
     return Partition(indices, offsets, info)
