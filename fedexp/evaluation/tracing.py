@@ -96,35 +96,26 @@ class Tracer(Trace):
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
                     # Copies, because the method may change the tensors in place.
-                    stored = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
                     self.weights |= {
-                        f"{iteration}/{series}/{number}/{name}": v for name, v in stored.items()
+                        f"{iteration}/{series}/{number}/{name}": value.to("cpu", copy=True)
+                        for name, value in model.params.items()
                     }
 
         self.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
         if outcome.kind != "local":
-            shares = {"": self._data.test} | (
-                {} if self._data.val is None else {"val/": self._data.val}
-            )
-
-            found = {
-                share: _short(self._evaluator(outcome, samples, ""))
-                for share, samples in shares.items()
-            }
-            return {
-                f"{share}{name}": value
-                for share, own in found.items()
-                for name, value in own.items()
-            }
+            found = _short(self._evaluator(outcome, self._data.test, ""))
+            if self._data.val is None:
+                return found
+            val = _short(self._evaluator(outcome, self._data.val, ""))
+            return found | {f"val/{name}": value for name, value in val.items()}
 
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
 
-        pairs = zip(outcome.models, clients, strict=True)
         own = [
-            _short(self._evaluator(Outcome((model,), "global"), self._own(c), ""))
-            for model, c in pairs
+            _short(self._evaluator(Outcome((model,), "global"), self._own(client), ""))
+            for model, client in zip(outcome.models, clients, strict=True)
         ]
         return values | {f"train/{name}": [row[name] for row in own] for name in own[0]}
 
