@@ -120,11 +120,6 @@ class Space:
             a0, p0, blocks, widest, (block != widest).nonzero()[:, 0], a0.square() @ blocks
         ), distinct
 
-    @property
-    def sizes(self) -> Tensor:
-        """Number of dimensions of each block, of shape (B,)."""
-        return self.blocks.sum(0)
-
     def sums(self, values: Tensor) -> Tensor:
         """Sum values over each block, from (..., D) to (..., B)."""
         return values @ self.blocks
@@ -303,8 +298,9 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Qua
         return _surrogate(posterior, q, space).plus(_shift(A**3, posterior, q))
     ratio = q / posterior.S
     shift = _shift(A / 2, posterior, q)
-    spread = ((ratio - ratio.log1p()) * space.sizes).sum(1) / 2
-    return QuadraticForm(shift.square, shift.cross, shift.prior, shift.constant + spread)
+    # `space.blocks.sum(0)` is the number of dimensions of each block
+    spread = ((ratio - ratio.log1p()) * space.blocks.sum(0)).sum(1) / 2
+    return replace(shift, constant=shift.constant + spread)
 
 
 def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
@@ -333,30 +329,6 @@ def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     return QuadraticForm(A, 2 * A, -2 * A * (once + 1), constant)
 
 
-@dataclass(frozen=True, eq=False)
-class Gains:
-    """The gains of assigning each unit of one model to each global unit or a new one.
-
-    New units are numbered t = 1 ... T.
-
-    Args:
-        reward: Rewards by column, of shape (K + T, J).
-        penalty: Penalties by column, of shape (K + T, J). None if no lambda needs them.
-        known: Number K of global units.
-    """
-
-    reward: Tensor
-    penalty: Tensor | None
-    known: int
-
-    def at(self, strength: float) -> Tensor:
-        """Return the gains for one lambda, of shape (K + T, J)."""
-        if not strength:
-            return self.reward
-        assert self.penalty is not None
-        return self.reward - strength * self.penalty
-
-
 def gains(
     model: LocalUnits,
     posterior: Posterior,
@@ -365,8 +337,11 @@ def gains(
     models: int,
     options: BetaBernoulli,
     penalised: bool,
-) -> Gains:
-    """Compute the gains of a model that is not part of `posterior`.
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the gains of assigning each unit of one model to each column.
+
+    The columns are the K global units, and new units t = 1 ... T. The model is not part
+    of `posterior`.
 
     Args:
         model: The model's units.
@@ -375,7 +350,11 @@ def gains(
         space: The dimensions.
         models: Number N of models.
         options: Options of the matching.
-        penalised: Whether the penalty is needed.
+        penalised: Whether the penalties are needed.
+
+    Returns:
+        The rewards and the penalties by column, both of shape (K + T, J). The penalties
+        are None if they are not needed.
     """
     units, known = len(model.square), len(posterior.c)
     count = units
@@ -411,11 +390,8 @@ def gains(
     )
 
     if not penalised:
-        return Gains(rewards, None, known)
-
-    return Gains(
-        rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known
-    )
+        return rewards, None
+    return rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None)
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:
@@ -729,15 +705,18 @@ class _UnitPool:
 
         own = [strengths[number] for number in branch.numbers]
         model, penalised = self.local[s], any(map(bool, own))
-        worth = gains(
+        rewards, penalties = gains(
             model, state.posterior, products, self.space, len(self.v), self.options, penalised
         )
-        found = each(
-            lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own
-        )
-        alike: dict[bytes, tuple[Tensor, list[int]]] = {}
 
-        for number, columns in zip(branch.numbers, found, strict=True):
+        def assigned(strength: float) -> Tensor:
+            values = (
+                rewards if penalties is None or not strength else rewards - strength * penalties
+            )
+            return _in_order(assign(values, len(products)), len(products))
+
+        alike: dict[bytes, tuple[Tensor, list[int]]] = {}
+        for number, columns in zip(branch.numbers, each(assigned, own), strict=True):
             alike.setdefault(columns.numpy().tobytes(), (columns, []))[1].append(number)
 
         return [

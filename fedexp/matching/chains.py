@@ -210,18 +210,15 @@ def _rows(
 
     A row is [incoming weights (only in the first layer), bias, outgoing weights].
     """
-    parts = [[out] for out in outgoing]
-    biased = models[0][layer][1] is not None
-    for part, chain in zip(parts, models, strict=True):
+    rows = []
+    for chain, sent in zip(models, outgoing, strict=True):
         weight, bias = chain[layer]
-        if bias is not None:
-            part.insert(0, bias[:, None])
-        if layer == 0:
-            part.insert(0, weight)
+        incoming = [weight] if layer == 0 else []
+        biases = [] if bias is None else [bias[:, None]]
+        rows.append(torch.cat([*incoming, *biases, sent], 1))
 
-    rows = [torch.cat(part, 1) for part in parts]
     mu0 = torch.zeros_like(rows[0][0])
-    if biased:
+    if models[0][layer][1] is not None:
         mu0[-outgoing[0].shape[1] - 1] = BIAS_MEAN
 
     return rows, mu0
