@@ -62,8 +62,11 @@ def featured(
                 # Only one run of a sweep computes the features
                 lock = stack.enter_context(FileLock(folder / f"{key}.lock"))
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
-            damaged = "stored features were damaged: they are computed again"
-            stored = load_sealed(path, like.x.device, lambda: note(damaged))
+            stored = load_sealed(
+                path,
+                like.x.device,
+                lambda: note("stored features were damaged: they are computed again"),
+            )
             tree = stored[0] if stored else _extract(given, weights, note)
             if stored is None:
                 try:
@@ -74,8 +77,13 @@ def featured(
     parts = {
         name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()
     }
-    val, proxy = parts.get("val"), parts.get("proxy")
-    return replace(data, train=parts["train"], test=parts["test"], val=val, proxy=proxy)
+    return replace(
+        data,
+        train=parts["train"],
+        test=parts["test"],
+        val=parts.get("val"),
+        proxy=parts.get("proxy"),
+    )
 
 
 def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str], None]) -> Tree:

@@ -356,7 +356,12 @@ def federate(
     if proxy.source != "none":
         at = torch.from_numpy(parts.proxy_at)
         x = (
-            _noise(division.proxy_count(0), dataset.shape, division.seed_data)
+            torch.randint(
+                256,
+                (division.proxy_count(0), *dataset.shape),
+                generator=torch_generator(division.seed_data, "proxy noise"),
+                dtype=torch.uint8,
+            )
             if proxy.source == "noise"
             else proxy_x[at]
         )
@@ -523,12 +528,6 @@ def _hold_out(
         )
     return _apart(
         balanced(labels[at], count, num_classes, numpy_generator(seed_data, "held out")), at
-    )
-
-
-def _noise(count: int, shape: tuple[int, ...], seed_data: int) -> Tensor:
-    return torch.randint(
-        256, (count, *shape), generator=torch_generator(seed_data, "proxy noise"), dtype=torch.uint8
     )
 
 

@@ -146,7 +146,7 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
     """
     offsets = offsets_of(np.bincount(owner, minlength=clients))
     if order is None:
-        return Partition(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
+        order = np.arange(len(owner))
     return Partition(
         order[np.argsort(owner[order], kind="stable")].astype(np.int64, copy=False), offsets
     )
@@ -218,14 +218,12 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
         return partition
 
     if on_small == "error":
-        shown = ", ".join(f"client {c} has {sizes[c]}" for c in small[:5]) + (
-            " ..." if len(small) > 5 else ""
-        )
         raise DataError(
             f"{len(small)} of {len(sizes)} clients have fewer than min_size={min_size} samples",
             where=_where(partition),
             expected=f"at least {min_size} each",
-            got=shown,
+            got=", ".join(f"client {c} has {sizes[c]}" for c in small[:5])
+            + (" ..." if len(small) > 5 else ""),
             do="choose partition.on_small=repair|drop|allow, lower partition.min_size, "
             "or use fewer clients",
         )
@@ -240,7 +238,7 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
         )
 
     if on_small == "drop":
-        return _drop(partition, small)
+        return _drop(partition, min_size)
     return _repair(partition, small, min_size)
 
 
@@ -248,10 +246,9 @@ def _where(partition: Partition) -> str:
     return f"partition {partition.info.get('scheme', '')}".strip()
 
 
-def _drop(partition: Partition, small: np.ndarray) -> Partition:
+def _drop(partition: Partition, min_size: int) -> Partition:
     sizes = partition.sizes
-    keep = np.ones(len(sizes), dtype=bool)
-    keep[small] = False
+    keep = sizes >= min_size
     if not keep.any():
         raise DataError(
             "every client is too small: dropping them leaves none",
@@ -261,8 +258,8 @@ def _drop(partition: Partition, small: np.ndarray) -> Partition:
         )
 
     info = partition.info | {
-        "dropped_clients": len(small) + int(partition.info.get("dropped_clients", 0)),
-        "dropped_samples": int(sizes[small].sum()) + int(partition.info.get("dropped_samples", 0)),
+        "dropped_clients": int((~keep).sum()) + int(partition.info.get("dropped_clients", 0)),
+        "dropped_samples": int(sizes[~keep].sum()) + int(partition.info.get("dropped_samples", 0)),
     }
     return Partition(partition.indices[np.repeat(keep, sizes)], offsets_of(sizes[keep]), info)
 

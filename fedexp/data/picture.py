@@ -32,7 +32,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = _shown(len(counts))
+    rows = np.arange(0, len(counts), max(1, -(-len(counts) // MAX_ROWS)))
     shown = counts[rows]
     clients, classes = shown.shape
 
@@ -95,12 +95,6 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     figure.savefig(path, format="png")
 
 
-def _shown(clients: int) -> np.ndarray:
-    if clients <= MAX_ROWS:
-        return np.arange(clients)
-    return np.arange(0, clients, -(-clients // MAX_ROWS))
-
-
 def _summary(counts: np.ndarray, shown: int) -> str:
     sizes = counts.sum(axis=1)
     held = (counts > 0).sum(axis=1)
@@ -118,10 +112,8 @@ def _span(values: np.ndarray) -> str:
 
 def _ticks(n: int, length: float) -> np.ndarray:
     """Return at most one tick per 0.24 inches, at round steps from 0."""
-    for step in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500):
-        if n / step * 0.24 <= length:
-            break
-    return np.arange(0, n, step)
+    steps = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500)
+    return np.arange(0, n, next((step for step in steps if n / step * 0.24 <= length), steps[-1]))
 
 
 def _draw_map(

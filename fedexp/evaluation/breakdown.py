@@ -120,10 +120,13 @@ class Breakdown:
         return found
 
     def _of_classes(self, outcome: Outcome, samples: Samples, split: str) -> Metrics:
-        order = samples.y.argsort(stable=True)
         counts = torch.bincount(samples.y, minlength=self.data.num_classes).tolist()
         values = self._values(
-            outcome.models, outcome, samples, order, [0, *itertools.accumulate(counts)]
+            outcome.models,
+            outcome,
+            samples,
+            samples.y.argsort(stable=True),
+            [0, *itertools.accumulate(counts)],
         )
         names = class_names(self.evaluator.task, outcome.kind, split, self.data.num_classes)
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -171,8 +174,7 @@ class Breakdown:
 
         The value of an empty part is None. `Evaluator.parts` describes the arguments.
         """
-        first = self.evaluator.task.metric_names[0]
         return [
-            part.get(first)
+            part.get(self.evaluator.task.metric_names[0])
             for part in self.evaluator.parts(models, outcome, samples, order, bounds)
         ]

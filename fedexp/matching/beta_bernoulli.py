@@ -27,6 +27,7 @@ lambda.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -493,17 +494,14 @@ def match_each(
         start: As in `match`.
     """
     pool = _UnitPool(models, q, mu0, options)
-    with _parallel_threads(len(strengths)) as threads:
+    with _parallel_threads(len(strengths)) as (num_threads, threaded_map):
         branches = [_Branch(tuple(range(len(strengths))), pool.initial_state(start))]
 
         def visit(visits: Sequence[int]) -> list[_Branch]:
             parts = [part for branch in branches for part in branch.by_model(visits)]
-            many = len(parts) >= threads.count
-            outer, inner = (threads.map, map) if many else (map, threads.map)
-            news: Iterable[list[_Branch]] = outer(
-                lambda part: pool.visited(part[0], part[1], strengths, inner), parts
-            )
-            return [branch for new in news for branch in new]
+            outer, inner = (threaded_map, map) if len(parts) >= num_threads else (map, threaded_map)
+            found = outer(lambda part: pool.visited(part[0], part[1], strengths, inner), parts)
+            return list(itertools.chain.from_iterable(found))
 
         for s in sorted(range(len(models)), key=lambda s: -len(models[s])) if start is None else ():
             branches = visit([s] * len(strengths))
@@ -518,15 +516,11 @@ def match_each(
     return [found[number] for number in range(len(strengths))]
 
 
-@dataclass(frozen=True, eq=False)
-class _Threads:
-    count: int
-    map: Callable[..., Iterable[Any]]
-
-
 @contextmanager
-def _parallel_threads(tasks: int) -> Iterator[_Threads]:
+def _parallel_threads(tasks: int) -> Iterator[tuple[int, Callable[..., Iterable[Any]]]]:
     """Open at most as many threads as torch has, with one torch thread in each.
+
+    The context gives the number of threads, and a `map` that runs on them.
 
     The work consists of many short products and sums. The bits therefore do not depend
     on the thread that computes them. Torch and the solver do not hold Python's lock.
@@ -537,12 +531,12 @@ def _parallel_threads(tasks: int) -> Iterator[_Threads]:
 
     try:
         if count == 1:
-            yield _Threads(1, map)
+            yield 1, map
         else:
             with ThreadPoolExecutor(
                 count, initializer=torch.set_num_threads, initargs=(1,)
             ) as pool:
-                yield _Threads(count, pool.map)
+                yield count, pool.map
     finally:
         torch.set_num_threads(threads)
 
@@ -620,14 +614,12 @@ class _UnitPool:
         self.local = [
             LocalUnits.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
         ]
-        self._ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
+        ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
+        self._rows = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
         self._wide = (
             v if not len(self.space.rest) else v[:, self.space.blocks[:, self.space.widest].bool()]
         )
-        self._products = self._all_products() if 8 * self._ends[-1] ** 2 <= _PRODUCTS_BYTES else ()
-
-    def _rows(self, s: int) -> slice:
-        return slice(self._ends[s], self._ends[s + 1])
+        self._products = self._all_products() if 8 * len(v) ** 2 <= _PRODUCTS_BYTES else ()
 
     def _all_products(self) -> tuple[Tensor, ...]:
         """Compute inner products of all local units over the widest block, each once.
@@ -636,11 +628,10 @@ class _UnitPool:
             For each model the products with its units, of shape (n, J_s).
         """
         found: list[Tensor] = []
-        for s in range(len(self.v)):
-            rows = self._rows(s)
+        for rows in self._rows:
             own = self._wide.new_empty(len(self._wide), rows.stop - rows.start)
             for other, theirs in enumerate(found):
-                own[self._rows(other)] = theirs[rows].T
+                own[self._rows[other]] = theirs[rows].T
             torch.mm(self._wide[rows.start :], self._wide[rows].T, out=own[rows.start :])
             found.append(own)
         return tuple(found)
@@ -656,10 +647,10 @@ class _UnitPool:
         Returns:
             Products of shape (K, J).
         """
-        of_all = self._products[s] if self._products else self._wide @ self._wide[self._rows(s)].T
+        of_all = self._products[s] if self._products else self._wide @ self._wide[self._rows[s]].T
         total = self.local[s].prior[:, self.space.widest].repeat(known, 1)
         for other, places in sorted(units.items()):
-            total.index_add_(0, places, of_all[self._rows(other)])
+            total.index_add_(0, places, of_all[self._rows[other]])
         return total
 
     def initial_state(self, start: Sequence[Tensor] | None) -> _State:
@@ -761,10 +752,11 @@ class _UnitPool:
         units = columns.to(products.device)
         of_new = self.local[s].prior[:, self.space.widest].expand(opened, -1)
         chosen = torch.cat([products, of_new])[units, torch.arange(len(units), device=units.device)]
-        posterior = state.posterior.with_new(self.space, opened).moved(
-            units, self.local[s], chosen, self.space, 1
+        posterior = state.posterior.with_new(self.space, opened)
+        return _State(
+            {**state.units, s: units},
+            posterior.moved(units, self.local[s], chosen, self.space, 1),
         )
-        return _State({**state.units, s: units}, posterior)
 
     def matched(self, units: Mapping[int, Tensor]) -> UnitAssignment:
         """Return the assignment.

@@ -136,8 +136,11 @@ def fuse_chains(
         lambda.
     """
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
-    outgoing = [chain[-1][0].T for chain in models]
-    parts = [_PartlyMatchedChains(tuple(range(len(strengths))), outgoing, classes, ())]
+    parts = [
+        _PartlyMatchedChains(
+            tuple(range(len(strengths))), [chain[-1][0].T for chain in models], classes, ()
+        )
+    ]
 
     for number, layer in enumerate(range(len(models[0]) - 2, -1, -1)):
         following: list[_PartlyMatchedChains] = []
@@ -193,12 +196,11 @@ class _PartlyMatchedChains:
         matched: UnitAssignment,
         options: BetaBernoulli,
     ) -> _PartlyMatchedChains:
-        laid = zip(models, matched.units, strict=True)
-        outgoing = (
-            [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid]
-            if layer
-            else []
-        )
+        outgoing = [
+            _laid_out(chain[layer][0], units, len(matched.mean))
+            for chain, units in zip(models, matched.units, strict=True)
+            if layer > 0
+        ]
         precision = self.precision.new_full((len(models), len(matched.mean)), 1 / options.sigma)
         return _PartlyMatchedChains(numbers, outgoing, precision, (matched, *self.matched))
 

@@ -42,8 +42,9 @@ class Embedding:
 
         def laid(name: str, value: Tensor) -> Tensor:
             for axis, places in self._places(name, shapes[name]):
-                size = shapes[name][axis]
-                wide = value.new_zeros(*value.shape[:axis], size, *value.shape[axis + 1 :])
+                wide = value.new_zeros(
+                    *value.shape[:axis], shapes[name][axis], *value.shape[axis + 1 :]
+                )
                 value = wide.index_copy_(axis, places.to(value.device), value)
             return value
 

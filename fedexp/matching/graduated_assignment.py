@@ -333,12 +333,10 @@ class Affinity:
         self._fixed: dict[tuple[str, int, int], Tensor] = {}
 
         for edge in edges:
-            incoming = edge.values.permute(0, 1, 3, 2)  # (models, rows, k, columns)
-            outgoing = edge.values.permute(0, 2, 3, 1)
-
+            # Values are laid out as (models, n, k, m), see `_Side`
             for group, neighbour, x, side in (
-                (edge.target, edge.source, incoming, 0),
-                (edge.source, edge.target, outgoing, 1),
+                (edge.target, edge.source, edge.values.permute(0, 1, 3, 2), 0),
+                (edge.source, edge.target, edge.values.permute(0, 2, 3, 1), 1),
             ):
                 if group is not None:
                     flat = x.flatten(2)

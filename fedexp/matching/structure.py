@@ -193,13 +193,11 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
         for key, names in members.items()
     }
-    unit_axes: dict[str, tuple[UnitAxis, ...]] = {}
-
-    for name, size in flows.sizes.items():
-        for tensor in flows.tensors[name]:
-            unit_axes[tensor] = (
-                UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),
-            )
+    unit_axes: dict[str, tuple[UnitAxis, ...]] = {
+        tensor: (UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+        for name, size in flows.sizes.items()
+        for tensor in flows.tensors[name]
+    }
 
     for reader, sources in flows.reads.items():
         found: dict[str, Tensor] = {}

@@ -88,7 +88,6 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
 
         shapes = _output_shapes(module, watched, input_shape)
         weights = {n: m.weight for n in shapes if isinstance(m := watched[n], LAYERS)}
-        tensors = {name: _tensors(name, m) for name, m in watched.items()}
         run = _Stage(module, watched, shapes, input_shape)
         sizes = {name: weight.shape[0] for name, weight in weights.items()}
         reads: dict[str, dict[str, Tensor]] = {}
@@ -106,8 +105,13 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
             if at_output:
                 outputs.append(source)
 
-    columns = {name: weight.shape[1] for name, weight in weights.items()}
-    return Flows(sizes, columns, tensors, reads, tuple(outputs))
+    return Flows(
+        sizes,
+        {name: weight.shape[1] for name, weight in weights.items()},
+        {name: _tensors(name, m) for name, m in watched.items()},
+        reads,
+        tuple(outputs),
+    )
 
 
 def _tensors(name: str, layer: nn.Module) -> tuple[str, ...]:

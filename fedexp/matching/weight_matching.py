@@ -172,8 +172,8 @@ def unit_rows(value: Tensor, unit_axis: UnitAxis) -> Tensor:
     Returns:
         Entries of shape (units, entries).
     """
-    along = value.movedim(unit_axis.axis, 0)
-    picked = along.index_select(0, unit_axis.positions.flatten().to(value.device))
+    positions = unit_axis.positions.flatten().to(value.device)
+    picked = value.movedim(unit_axis.axis, 0).index_select(0, positions)
     return picked.reshape(len(unit_axis.positions), -1)
 
 

@@ -108,12 +108,10 @@ def _ask(
         rows = needy[start : start + _ROWS]
 
         weights = priors[rows] * remaining
-        spent = weights.sum(axis=1) == 0
-        weights[spent] = left
+        weights[weights.sum(axis=1) == 0] = left
         edges = np.cumsum(weights, axis=1)
 
-        draws = lacks[rows]
-        row = np.repeat(np.arange(len(rows)), draws)
+        row = np.repeat(np.arange(len(rows)), lacks[rows])
         point = rng.random_sample(len(row)) * edges[row, -1]
         classes = np.zeros(len(row), dtype=np.int32)
         # Column by column, without a (draws, classes) array
