@@ -1,4 +1,4 @@
-"""Data sets that a config names, with cheap checks and loading into arrays."""
+"""The interface of data sets: checks that open no file, and loading into arrays."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class Dataset(ABC):
         return known or self.load(root, download=False).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
-        """Return everything except the files that decides the result of `read`."""
+        """Return all settings that, besides the files, decide the result of `read`."""
         # These are applied to batches, or are irrelevant once the files exist
         outside = {"mean", "std", "augment", "download"}
         own = tuple(
@@ -250,7 +250,8 @@ def _stored(cache: ArrayCache, files: list[Path]) -> Arrays | None:
     """Return the cached arrays of `files`.
 
     Returns:
-        None if nothing is cached, or if the entry is not what was stored.
+        The arrays, or None if nothing is cached or the cached tensors do not have the
+        stored fingerprint.
     """
     found = cache.load(files)
     if found is None:

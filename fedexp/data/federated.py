@@ -1,6 +1,6 @@
-"""From a data set and a partition scheme to the data of a run.
+"""The steps from a data set and a partition scheme to the data of a run.
 
-The steps are limits, proxy, partition, validation cut and the copy to the device.
+They are limits, proxy, partition, validation cut and the copy to the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Proxy:
-    """The server's data, taken before the split and withheld from clients and test set.
+    """The server's data, taken before the partition. Clients and test set lack them.
 
     Args:
         source: Split from which the samples are taken, class-balanced as far as the
@@ -87,7 +87,7 @@ class Proxy:
         )
 
     def check(self, main: Dataset) -> None:
-        """Refuse a proxy that does not go with the clients' data set.
+        """Refuse a proxy that does not fit the clients' data set.
 
         Raises:
             ConfigError: The clients' networks cannot take the proxy's samples, or the
@@ -138,7 +138,7 @@ class Proxy:
             )
 
     def count(self, n: int) -> int:
-        """Return the number of samples to take from a source of `n`."""
+        """Return the number of samples to take from a split of `n` samples."""
         return max(1, round(self.size * n)) if isinstance(self.size, float) else self.size
 
 
@@ -147,12 +147,13 @@ class Division:
     """The rules that assign a data set's samples to clients, server and evaluation.
 
     The order is: limits, proxy, held-out samples, partition, validation cut. The
-    partition uses ``RandomState(seed_data)``, which nothing else has touched.
+    partition draws from a new ``RandomState(seed_data)``.
 
     Args:
         partitioner: The partition scheme.
         clients: Number of clients.
-        seed_data: The split seed.
+        seed_data: Seed of the partition, the proxy, the held-out samples and the
+            validation cut.
         val_fraction: Share of each client's samples that is cut for validation,
             rounded. Every client keeps at least one sample.
         held_out: Number of training samples that become the validation samples in place
@@ -230,9 +231,9 @@ class Division:
         )
 
     def proxy_count(self, n: int) -> int:
-        """Return the number of samples that the server takes from a source of `n`.
+        """Return the number of samples that the server takes from `n` samples of a split.
 
-        Noise does not come from a source, so its number of samples does not depend on
+        Noise does not come from a split, so its number of samples does not depend on
         `n`.
         """
         count = self.proxy.count(n)
@@ -241,7 +242,7 @@ class Division:
     def _take_proxy(
         self, labels: np.ndarray, at: np.ndarray, num_classes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions of the proxy and of the rest, both ascending."""
+        """Return the positions `at` of the proxy, and the remaining ones, both ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
 
@@ -421,7 +422,7 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 def balanced(
     labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Choose `size` samples with class counts as equal as the supply allows.
+    """Choose `size` samples with class counts as equal as the given samples allow.
 
     The first samples of each class are chosen, or random ones if `rng` is given. A
     remainder that cannot be divided equally goes to the first classes (of a random
@@ -457,8 +458,8 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
 
     Each client keeps at least one sample, and the remaining ones keep their order. One
     stream serves all clients: each sample of the pool has a random key, and a client
-    gives the samples with the smallest keys. Its cut therefore depends neither on its
-    number nor on other clients.
+    gives the samples with the smallest keys. The cut of a client therefore does not
+    depend on the number of the client or on other clients.
 
     Raises:
         DataError: The fraction is less than half a sample at every client, or clients
@@ -516,7 +517,7 @@ def _hold_out(
     """Choose `count` samples that no client trains on.
 
     Returns:
-        The positions of these and of the other samples, both ascending.
+        The positions of the chosen samples and of the other samples, both ascending.
     """
     if count >= len(at):
         raise ConfigError(

@@ -45,7 +45,7 @@ class Partitioner(ABC):
     Args:
         val_fraction: Share of each client's samples that is held out for validation
             after the split.
-        min_size: Number of samples that a client must have.
+        min_size: Smallest number of samples that a client must have.
         on_small: Policy for clients with fewer samples. ``error`` stops with an error,
             ``allow`` allows them. ``drop`` drops them with their samples and renumbers
             the others. ``repair`` gives them the last samples of the client that has
@@ -97,9 +97,9 @@ class Partitioner(ABC):
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        """Sample a partition by the scheme itself.
+        """Sample a partition, without the policy for small clients.
 
-        `split` checks sizes, disjointness and completeness.
+        `split` applies the policy and checks disjointness and completeness.
 
         Args:
             labels: Labels of the training pool, (n,), int64. If `deals` is ``owners``:
@@ -367,7 +367,10 @@ def _not_a_partition(path: Path, got: str) -> DataError:
 
 
 def impossible(what: str, where: str, expected: object, got: object, do: str) -> ConfigError:
-    """Return the error for the settings that a scheme's `check` refuses."""
+    """Return the error for settings that a scheme's `check` refuses.
+
+    `where` is a key of the config group `partition`, or ``clients``.
+    """
     return ConfigError(
         what,
         where=f"partition.{where}" if where != "clients" else where,

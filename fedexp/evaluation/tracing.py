@@ -39,8 +39,9 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """Return the finite float values of the row of step `within` of a round.
+        """Return the finite float values of the row of a step, by name.
 
+        Steps are counted within a round, from 1. `within` is the number of the step.
         The result is empty for step 0, if the step was not evaluated, and if the
         method's iterations are not the steps of a round.
         """

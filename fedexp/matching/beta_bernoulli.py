@@ -398,9 +398,9 @@ def gains(
 def assign(values: Tensor, known: int = 0) -> Tensor:
     """Assign a separate column to every unit so that the sum of the values is largest.
 
-    If there is a new column for every unit, some known columns can be left out. Each
-    unit could have the new column that is worth least to it. Known columns that are
-    worth less than this to every unit are therefore useless.
+    If there is a new column for every unit, each unit can get a new column. A known
+    column is therefore left out if, to every unit, it is worth less than each new
+    column.
 
     Args:
         values: Values of shape (columns, J), with at least as many columns as units.
@@ -572,7 +572,8 @@ class _Branch:
 def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
     """Join branches that assign all units alike, and recompute their sums.
 
-    Sums are recomputed from their members, so that rounding does not accumulate.
+    The sums of global units are recomputed from the units' members, so that rounding
+    does not accumulate.
     """
     same: dict[bytes, list[_Branch]] = {}
     for branch in branches:
@@ -656,7 +657,7 @@ class _UnitPool:
     def initial_state(self, start: Sequence[Tensor] | None) -> _State:
         """Return the state without members, or the state of the given global units.
 
-        The given units are numbered anew in their old order.
+        The global units in `start` get the numbers 0, 1 ... in ascending order.
         """
         if start is None:
             return _State({}, Posterior.without_members(self.space, 0))

@@ -126,10 +126,10 @@ def fuse_chains(
             precision f_{s,c} / sigma.
         options: Options of the matching.
         strengths: Lambdas that replace ``options.strength``.
-        orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N), the last
-            hidden layer's first.
-        start: Global units that models begin with, by hidden layer, the first one's
-            first.
+        orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N). Hidden
+            layers are in the order of the matching, the last one first.
+        start: For each hidden layer, first to last, the global units that each model
+            begins with (see `match`). None: models are assigned one by one.
 
     Returns:
         One network per lambda, each bit-identical to that of a run with only this

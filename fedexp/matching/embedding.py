@@ -24,9 +24,9 @@ class Embedding:
         small: Structure of the small network.
         large: Structure of the large network, of the same architecture. Only the widths
             may differ.
-        units: Units of `large` that those of `small` correspond to, (n,) int64 by
-            group, without repetition. Groups that are not named have the same width in
-            both and do not move.
+        units: For each group, the unit of `large` to which each unit of `small`
+            corresponds, (n,) int64, without repetition. Groups that are not named have
+            the same width in both networks and do not move.
     """
 
     small: Structure

@@ -47,9 +47,9 @@ class PartlyMatched:
     ) -> PartlyMatched:
         """Match the next group.
 
-        Units of frozen layers, which all models share, do not move.
-        If a group has several layers, tied by sums, only its layers whose inputs are
-        already matched are compared.
+        Units of frozen layers, which all models share, do not move. If a group has
+        several layers, tied by sums, only its layers whose inputs are already matched
+        are compared.
 
         Args:
             input_shape: Shape of one sample.
@@ -190,7 +190,7 @@ def _posterior_means(
     Args:
         models: The models.
         layer: The layer.
-        units: All models' units, of shape (models * n,).
+        units: Common unit of each unit of all models, of shape (models * n,).
         options: Options of the matching.
     """
     first, means = models[0].params, {}

@@ -271,7 +271,7 @@ def with_widths(
 
 
 def _tied(flows: Flows) -> dict[str, str]:
-    """Map every layer to the first layer of its group.
+    """Map every layer to one layer that stands for its group.
 
     Layers whose units meet in one input column move together.
     """

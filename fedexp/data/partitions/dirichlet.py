@@ -51,17 +51,17 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     proportions are drawn again.
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
-        (MA-Echo), Zhang et al. 2022 (DENSE). The ungated form, one sample without
-        either rule, is that of Hsu et al. 2019 and FedLAW. If all samples are of one
-        class (images with masks), the scheme draws the clients' sizes, as NAFI does for
-        K = 1 (Xiao & Cheng 2023).
+        (MA-Echo), Zhang et al. 2022 (DENSE). Without `gated`, the partition is sampled
+        once and neither rule applies, as in Hsu et al. 2019 and FedLAW. If all samples
+        are of one class (images with masks), the scheme draws the clients' sizes, as
+        NAFI does for K = 1 (Xiao & Cheng 2023).
 
     Args:
         alpha: Concentration. Towards 0 each class has one owner.
         gated: Whether a client with n/N samples gets no further class, and the
             partition is sampled again until every client has `min_size` samples.
-        min_size: Number of samples that a client must have. The default 10 is that of
-            the papers with the gated form.
+        min_size: Smallest number of samples that a client must have. The default 10 is
+            that of the papers with the gated form.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -175,7 +175,7 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
 def _assemble(
     order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState, info: dict[str, Any]
 ) -> Partition:
-    """Join each client's pieces, class after class, and shuffle each client's list."""
+    """Join each client's samples, class after class, and shuffle each client's list."""
     clients, num_classes = counts.shape
     owner = np.repeat(np.tile(np.arange(clients), num_classes), counts.T.ravel())
     indices = np.concatenate(order)[np.argsort(owner, kind="stable")]

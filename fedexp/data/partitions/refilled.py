@@ -94,7 +94,7 @@ class RefilledPartitioner(Partitioner):
 
 
 def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-    """Return the client of each turn: always a random one of those that are not full.
+    """Return the client of each turn: a random one among the clients that are not full.
 
     Returns:
         Clients of shape (sum of sizes,).
