@@ -231,7 +231,7 @@ class Division:
         )
 
     def proxy_count(self, n: int) -> int:
-        """Return the number of samples that the server takes from `n` samples of a split.
+        """Return how many of a split's `n` samples the server takes.
 
         Noise does not come from a split, so its number of samples does not depend on
         `n`.
@@ -242,7 +242,7 @@ class Division:
     def _take_proxy(
         self, labels: np.ndarray, at: np.ndarray, num_classes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions `at` of the proxy, and the remaining ones, both ascending."""
+        """Divide the positions `at` into the proxy's and the rest, both ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
 
