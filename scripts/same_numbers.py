@@ -152,7 +152,7 @@ def ended(arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def run_apart(root: Path, *own: str) -> Path:
-    """Run in a process of its own.
+    """Run in a separate process.
 
     Returns:
         The run folder.

@@ -175,17 +175,17 @@ class Dataset(ABC):
 
     def ways(self, root: Path) -> str:
         """Describe how a user gets the files."""
-        ways = []
-        if self.can_download:
-            ways += [
-                "run with dataset.download=true",
-                f"run 'fedexp-data prepare {self.name}' once",
-            ]
-        ways += [
-            f"put the files in {root}",
-            "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
+        downloads = [
+            "run with dataset.download=true",
+            f"run 'fedexp-data prepare {self.name}' once",
         ]
-        return "; or ".join(ways)
+        return "; or ".join(
+            [
+                *(downloads if self.can_download else ()),
+                f"put the files in {root}",
+                "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
+            ]
+        )
 
     def load(self, root: Path, download: bool) -> Arrays:
         """Load and check the arrays.
@@ -240,10 +240,11 @@ class Dataset(ABC):
         """Return all settings that, besides the files, decide the result of `read`."""
         # These are applied to batches, or are irrelevant once the files exist
         outside = {"mean", "std", "augment", "download"}
-        own = tuple(
-            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            str(self.cache_version),
+            *(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside),
         )
-        return (f"{type(self).__module__}.{type(self).__qualname__}", str(self.cache_version), *own)
 
 
 def _stored(cache: ArrayCache, files: list[Path]) -> Arrays | None:

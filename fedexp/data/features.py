@@ -99,8 +99,10 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
             ]
             tree[name] = torch.cat(parts)
 
-    count = sum(map(len, splits.values()))
-    note(f"features of {count:,} samples computed once, in {time.perf_counter() - began:.1f} s")
+    note(
+        f"features of {sum(map(len, splits.values())):,} samples computed once, "
+        f"in {time.perf_counter() - began:.1f} s"
+    )
     return tree
 
 

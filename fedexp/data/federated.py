@@ -137,10 +137,6 @@ class Proxy:
                 got=f"{other.num_classes} classes of '{other.name}'",
             )
 
-    def count(self, n: int) -> int:
-        """Return the number of samples to take from a split of `n` samples."""
-        return max(1, round(self.size * n)) if isinstance(self.size, float) else self.size
-
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
@@ -236,7 +232,8 @@ class Division:
         Noise does not come from a split, so its number of samples does not depend on
         `n`.
         """
-        count = self.proxy.count(n)
+        size = self.proxy.size
+        count = max(1, round(size * n)) if isinstance(size, float) else size
         return count if self.limit_proxy is None else min(count, self.limit_proxy)
 
     def _take_proxy(

@@ -119,12 +119,15 @@ class Partitioner(ABC):
         """
         self.check(clients, num_classes)
         partition = self.sample(labels, num_classes, clients, rng)
-        info: dict[str, str | int | float | bool] = {
-            "scheme": self.name,
-            "pool": len(labels),
-            "asked_clients": clients,
-        }
-        partition = replace(partition, info=info | partition.info)
+        partition = replace(
+            partition,
+            info={
+                "scheme": self.name,
+                "pool": len(labels),
+                "asked_clients": clients,
+                **partition.info,
+            },
+        )
         validate(partition, len(labels))
 
         return validate(apply_small_policy(partition, self.min_size, self.on_small), len(labels))
@@ -237,9 +240,7 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
             do="set partition.on_small=allow, or lower partition.min_size",
         )
 
-    if on_small == "drop":
-        return _drop(partition, min_size)
-    return _repair(partition, small, min_size)
+    return _drop(partition, min_size) if on_small == "drop" else _repair(partition, small, min_size)
 
 
 def _where(partition: Partition) -> str:
@@ -291,8 +292,11 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
             moved += 1
 
     repaired = from_owners(owner, len(sizes))  # positions in `indices`
-    info = partition.info | {"repaired_clients": len(small), "moved_samples": moved}
-    return Partition(partition.indices[repaired.indices], repaired.offsets, info)
+    return Partition(
+        partition.indices[repaired.indices],
+        repaired.offsets,
+        partition.info | {"repaired_clients": len(small), "moved_samples": moved},
+    )
 
 
 def save_partition(partition: Partition, path: Path) -> None:
@@ -303,11 +307,13 @@ def save_partition(partition: Partition, path: Path) -> None:
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
     about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
-    # A single key, because several are written in random order
-    metadata = {"fedexp": json.dumps(about, sort_keys=True)}
     write_bytes(
         path,
-        save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata),
+        save(
+            {k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()},
+            # A single key, because several are written in random order
+            {"fedexp": json.dumps(about, sort_keys=True)},
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from fedexp.core.trees import Tree
 from fedexp.evaluation.evaluate import Evaluator
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Traced:
     """The trace of one step.
 
@@ -66,9 +66,7 @@ class Tracer(Trace):
         self._data = data
         self._every = every
         self._stored_iterations = weights
-        self.rows: list[dict[str, Any]] = []
-        self.weights: Tree = {}
-        self.seconds = 0.0
+        self._traced = Traced([], {}, 0.0)
 
     def wants(self, iteration: int) -> bool:
         return (
@@ -91,18 +89,18 @@ class Tracer(Trace):
                     f"{series}/{name}": value
                     for name, value in self._values(outcome, clients).items()
                 }
-            self.rows.append(row)
+            self._traced.rows.append(row)
 
         if iteration in self._stored_iterations:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
                     # Copies, because the method may change the tensors in place.
-                    self.weights |= {
+                    self._traced.weights |= {
                         f"{iteration}/{series}/{number}/{name}": value.to("cpu", copy=True)
                         for name, value in model.params.items()
                     }
 
-        self.seconds += time.perf_counter() - began
+        self._traced.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
         if outcome.kind != "local":
@@ -128,8 +126,8 @@ class Tracer(Trace):
 
     def take(self) -> Traced:
         """Return everything that was traced since the last call."""
-        taken = Traced(self.rows, self.weights, self.seconds)
-        self.rows, self.weights, self.seconds = [], {}, 0.0
+        taken = self._traced
+        self._traced = Traced([], {}, 0.0)
         return taken
 
 

@@ -307,8 +307,12 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Qua
 def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
     """Return the form ``sum_d scale q^2 (w - G/S)^2`` with `scale` of shape (K, B)."""
     ratio = q / posterior.S
-    constant = (posterior.square * scale * ratio.square()).sum(1)
-    return QuadraticForm(scale, -2 * scale * ratio, torch.zeros_like(scale), constant)
+    return QuadraticForm(
+        scale,
+        -2 * scale * ratio,
+        torch.zeros_like(scale),
+        (posterior.square * scale * ratio.square()).sum(1),
+    )
 
 
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
@@ -367,16 +371,10 @@ def gains(
     new = Posterior.without_members(space, 1)
     opened = model.prior[None, :, space.widest]
 
-    def worth(
-        form: Callable[[Posterior], QuadraticForm], bonus: Tensor | None, of_new: Tensor | None
-    ) -> Tensor:
-        values, own = products.new_empty(known + count, units), form(posterior)
-        if bonus is not None:
-            own = replace(own, constant=own.constant + bonus)
-        own(model, posterior, products, space, values[:known])
-        values[known:] = form(new)(model, new, opened, space)
-        if of_new is not None:
-            values[known:] += of_new[:, None]
+    def worth(of_known: QuadraticForm, of_new: QuadraticForm) -> Tensor:
+        values = products.new_empty(known + count, units)
+        of_known(model, posterior, products, space, values[:known])
+        values[known:] = of_new(model, new, opened, space)
         return values
 
     c = np.arange(models).clip(max=_MEMBERS) if options.caps else np.arange(models)
@@ -386,13 +384,18 @@ def gains(
 
     orders = 2 * float(np.log(options.gamma / models)) - 2 * np.log(np.arange(1, count + 1))
     bonus = torch.from_numpy(popularity).to(products.device)[posterior.c.long()]
+    of_known = reward(posterior, model.q, space)
     rewards = worth(
-        lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device)
+        replace(of_known, constant=of_known.constant + bonus), reward(new, model.q, space)
     )
+    rewards[known:] += torch.from_numpy(orders).to(products.device)[:, None]
 
     if not penalised:
         return rewards, None
-    return rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None)
+    return rewards, worth(
+        penalty(options.penalty, posterior, model.q, space),
+        penalty(options.penalty, new, model.q, space),
+    )
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:

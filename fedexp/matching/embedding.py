@@ -108,9 +108,10 @@ def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) ->
             group.
         cohort: Clients of these models.
     """
-    if client in cohort:
-        return {name: own[cohort.index(client)] for name, own in units.items()}
-    return {name: _most_shared(own) for name, own in units.items()}
+    return {
+        name: own[cohort.index(client)] if client in cohort else _most_shared(own)
+        for name, own in units.items()
+    }
 
 
 def _most_shared(units: Tensor) -> Tensor:

@@ -86,11 +86,11 @@ class RefilledPartitioner(Partitioner):
             given[turn] = pools[k][left[k]]
 
         used = len(np.unique(given))
-        info: dict[str, str | int | float | bool] = {
-            "repeated_samples": len(given) - used,
-            "dropped_samples": len(labels) - used,
-        }
-        return Partition(given[np.argsort(who, kind="stable")], offsets_of(sizes), info)
+        return Partition(
+            given[np.argsort(who, kind="stable")],
+            offsets_of(sizes),
+            {"repeated_samples": len(given) - used, "dropped_samples": len(labels) - used},
+        )
 
 
 def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
