@@ -149,6 +149,11 @@ class Samples:
         return self.y.index_select(0, index) if self.y.dim() == 1 else torch.zeros_like(index)
 
 
+def offsets_of(sizes: np.ndarray) -> np.ndarray:
+    """Return the offsets, (clients + 1,) int64, of a partition with these sizes."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """The assignment of samples to clients, as two flat arrays.
@@ -206,10 +211,10 @@ class Partition:
 
     @classmethod
     def from_lists(cls, parts: list[np.ndarray], **info: str | int | float | bool) -> Partition:
-        offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
         empty = np.zeros(0, np.int64)  # for a partition without clients
         indices = np.concatenate([empty, *parts], dtype=np.int64, casting="unsafe")
-        return cls(indices, offsets, info)
+        return cls(indices, offsets_of(sizes), info)
 
 
 @dataclass(frozen=True, eq=False)

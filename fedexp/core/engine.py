@@ -182,9 +182,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
     began = time.perf_counter()
 
     samples, weights = data.train, result.weights
-    first = next(iter(weights.params.values()))
-    net = Net(weights.spec, first.device, first.dtype)
-    net.train(False)
+    net = Net.for_evaluation(weights)
     index = data.positions(job.client)
 
     with phase("probe"), torch.no_grad():

@@ -14,7 +14,7 @@ from fedexp.core.dropout import Dropout
 from fedexp.core.errors import ConfigError
 from fedexp.core.numerics import Precision
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, computes_channels_last
+from fedexp.core.weights import ModelSpec, Weights, computes_channels_last
 
 LAYERS = (nn.Linear, nn.Conv2d)
 _RANDOM_LAYERS = (
@@ -116,6 +116,15 @@ class Net:
             value.dim() == 4 for value in self._module.parameters()
         )
         self.has_batch_norm = any(self._parts[name].training for name in self._norms)
+
+    @classmethod
+    def for_evaluation(cls, weights: Weights) -> Net:
+        """Return a network for these weights, in evaluation mode.
+
+        Its device and dtype are those of the parameters. The weights are not bound.
+        """
+        first = next(iter(weights.params.values()))
+        return cls(weights.spec, first.device, first.dtype).train(False)
 
     def train(self, mode: bool = True) -> Net:
         """Set training or evaluation mode, and return this network."""
