@@ -1,6 +1,7 @@
-"""The Python interface of fedexp, which the package itself exports.
+"""The Python interface of fedexp: `run`, `load`, `Run` and `save_models`.
 
-It runs what the command line runs, and reads stored runs.
+The package `fedexp` exports these names. The functions run what the command line runs,
+read stored runs, and save models from elsewhere for ``client_models.path``.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ class Run:
 
         The options are at ``choices``, the overrides at ``overrides``.
         """
-        config: dict[str, Any] | None = StoredRun(self.folder).config or None
-        return self._require(config, "config.yaml")
+        return self._require(StoredRun(self.folder).config or None, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:
 
     Raises:
         FedexpError: There is no such run, or more than one. The error names the
-            nearest.
+            nearest run.
     """
     return Run(find_run(Path(output_root).expanduser(), str(run)).path.resolve())
 
@@ -200,12 +200,12 @@ def save_models(
             that take it.
         num_classes: Number of classes. It is passed to constructors that take it.
         class_counts: Training samples of each class, of shape (models, classes).
-            Without them, those of the run's partition are used.
+            If None, the counts in the run's partition are used.
         num_examples: Training samples of each client. The default is the sum of
             `class_counts`.
         mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
-            ``[]`` means no normalisation. A run whose data set has another is refused.
-            If None, it is not checked.
+            ``[]`` means no normalisation. A run whose data set has another mean is
+            refused. If None, the mean is not checked.
         std: Standard deviation per channel, like ``dataset.std``. It is treated like
             `mean`.
 
@@ -235,13 +235,11 @@ def save_models(
         "clients": list(range(number)),
         "num_examples": examples,
         "class_counts": counts,
+        "mean": None if mean is None else list(mean),
+        "std": None if std is None else list(std),
     }
 
-    inputs = {
-        name: None if value is None else list(value)
-        for name, value in (("mean", mean), ("std", std))
-    }
-    clients = build(Clients, {**facts, **inputs}, "")
+    clients = build(Clients, facts, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
 
     if len(given) != number:
@@ -252,11 +250,15 @@ def save_models(
             got=len(given),
         )
 
-    nodes = [{"_target_": one} if isinstance(one, str) else one for one in given]
-    specs = [ModelSpec.of(node, tuple(input_shape), num_classes) for node in nodes]
-    pairs = enumerate(zip(specs, state_dicts, strict=True))
+    specs = [
+        ModelSpec.of(
+            {"_target_": one} if isinstance(one, str) else one, tuple(input_shape), num_classes
+        )
+        for one in given
+    ]
     models = tuple(
-        Weights.of_state_dict(spec, state, f"state_dicts[{i}]") for i, (spec, state) in pairs
+        Weights.of_state_dict(spec, state, f"state_dicts[{i}]")
+        for i, (spec, state) in enumerate(zip(specs, state_dicts, strict=True))
     )
     save_outcome(
         Outcome(models, "local", clients=clients.clients), clients, Path(folder).expanduser()

@@ -87,9 +87,9 @@ def load(root: Path) -> tuple[Tensor, Tensor]:
 
 
 def unequal(folder: Path) -> tuple[list[Tensor], list[list[int]]]:
-    """Return every client's samples and every round's clients.
+    """Return the samples of every client and the clients of every round.
 
-    They are those that fedexp sampled.
+    Both are those that fedexp sampled.
     """
     from safetensors.torch import load_file
 

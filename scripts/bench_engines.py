@@ -8,7 +8,7 @@ chooses. Everything runs in one process. The candidates take turns, and each rep
 another order, so that a drift of the machine affects all alike. A turn repeats the
 first round for half a second (at least once), with training and aggregation and without
 evaluation. It counts with the median of its rounds. A candidate counts with the median
-of its turns. A turn is rejected and repeated if other programs computed more than a
+of its turns. A turn is rejected and repeated if other programs used more than a
 tenth of a core meanwhile. There are at most three times as many turns as repeats. A
 candidate with too few clean turns is marked ``!``. auto is a separate candidate, though
 it is one of the others by another name. The exit code is 1 if auto is more than 10 %
@@ -40,7 +40,7 @@ import bench_rounds
 SECONDS = 0.5  # least duration of a turn
 DISTURBED = 0.1  # cores that other programs may use during a turn
 MOST_BEHIND = 1.1
-LONG = 1000  # number of rounds that auto expects
+LONG = 1000  # number of rounds of the run for which auto chooses an engine
 SMALL = [
     "model=cnn_mcmahan",
     "model.channels=[8,16]",

@@ -177,10 +177,10 @@ def _objections(window: Any) -> Iterator[str]:
 
 
 def _unreachable(window: Any, page: Path) -> Iterator[str]:
-    """Yield what cannot be reached with only the keyboard.
+    """Yield the parts of a page that cannot be reached with only the keyboard.
 
-    This concerns the search, a page that it finds, the text after the navigation and a
-    table.
+    Checked are the search, a page that the search finds, the text after the navigation
+    and a table.
     """
     from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.common.keys import Keys

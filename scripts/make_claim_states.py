@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _form(variant: str) -> str:
-    """Return the variant whose cells a report has. A partial report has those of full."""
+    """Return the variant whose cells a report has: a partial report is a full one."""
     return "full" if variant == "partial" else variant
 
 

@@ -26,7 +26,7 @@ name. No old name is an alias.
 1. Finish unfinished runs with 0.1. The class paths are part of a run's identity, so every
    run of 0.1 has another folder in 0.2. It does not resume there.
 2. Install 0.2.
-3. List every line of your files that must change:
+3. List the lines of your files that use an old class path, import or config key:
 
    ```
    fedexp-runs check-conf ./conf
@@ -35,6 +35,8 @@ name. No old name is an alias.
    The command reads the YAML files in `conf` and the Python files beside that folder. It writes
    nothing. Its exit code is 1 if a line must change. It does not read shell scripts.
 4. Change these lines, and run the command again.
+5. Change the hooks, fields and values of your own classes by the last two tables below. A run
+   refuses a class with an old hook or value, and the error names its place and the new name.
 
 ## Stored runs
 
@@ -49,9 +51,7 @@ def page() -> str:
     """Return the text of the page."""
     table = renames()
     members = [
-        (kind, old, new)
-        for kind, members in table.members.items()
-        for old, new in members.renamed.items()
+        (kind, old, new) for kind, members in table.members.items() for old, new in members.items()
     ]
     values = [
         (f"{kind}.{name}", old, new)

@@ -137,7 +137,7 @@ def run(root: Path, *own: str) -> Path:
 
 
 def command(root: Path, own: Sequence[str]) -> list[str]:
-    """Return the command line of a run in a process of its own."""
+    """Return the command line of a run in a separate process."""
     return [sys.executable, "-m", "fedexp", *all_overrides(root, own)]
 
 
@@ -152,7 +152,7 @@ def ended(arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def run_apart(root: Path, *own: str) -> Path:
-    """Run in a process of its own.
+    """Run in a separate process.
 
     Returns:
         The run folder.
@@ -168,7 +168,7 @@ def run_apart(root: Path, *own: str) -> Path:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise a `RuntimeError` if a run did not do what it is there for."""
+    """Raise a `RuntimeError` unless a run did what its comparison needs."""
     if not holds:
         raise RuntimeError(message)
 
@@ -180,7 +180,7 @@ def result_of(folder: Path) -> Record:
 
 
 def lines_of(path: Path) -> list[Record]:
-    """Read the complete lines of a JSONL file, none if the file does not exist."""
+    """Read the complete lines of a JSONL file. A missing file has none."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
@@ -245,7 +245,7 @@ def client_state(root: Path) -> Path:
 
 
 def resumed(root: Path) -> Path:
-    """Run the same as `client_state`, killed after three rounds and resumed."""
+    """Run the same as `client_state`, kill the run after three rounds and resume it."""
     silent = subprocess.DEVNULL
     killed = subprocess.Popen(command(root, SCAFFOLD), stdout=silent, stderr=silent)
 

@@ -17,18 +17,21 @@ os.environ.pop("FEDEXP_DATA", None)
 import torch
 
 torch.set_num_threads(1)
-# A shell's background jobs ignore Ctrl-C, and their children would.
+# Background jobs of a shell ignore Ctrl-C, and their child processes would inherit this
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def unflushed(file: int) -> None:
-    """Instead of `os.fsync`: a killed process loses nothing that it wrote, and no test
-    survives the machine's end.
+    """Replace `os.fsync` by nothing.
+
+    The data that a killed process wrote are kept by the system. They would only be lost
+    if the machine went down, which no test simulates.
     """
 
 
-os.fsync = unflushed  # on a busy disk half of the tests' time
+# On a busy disk, flushing took half of the tests' time
+os.fsync = unflushed
 
 
 TOGETHER = ("/test_ray.py", "/test_page_in_browser.py")
@@ -36,9 +39,9 @@ TOGETHER = ("/test_ray.py", "/test_page_in_browser.py")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Ray's tests stay together, and the browser's: one cluster and one browser, not
-    one in each of pytest's processes.
+    """Return a scheduler that runs each file in `TOGETHER` in one process.
 
+    Then there is one Ray cluster and one browser, instead of one per process of pytest.
     pytest 9.2 has no marks for groups.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -53,7 +56,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_picture() -> Iterator[None]:
-    """Of runs in this process: drawing a curve takes longer than a tiny run."""
+    """Switch off the curve of runs in this process.
+
+    Drawing it takes longer than a tiny run.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedexp.running.execute.draw_curve", lambda rows, path, title: None)
         yield
@@ -61,7 +67,7 @@ def _no_picture() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _untouched_global_rng():
-    """No code of ours may draw from, or leave changed, torch's global generator."""
+    """Check that a test leaves the state of torch's global generator unchanged."""
     before = torch.random.get_rng_state()
     yield
     assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"

@@ -1,9 +1,8 @@
-"""Processes without their seconds of imports: forked from one that has torch, Hydra and
-fedexp, and signalled like any other.
+"""Processes that start without seconds of imports.
 
-The standard library's fork server imports `tests.preloaded` once for a session and
-forks for every request. A child is a process of its own, with its own signals, folder,
-environment, output and exit code; the imports before its first line alone are shared.
+The standard library's fork server imports `tests.preloaded` (torch, Hydra and fedexp)
+once per session and forks a process for every request. The process has separate
+signals, folder, environment, output and exit code. It shares only the imports.
 """
 
 from __future__ import annotations
@@ -23,11 +22,14 @@ _FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 class Forked:
-    """`work(*arguments)` in a process of its own that stands in `folder`; as
-    `subprocess.Popen`, as far as tests need it.
+    """A forked process that calls ``work(*arguments)``.
+
+    It has the methods of `subprocess.Popen` that the tests use.
 
     Args:
-        work: of a module, so that its name can be sent.
+        folder: Working directory of the process.
+        work: A module-level function, because it is pickled by name.
+        arguments: Arguments of `work`.
     """
 
     def __init__(self, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
@@ -43,7 +45,7 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """Minus the signal's number for one that a signal ended."""
+        """The exit code, -N if signal N ended the process, None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, signum: int) -> None:
@@ -51,7 +53,11 @@ class Forked:
             os.kill(self.pid, signum)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end; what it said on both streams."""
+        """Wait for the end and return the texts of stdout and stderr.
+
+        Raises:
+            TimeoutError: The process did not end in time. It is killed.
+        """
         self._process.join(timeout)
         if self.returncode is None:
             self.send_signal(signal.SIGKILL)
@@ -61,7 +67,7 @@ class Forked:
 
 
 def fedexp_command(folder: Path, *arguments: str) -> Forked:
-    """``python -m fedexp ARGUMENTS`` in `folder`."""
+    """Start ``python -m fedexp ARGUMENTS`` in `folder`."""
     return Forked(folder, _run_module, "fedexp", *arguments)
 
 

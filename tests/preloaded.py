@@ -1,5 +1,7 @@
-"""What `tests.fork_server` has before it forks: importing this makes a run, so that all
-that a run imports and reads is there.
+"""The module that the fork server of `tests.fork_server` imports before it forks.
+
+Importing it executes a small run. Everything that a run imports and reads is therefore
+already loaded in the forked processes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import threading
 import fedexp.commands.launching
 import fedexp.commands.run
 import fedexp.running.check
-import fedexp.tracking.terminal  # noqa: F401 - with the lines above: what commands import beyond the run itself
+import fedexp.tracking.terminal  # noqa: F401 - this and the lines above: imports of the commands beyond those of a run
 import tests.fork_server  # noqa: F401
 from fedexp.config.compose import compose
 from fedexp.running.execute import execute
@@ -22,4 +24,5 @@ with tempfile.TemporaryDirectory() as folder:
     execute(
         compose(["method=scaffold", "rounds=1", "threads=1", f"output_root={folder}"]), say=None
     )
-assert threading.active_count() == 1  # a thread would not be in the children, what it holds would
+# A fork copies the locks that a thread holds, but not the thread
+assert threading.active_count() == 1

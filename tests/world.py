@@ -1,4 +1,4 @@
-"""A tiny world in memory: every method runs on it in milliseconds."""
+"""A tiny federation in memory, on which every method runs in milliseconds."""
 
 from __future__ import annotations
 
@@ -54,9 +54,16 @@ def make_data(
     copies: bool = False,
     images: bool = False,
 ) -> FederatedData:
-    """Clients of the given sizes with their own class mix, float64 inputs (1, 2, 2), or
-    8-bit `images` (1, 4, 4) whose brightness is their class. `copies`: all hold client
-    0's data.
+    """Return random data of a few clients. Training and test set are the same.
+
+    Args:
+        sizes: Number of samples of each client.
+        num_classes: Number of classes.
+        seed: Seed of the data.
+        copies: Whether all clients hold copies of the first client's data. Otherwise
+            each client has a separate distribution of the classes.
+        images: Whether samples are 8-bit images of shape (1, 4, 4), which are brighter
+            the larger their label is. Otherwise they are float64, of shape (1, 2, 2).
     """
     rng = np.random.default_rng(seed)
     xs, ys = [], []
@@ -96,7 +103,7 @@ class World:
     def run(
         self, snapshot: Snapshot | None = None, engine: Engine | None = None, **kwargs: Any
     ) -> Snapshot:
-        """All remaining rounds."""
+        """Run all remaining rounds and return the last snapshot."""
         snapshot = snapshot or Snapshot(0, self.aggregator.init(self.env))
         for step in run(
             self.aggregator, self.env, engine or Serial(), self.data, snapshot, **kwargs
@@ -105,15 +112,20 @@ class World:
         return snapshot
 
     def models(self, snapshot: Snapshot) -> list[dict[str, torch.Tensor]]:
-        """Parameters of what would go on training (or of every client)."""
+        """Return the parameters of the global model, or of each model of the outcome.
+
+        The latter are returned if the state contains no global model.
+        """
         if "weights" in snapshot.state:
             return [snapshot.state["weights"].params]
         return [model.params for model in self.aggregator.outcome(snapshot.state).models]
 
 
 def composed(*overrides: str) -> ResolvedConfig:
-    """As `compose`, once for what many tests of a method have in common: it takes
-    longer than most of their runs.
+    """Return a copy of what `compose` returns, which is cached by its overrides.
+
+    Many tests use the same overrides, and composing takes longer than most of their
+    runs.
     """
     return copy.deepcopy(_composed(overrides))
 
@@ -129,7 +141,14 @@ def make_world(
     model: dict[str, Any] = MLP,
     m: float | None = None,
 ) -> World:
-    """The method that `overrides` compose, in float64, on tiny data."""
+    """Return the world of the method that `overrides` compose, in float64.
+
+    Args:
+        overrides: Overrides of the config. They replace the defaults of this function.
+        data: Data, or None for `make_data`.
+        model: Config node of the model.
+        m: Number of clients per round, or None for the sampling of the config.
+    """
     data = data or make_data()
     base = [
         "rounds=3",
@@ -158,7 +177,7 @@ def make_world(
 
 
 def _served(data: FederatedData, needs: Needs) -> FederatedData:
-    """`data` with what a method's server asks for: proxy data, validation samples."""
+    """Return `data` with the proxy and validation samples that a method needs."""
     first = replace(data.train, x=data.train.x[:9] + 0.1, y=data.train.y[:9])
     if needs.proxy and data.proxy is None:
         labels = first.y if needs.proxy_labels else torch.full_like(first.y, -1)
@@ -167,8 +186,15 @@ def _served(data: FederatedData, needs: Needs) -> FederatedData:
 
 
 def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot:
-    """`rounds` rounds, each by a world of its own, ``make(rounds)``, from what the one
-    before has left on disk.
+    """Run `rounds` rounds, each in a new world that resumes from a checkpoint.
+
+    Args:
+        make: Function that makes a world from the number of rounds.
+        rounds: Number of rounds.
+        folder: Folder of the checkpoints.
+
+    Returns:
+        The snapshot after the last round, as loaded from its checkpoint.
     """
     snapshot = None
     for _ in range(rounds):
@@ -188,14 +214,15 @@ def resumed(make: Callable[[int], World], rounds: int, folder: Path) -> Snapshot
 def answers(
     engine: Engine, job: ClientJob, weights: Weights, data: FederatedData
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Those to the job's probes on a model that it trained earlier."""
+    """Return the answers to the probes of `job` on `weights`, without training."""
     (result,) = engine.map([job.asking(weights, job.probes)], data)
     return result.probes
 
 
 class Backwards(Engine):
-    """Executes jobs in reverse, each on a fresh engine (as another worker would), and
-    still yields them in order.
+    """An engine that executes jobs in reverse order and yields results in job order.
+
+    Each job has a new engine, as if another worker executed it.
     """
 
     def map(
@@ -208,7 +235,10 @@ class Backwards(Engine):
 def assert_same(
     a: list[dict[str, torch.Tensor]], b: list[dict[str, torch.Tensor]], tolerance: float = 0.0
 ) -> None:
-    """Equal models, to the bit unless a relative tolerance is given."""
+    """Check that models are bit-identical, or equal up to `tolerance` if it is not 0.
+
+    The tolerance is relative and absolute.
+    """
     assert len(a) == len(b)
     for left, right in zip(a, b, strict=True):
         assert list(left) == list(right)

@@ -1,4 +1,4 @@
-"""``fedexp-runs check-conf``: list the uses of names of version 0.1."""
+"""``fedexp-runs check-conf``: list the uses of paths and config keys of version 0.1."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedexp.commands.errors import JOB_ERROR
-from fedexp.config.old_names import PythonFiles, in_yaml
+from fedexp.config.old_names import in_python, in_yaml
 from fedexp.core.errors import ConfigError
+from fedexp.core.renames import Finding
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "outputs", "site-packages"}
 
 
 def check_conf(paths: Sequence[Path]) -> int:
-    """Print every line that uses a name of version 0.1.
+    """Print every line that uses a path, an import or a config key of version 0.1.
 
     Args:
-        paths: Files, and folders of configs. Python files beside a folder are read,
-            too.
+        paths: Files, and folders of configs. With a folder, the Python files below its
+            parent folder are read, too.
 
     Returns:
-        1 if there is such a line, else 0.
+        The exit code: 1 if there is such a line, else 0.
+
+    Raises:
+        ConfigError: One of the paths does not exist.
     """
     for path in paths:
         if not path.exists():
@@ -32,28 +36,33 @@ def check_conf(paths: Sequence[Path]) -> int:
                 do="give its path: fedexp-runs check-conf PATH",
             )
     files = [*dict.fromkeys(file for path in paths for file in _files(path))]
-    modules = PythonFiles([file for file in files if file.suffix == ".py"])
-
-    count = changed = 0
-    for file in files:
-        is_python = file.suffix == ".py"
-        home = next((path for path in paths if path.is_dir() and file.is_relative_to(path)), None)
-        found = modules.findings(file) if is_python else in_yaml(file, home, modules.fields)
-        lines = sorted(set(found))
-        for line, old, new in lines:
+    found = {file: sorted({*_findings(file, paths)}) for file in files}
+    for file, findings in found.items():
+        for line, old, new in findings:
             print(f"{file}:{line}: {old} -> {new}")
-        count += len(lines)
-        changed += bool(lines)
 
+    count = sum(map(len, found.values()))
     if count:
+        changed = sum(map(bool, found.values()))
         print(f"{count} names to change in {changed} of {len(files)} files")
     else:
-        print(f"{len(files)} files: every name is current")
+        print(f"{len(files)} files: every path and config key is current")
     return JOB_ERROR if count else 0
 
 
+def _findings(file: Path, paths: Sequence[Path]) -> Iterator[Finding]:
+    """Find the lines that use an old name in a file, which is in one of `paths`."""
+    if file.suffix == ".py":
+        return in_python(file)
+    home = next((path for path in paths if path.is_dir() and file.is_relative_to(path)), None)
+    return in_yaml(file, home)
+
+
 def _files(path: Path) -> Iterator[Path]:
-    """Yield a file, or the files of a folder and the Python files beside the folder."""
+    """Yield `path` if it is a file, else the files below the folder `path`.
+
+    These are YAML and Python files. The Python files below the parent folder follow.
+    """
     if path.is_file():
         yield path
         return

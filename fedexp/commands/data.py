@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError
-from fedexp.tracking.terminal import console
+from fedexp.tracking.terminal import console, escaped, ruled_table
 
 if TYPE_CHECKING:
     from fedexp.core.data import FederatedData
@@ -36,6 +36,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, dest="command")
     show = commands.add_parser(
         "show",
+        command=_show,
         help="print the client x class table of an experiment and draw its picture",
         epilog="example: fedexp-data show dataset=mnist partition=dirichlet partition.alpha=0.1 "
         "clients=20 seed_data=1",
@@ -45,9 +46,8 @@ def _parser() -> Parser:
     show.add_argument(
         "--out", type=Path, default=Path("partition.png"), help="the picture (default: %(default)s)"
     )
-    show.set_defaults(run=_show)
     prepare = commands.add_parser(
-        "prepare", help="fetch a data set's missing files, check and decode them"
+        "prepare", command=_prepare, help="fetch a data set's missing files, check and decode them"
     )
     prepare.add_argument("dataset", help="a name that 'fedexp-data list' prints")
     prepare.add_argument(
@@ -61,14 +61,12 @@ def _parser() -> Parser:
     prepare.add_argument(
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
-    prepare.set_defaults(run=_prepare)
     listing = commands.add_parser(
-        "list", help="list the data sets and whether their files are there"
+        "list", command=_list, help="list the data sets and whether their files are there"
     )
     listing.add_argument(
         "--root", help="data root (default: data_root, i.e. FEDEXP_DATA or ./data)"
     )
-    listing.set_defaults(run=_list)
 
     return parser
 
@@ -80,7 +78,7 @@ def _show(options: argparse.Namespace) -> int:
     from fedexp.running.experiment import load_data
 
     config = compose(options.overrides)
-    data = load_data(config, device="cpu")
+    data = load_data(config)
     counts = data.class_counts()
     out = console()
     title = _split_title(config)
@@ -96,14 +94,16 @@ def _show(options: argparse.Namespace) -> int:
 
 def _split_title(config: ResolvedConfig) -> str:
     choices = config.choices
-    own = {
-        k: v
-        for k, v in config["partition"].items()
-        if k in ("alpha", "gated", "shards", "classes_per_client")
-    }
-    scheme = " ".join([str(choices.get("partition", "")), *(f"{k}={v}" for k, v in own.items())])
-    clients, seed = config["clients"], config["seed_data"]
-    return f"{choices.get('dataset', '')}, {scheme}, clients={clients}, seed_data={seed}"
+    own = [
+        f"{key}={value}"
+        for key, value in config["partition"].items()
+        if key in ("alpha", "gated", "shards", "classes_per_client")
+    ]
+    scheme = " ".join([str(choices.get("partition", "")), *own])
+    return (
+        f"{choices.get('dataset', '')}, {scheme}, clients={config['clients']}, "
+        f"seed_data={config['seed_data']}"
+    )
 
 
 def _data_lines(data: FederatedData) -> list[str]:
@@ -171,10 +171,6 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     from fedexp.config.compose import compose
     from fedexp.config.folders import conf_dirs
     from fedexp.core.build import build
@@ -182,16 +178,13 @@ def _list(options: argparse.Namespace) -> int:
     from fedexp.data.dataset import Dataset
 
     names = sorted({path.stem for folder in conf_dirs() for path in folder.glob("dataset/*.yaml")})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("dataset", "classes", "shape", "state"):
-        table.add_column(column)
-
+    table = ruled_table("dataset", "classes", "shape", "state")
     for name in names:
         try:
             config = compose([f"dataset={name}"])
             dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         except FedexpError as error:
-            table.add_row(name, "", "", escape(f"cannot be built: {error.what}"))
+            table.add_row(name, "", "", escaped(f"cannot be built: {error.what}"))
             continue
 
         root = _data_root(options.root, config)
@@ -206,7 +199,7 @@ def _list(options: argparse.Namespace) -> int:
         )
 
         table.add_row(
-            name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escape(state)
+            name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escaped(state)
         )
 
     console().print(table)
@@ -215,7 +208,3 @@ def _list(options: argparse.Namespace) -> int:
 
 def _data_root(given: str | None, config: ResolvedConfig) -> Path:
     return Path(given or config["data_root"]).expanduser()
-
-
-if __name__ == "__main__":
-    main()

@@ -50,10 +50,22 @@ class Parser(argparse.ArgumentParser):
 
     Positional arguments with ``nargs="*"`` may also follow options. Plain argparse
     does not accept them there.
+
+    Args:
+        command: Function that `run` calls with the parsed arguments. It returns the
+            exit code. None for a parser whose subparsers have functions instead.
+        **options: Arguments of `argparse.ArgumentParser`.
     """
 
+    def __init__(
+        self, command: Callable[[argparse.Namespace], int] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        if command is not None:
+            self.set_defaults(run=command)
+
     def run(self, arguments: list[str]) -> int:
-        """Call the ``run`` function of the chosen command with the parsed arguments.
+        """Call the function of the chosen command with the parsed arguments.
 
         The parsed arguments also have ``typed``, the command line as it was typed.
 

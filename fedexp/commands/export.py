@@ -19,32 +19,32 @@ from fedexp.tables.report.csv import inert
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
-    A cell is empty if the run has no value for the column. The identity and outcome of
-    a run come first. ``metrics.*`` (last values) and ``mean_last_10.*`` follow, then
-    every key of the config as ``config.*``. Lists are JSON.
+    The first columns have the identity and the outcome of a run. ``metrics.*`` (last
+    values) and ``mean_last_10.*`` follow, then every key of the config as ``config.*``.
+    Lists are JSON. A cell is empty if the run has no value for the column.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    columns.sort(
-        key=lambda name: (
-            ("metrics.", "mean_last_10.", "config.").index(_column_group(name)) + 1
-            if _column_group(name)
-            else 0
-        )
-    )
+    columns.sort(key=_column_group)
 
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(
+        {
+            name: inert(json.dumps(value) if isinstance(value, list) else value)
+            for name, value in row.items()
+        }
+        for row in rows
+    )
 
     return text.getvalue()
 
 
-def _column_group(column: str) -> str:
-    return next(
-        (part for part in ("metrics.", "mean_last_10.", "config.") if column.startswith(part)), ""
-    )
+def _column_group(column: str) -> int:
+    """Return the number of the column's group. The first columns have group 0."""
+    groups = enumerate(("metrics.", "mean_last_10.", "config."), start=1)
+    return next((number for number, prefix in groups if column.startswith(prefix)), 0)
 
 
 def _run_row(run: StoredRun) -> dict[str, Any]:
@@ -85,10 +85,6 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _csv_cell(value: Any) -> Any:
-    return inert(json.dumps(value) if isinstance(value, list) else value)
-
-
 def to_wandb(
     runs: Sequence[StoredRun],
     mode: Literal["offline", "online"],
@@ -96,7 +92,7 @@ def to_wandb(
     entity: str | None,
     group: str | None,
 ) -> int:
-    """Send every finished run to W&B under its own ID.
+    """Send every finished run to W&B under the ID that fedexp gives it.
 
     With `mode` "online", sending a run twice does not duplicate it. W&B's files are in
     ``<run>/wandb``.
@@ -106,10 +102,10 @@ def to_wandb(
         mode: Whether runs are uploaded or only written to files.
         project: Project of W&B.
         entity: Entity of W&B, or None for the entity of the account.
-        group: Group under which W&B shows the runs.
+        group: Group under which W&B shows the runs, or None for no group.
 
     Returns:
-        The exit code.
+        The exit code: 1 if a run could not be sent, else 0.
 
     Raises:
         ConfigError: No run is finished.
@@ -134,12 +130,14 @@ def to_wandb(
         logger = build(Logger, node, "logger")  # type: ignore[type-abstract]
         with run.lock():
             rows = rows_of(run.path, run.result)
-            info = RunInfo.of(
-                run.resolved_config, run.result["hashes"], run.path, group, resumed=False
-            )
             notes: list[str] = []
             feed = Feed(logger, notes.append)
-            feed.open(info, rows)
+            feed.open(
+                RunInfo.of(
+                    run.resolved_config, run.result["hashes"], run.path, group, resumed=False
+                ),
+                rows,
+            )
             feed.close("done", run.result)
 
         if feed.failure is not None:

@@ -1,4 +1,7 @@
-"""The cost of a sweep or a table, estimated from stored runs with other seeds."""
+"""The cost of runs to come, estimated from stored runs of the same configs.
+
+Seeds may differ.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,10 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
     if known:
         basis = "by stored runs of the same config with other seeds"
         if len(known) < len(costs):
-            rest = len(costs) - len(known)
-            basis = f"for {len(known)} of them {basis}, and not known for the other {rest}"
+            basis = (
+                f"for {len(known)} of them {basis}, "
+                f"and not known for the other {len(costs) - len(known)}"
+            )
         seconds = sum(seconds for seconds, _ in known)
         time = f"about {duration(seconds)}, one run after the other, {basis}"
         disk = f"about {size_text(sum(size for _, size in known))}"
@@ -52,17 +57,18 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
 def _mean_cost(
     config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
 ) -> Cost | None:
-    """Return the mean cost of finished runs with the same config but other seeds.
+    """Return the mean cost of finished runs that differ from a config only in seeds.
 
-    The stored runs may have been made by any version of the code. The result is None if
-    there are no such runs.
+    Any version of the code may have made the stored runs. The result is None if there
+    are no such runs.
 
     Args:
         config: Resolved config.
-        known_costs: Costs that were read before. New ones are added.
+        known_costs: Costs that earlier calls read, by method and data set. New costs
+            are added.
     """
     folder = RunFolder.of(config).path.parent
-    # Method and data set of the run.
+    # The name of the folder without the hash: method and data set of the run.
     prefix = folder.with_name(folder.name.rpartition("-")[0])
     if prefix not in known_costs:
         known_costs[prefix] = _costs_by_config(prefix)
@@ -92,5 +98,7 @@ def _costs_by_config(prefix: Path) -> dict[str, list[Cost]]:
 
 
 def _config_without_seeds(config: ResolvedConfig) -> str:
-    left = {key: value for key, value in scientific(config).items() if key not in SEEDS}
-    return json.dumps(left, sort_keys=True)
+    return json.dumps(
+        {key: value for key, value in scientific(config).items() if key not in SEEDS},
+        sort_keys=True,
+    )

@@ -45,11 +45,13 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     from fedexp.data.cache import sources_stay
     from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
-    os.environ["FEDEXP_SWEEP"] = group
-    os.environ["FEDEXP_SWEEP_JOBS"] = str(jobs)
+    os.environ |= {
+        "FEDEXP_SWEEP": group,
+        "FEDEXP_SWEEP_JOBS": str(jobs),
+        "FEDEXP_LAUNCHER_PID": str(os.getpid()),
+    }
     # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
 
     with interrupt_on_sigterm(), sources_stay():
         try:
@@ -148,7 +150,7 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
 
     Args:
         job: Checked job.
-        what: Name of the job in the message on how to resume it.
+        what: Words for the job in the message on how to resume it, such as "this run".
 
     Returns:
         The result, or the exit code of a job that was interrupted or failed. The reason
@@ -189,18 +191,21 @@ def sweep_job(config: Any) -> float:
 
     register()
     hydra_config = HydraConfig.get()
+
     overrides = list(hydra_config.overrides.task)
     jobs = int(os.environ.get("FEDEXP_SWEEP_JOBS", "1"))
     concurrent = concurrent_jobs(hydra_config.launcher, jobs, available_cores())
     os.environ["FEDEXP_CONCURRENT_JOBS"] = str(concurrent)
+
     resolved = resolve(
         config, hydra_config.runtime.choices, [*hydra_config.overrides.hydra, *overrides]
     )
-    launcher = _launcher_pid()
-    if launcher is not None:
+
+    if (launcher := _launcher_pid()) is not None:
         _end_with_launcher(launcher)
     if concurrent > 1 and resolved["device"] in ("auto", "cuda"):
         take_gpu(hydra_config.job.num)
+
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
     print(label, flush=True)
@@ -231,13 +236,16 @@ def sweep_job(config: Any) -> float:
     return float(headline["value"])
 
 
-# Jobs of the sweep that this process launches, by number.
+# Checked jobs of the sweep that this process launches. The index is the job's number.
 _CHECKED_JOBS: list[CheckedJob] = []
 
 
 @contextlib.contextmanager
 def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
-    """Keep the experiments that a sweep's check built, for jobs of this process."""
+    """Keep the experiments that the check of a sweep built.
+
+    Jobs that run in this process then need not build them again.
+    """
     _CHECKED_JOBS[:] = jobs
     try:
         yield
@@ -267,7 +275,7 @@ _POLL_SECONDS = 0.5
 def _launcher_pid() -> int | None:
     """Return the process ID of the process that launched the sweep.
 
-    None if this process is not a worker of that process on this machine.
+    The result is None if this process is not a worker on the launcher's machine.
     """
     # `multiprocessing` makes joblib's workers. It knows their parent even after the
     # parent has ended.
@@ -279,9 +287,9 @@ def _launcher_pid() -> int | None:
 def _end_with_launcher(launcher: int) -> None:
     """Exit if the process of the sweep has ended, and otherwise watch that process.
 
-    If the sweep's process ends later, this process ends, too, and its run can be
-    resumed. A worker would otherwise take the jobs in its queue, and then stay idle for
-    minutes.
+    If the sweep's process ends later, this process ends, too. Its run can be resumed.
+    Otherwise the worker would still execute the jobs in its queue, and then stay idle
+    for minutes.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)

@@ -21,8 +21,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
     The rerun uses the numerics of the stored run. It uses neither the client cache
-    (memo) nor trackers. An earlier finished rerun is moved aside, and an interrupted
-    one is resumed. The stored run is only read.
+    (memo) nor trackers. An earlier rerun is moved aside if it is finished, and resumed
+    if it was interrupted. The stored run is only read.
 
     Args:
         run: Stored run.
@@ -33,8 +33,8 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         The exit code: 0 if the results are bit-identical, else 1.
 
     Raises:
-        ConfigError: The run has no result, a file that it was made with has changed, or
-            the run is itself this rerun.
+        ConfigError: The run has no result, or a file that it was made with has changed.
+            Also raised if the run is itself the rerun, which would be replaced.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option
@@ -54,7 +54,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     stored = run.resolved_config
     config = stored.with_values(
         output_root=str(root / "reruns"),
-        logger={key: value for key, value in group_option("logger", "local", "logger", []).items()},
+        logger=dict(group_option("logger", "local", "logger", [])),
         memo={**stored.values.get("memo", {}), "enabled": False},
         reuse=True,
         **({"data_root": data_root} if data_root else {}),
@@ -64,9 +64,11 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         try:
             job = CheckedJob.of(config)
         except RenamedError as error:
-            version = run.result.get("fedexp_version", "0.1")
-            error.facts["to do"] = f"rerun it with fedexp {version}, which made it"
+            error.facts["to do"] = (
+                f"rerun it with fedexp {run.result.get('fedexp_version', '0.1')}, which made it"
+            )
             raise
+
         current, then = pin(config.values), stored.contents
         for key in then:
             if current.get(key) != then[key]:

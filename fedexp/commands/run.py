@@ -188,17 +188,22 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     check_splits(
         (job_name(i, configs[i].overrides), jobs[i].experiment) for i in range(len(jobs)) if todo[i]
     )
+
     done = todo.count(False)
     print(
         f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
     )
-    # Flags come first, because Hydra's parser wants overrides in one piece.
-    arguments = ["--multirun", *overrides]
-    # Hydra would compose every job twice, even if all jobs are done.
-    nothing_to_do = done == len(configs) and is_grid(overrides)
-    launch = (lambda: _reuse_results(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
+
+    def launch() -> int:
+        # Hydra would compose every job twice, even if all jobs are done.
+        if done == len(configs) and is_grid(overrides):
+            return _reuse_results(jobs)
+        # Flags come first, because Hydra's parser wants overrides in one piece.
+        return run_hydra(["--multirun", *overrides])
+
     with checked_jobs(jobs):
         code = run_sweep(f"sweep-{name}", len(configs), launch)
+
     rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):

@@ -1,6 +1,6 @@
 """The ``fedexp-runs`` command, which lists, compares, repeats and deletes runs.
 
-It reads run folders. Only ``rerun`` and ``check-conf`` need torch.
+It reads run folders. Only ``rerun`` and ``export --wandb`` need torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.table import Column, Table
+
 from fedexp.commands.errors import Parser, run_guarded
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
-from fedexp.tracking.terminal import console, memory_text, size_text
+from fedexp.tracking.terminal import (
+    console,
+    escaped,
+    headline_text,
+    memory_text,
+    ruled_table,
+    size_text,
+)
 
 _COLOURS = {
     "done": "green",
@@ -33,6 +41,16 @@ _COLOURS = {
     "damaged": "red",
     "stale": "yellow",
     "interrupted": "yellow",
+}
+# Files that each flag of ``clean`` selects, which are deleted with ``--yes``.
+_CLEAN_FLAGS = {
+    "--failed": "runs that failed",
+    "--damaged": "runs whose result or status cannot be read",
+    "--stale": "runs whose process is gone and left no error",
+    "--old-code": "runs that today's code would not reuse",
+    "--set-aside": "files that reuse=false moved aside (<code>.<k>)",
+    "--checkpoints": "checkpoints of runs that are done",
+    "--memo": "stored client work, which is trained again when needed",
 }
 
 
@@ -70,7 +88,9 @@ def _parser() -> Parser:
         "method=NAME,NAME 'partition.alpha<0.5' status!=done 'headline>=0.9'",
     )
 
-    listing = commands.add_parser("list", parents=[shared, chosen], help="all runs, newest first")
+    listing = commands.add_parser(
+        "list", command=_list, parents=[shared, chosen], help="all runs, newest first"
+    )
     listing.add_argument(
         "--sort",
         metavar="KEY",
@@ -79,20 +99,22 @@ def _parser() -> Parser:
     )
 
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
-    listing.set_defaults(run=_list)
 
     what = "a run folder, or a part of its name that no other run has"
-    show = commands.add_parser("show", parents=[shared], help="one run: result, costs, files")
+    show = commands.add_parser(
+        "show", command=_show, parents=[shared], help="one run: result, costs, files"
+    )
     show.add_argument("name", metavar="run", help=what)
-    show.set_defaults(run=_show)
 
-    diff = commands.add_parser("diff", parents=[shared], help="what differs between two runs")
+    diff = commands.add_parser(
+        "diff", command=_diff, parents=[shared], help="what differs between two runs"
+    )
     diff.add_argument("a", help=what)
     diff.add_argument("b", help=what)
-    diff.set_defaults(run=_diff)
 
     rerun = commands.add_parser(
         "rerun",
+        command=_rerun,
         parents=[shared],
         help="run a stored run's config again and compare the bits",
         description="Runs exactly the stored config again in <root>/reruns, with the numerics of "
@@ -105,10 +127,12 @@ def _parser() -> Parser:
     rerun.add_argument(
         "--data-root", help="folder of the data sets (default: that of the stored run)"
     )
-    rerun.set_defaults(run=_rerun)
 
     export = commands.add_parser(
-        "export", parents=[shared, chosen], help="runs as CSV, one row each, or to W&B afterwards"
+        "export",
+        command=_export,
+        parents=[shared, chosen],
+        help="runs as CSV, one row each, or to W&B afterwards",
     )
     export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
     export.add_argument(
@@ -120,52 +144,35 @@ def _parser() -> Parser:
     export.add_argument("--project", default="fedexp", help="project of W&B (%(default)s)")
     export.add_argument("--entity", help="entity of W&B (default: that of the account)")
     export.add_argument("--group", help="group under which W&B shows them together")
-    export.set_defaults(run=_export)
 
-    table = commands.add_parser(
+    commands.add_parser(
         "table",
+        command=_table,
         parents=[shared, chosen],
         help="a table of runs: means over seeds, paired tests",
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
     )
-    table.set_defaults(run=_table)
 
     clean = commands.add_parser(
         "clean",
+        command=_clean,
         parents=[shared],
         help="delete what is not needed (without --yes, only shows what it would delete)",
         description="Deletes the kinds of files that are named. "
         "A run that is being executed is never touched.",
     )
 
-    clean.add_argument("--failed", action="store_true", help="runs that failed")
-    clean.add_argument(
-        "--damaged", action="store_true", help="runs whose result or status cannot be read"
-    )
-    clean.add_argument(
-        "--stale", action="store_true", help="runs whose process is gone and left no error"
-    )
-    clean.add_argument(
-        "--old-code", action="store_true", help="runs that today's code would not reuse"
-    )
-    clean.add_argument(
-        "--set-aside", action="store_true", help="files that reuse=false moved aside (<code>.<k>)"
-    )
-    clean.add_argument(
-        "--checkpoints", action="store_true", help="checkpoints of runs that are done"
-    )
-    clean.add_argument(
-        "--memo", action="store_true", help="stored client work, which is trained again when needed"
-    )
+    for flag, text in _CLEAN_FLAGS.items():
+        clean.add_argument(flag, action="store_true", help=text)
     clean.add_argument("--yes", action="store_true", help="delete (without it nothing is deleted)")
-    clean.set_defaults(run=_clean)
 
     check = commands.add_parser(
         "check-conf",
-        help="list the lines of configs and modules that use a name of version 0.1",
-        description="Lists every line of YAML and Python files that uses a name which version 0.2 "
-        "changed, with the new "
-        "name. Nothing is written. Exit code 1 if there are such lines.",
+        command=_check_conf,
+        help="list the lines of configs and modules that use a path or key of version 0.1",
+        description="Lists every line of YAML and Python files that uses a class path, an import "
+        "or a config key which version 0.2 changed, with the new name. Nothing is written. "
+        "Exit code 1 if there are such lines.",
     )
     check.add_argument(
         "paths",
@@ -175,7 +182,6 @@ def _parser() -> Parser:
         help="a file, or a folder of configs, with which the Python files beside it are read "
         "(default: conf)",
     )
-    check.set_defaults(run=_check_conf)
     return parser
 
 
@@ -196,38 +202,27 @@ def _list(options: argparse.Namespace) -> int:
         )
         return 0
 
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in (
-        "folder",
-        "method",
-        "dataset",
-        "status",
-        "headline",
-        "rounds",
-        "age",
-        "size",
-        "overrides",
-    ):
-        right = column in ("rounds", "age", "size")
-        table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
-
+    texts = ("folder", "method", "dataset", "status", "headline")
+    table = ruled_table(
+        *(Column(name, overflow="fold") for name in texts),
+        *(
+            Column(name, justify="right", overflow="fold", no_wrap=True)
+            for name in ("rounds", "age", "size")
+        ),
+        Column("overrides", overflow="fold"),
+    )
     for run in runs:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
-            _escaped(run.name),
-            _escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
-            _escaped(run.choice("dataset")),
+            escaped(run.name),
+            escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
+            escaped(run.choice("dataset")),
             f"[{colour}]{run.status}[/{colour}]",
-            _headline_text(run),
+            headline_text(run.headline),
             _rounds_text(run),
             _age_text(run.updated),
             size_text(run.size),
-            _escaped(
+            escaped(
                 " ".join(
                     o
                     for o in run.overrides
@@ -268,89 +263,13 @@ def _run_facts(run: StoredRun) -> dict[str, Any]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from rich.table import Table
-
     run = find_run(options.root, options.name)
-    result = run.result
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def add(name: str, value: Any) -> None:
+    columns = Column(no_wrap=True), Column(overflow="fold")
+    table = Table(*columns, show_header=False, box=None, pad_edge=False)
+    for name, value in _shown_rows(run).items():
         if value not in (None, "", [], {}):
-            table.add_row(name, _escaped(value))
+            table.add_row(name, escaped(value))
 
-    add(
-        "status",
-        f"{run.status}, attempt {run.state.get('attempt', '?')}, {_age_text(run.updated)} ago",
-    )
-    add("error", run.state.get("error"))
-    add("overrides", " ".join(run.overrides))
-    add(
-        "choices",
-        _mapping_text(
-            {group: option for group, option in run.choices.items() if option is not None}
-        ),
-    )
-
-    add("headline", f"{_headline_text(run)} ({run.headline['rule']})" if run.headline else None)
-    add("test data in training", result.get("test_data_in_training"))
-    add("rounds", _rounds_text(run))
-    add("rounds to target", result.get("rounds_to_target"))
-
-    for group, title in (
-        ("rounds_to", "rounds to targets"),
-        ("metrics", "last"),
-        ("mean_last_10", "mean of last 10"),
-        ("std_last_10", "deviation of last 10"),
-        ("best", "best (oracle)"),
-    ):
-        add(title, _mapping_text(result.get(group)))
-
-    add("seconds", _mapping_text(result.get("seconds")))
-    add(
-        "traffic",
-        ", ".join(
-            f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
-        ),
-    )
-
-    add("local steps", result.get("local_steps"))
-    add("steps a second", result.get("steps_per_second") and f"{result['steps_per_second']:.4g}")
-    add(
-        "stacked share",
-        None if result.get("stacked_share") is None else f"{result['stacked_share']:.0%}",
-    )
-    add("engine", "; ".join(result.get("engine_notes") or ()))
-    add("peak memory", result.get("peak_memory") and memory_text(result["peak_memory"]))
-    add("memory probe", (result.get("memory_probe") or {}).get("text"))
-    add("trace", (result.get("profile") or {}).get("trace"))
-    add("partition", _mapping_text(result.get("partition")))
-    add("fedexp version", result.get("fedexp_version", "0.1") if result else None)
-    add("hashes", _mapping_text(result.get("hashes")))
-    add(
-        "numerics",
-        _mapping_text(result.get("numerics") or read_mapping(run.path / "numerics.json")),
-    )
-    add(
-        "environment",
-        _mapping_text(result.get("environment") or read_mapping(run.path / "environment.json")),
-    )
-    modules, commits = own_code(run.path)
-    add("own code", ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()))
-    add(
-        "own code is in",
-        ", ".join(f"{home} (commit {at or 'none'})" for home, at in commits.items()),
-    )
-    files = sorted(path for path in run.path.iterdir() if path.name != "lock")
-    add(
-        "files",
-        ", ".join(
-            f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
-        ),
-    )
-
-    add("size", size_text(run.size))
     out = console()
     out.print(run.name, style="bold", markup=False)
     out.print(table)
@@ -359,25 +278,87 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _diff(options: argparse.Namespace) -> int:
-    from rich import box
-    from rich.table import Table
+def _shown_rows(run: StoredRun) -> dict[str, Any]:
+    """Return the rows that `show` prints about a run, by their labels.
 
+    Rows without a value (None or empty) are not printed.
+    """
+    result = run.result
+    modules, commits = own_code(run.path)
+    files = sorted(path for path in run.path.iterdir() if path.name != "lock")
+    choices = {group: option for group, option in run.choices.items() if option is not None}
+    speed, share = result.get("steps_per_second"), result.get("stacked_share")
+    memory = result.get("peak_memory")
+
+    return {
+        "status": f"{run.status}, attempt {run.state.get('attempt', '?')}, "
+        f"{_age_text(run.updated)} ago",
+        "error": run.state.get("error"),
+        "overrides": " ".join(run.overrides),
+        "choices": _mapping_text(choices),
+        "headline": f"{headline_text(run.headline)} ({run.headline['rule']})"
+        if run.headline
+        else None,
+        "test data in training": result.get("test_data_in_training"),
+        "rounds": _rounds_text(run),
+        "rounds to target": result.get("rounds_to_target"),
+        "rounds to targets": _mapping_text(result.get("rounds_to")),
+        "last": _mapping_text(result.get("metrics")),
+        "mean of last 10": _mapping_text(result.get("mean_last_10")),
+        "deviation of last 10": _mapping_text(result.get("std_last_10")),
+        "best (oracle)": _mapping_text(result.get("best")),
+        "seconds": _mapping_text(result.get("seconds")),
+        "traffic": ", ".join(
+            f"{way} {size_text(count)}" for way, count in (result.get("bytes") or {}).items()
+        ),
+        "local steps": result.get("local_steps"),
+        "steps a second": speed and f"{speed:.4g}",
+        "stacked share": None if share is None else f"{share:.0%}",
+        "engine": "; ".join(result.get("engine_notes") or ()),
+        "peak memory": memory and memory_text(memory),
+        "memory probe": (result.get("memory_probe") or {}).get("text"),
+        "trace": (result.get("profile") or {}).get("trace"),
+        "partition": _mapping_text(result.get("partition")),
+        "fedexp version": result.get("fedexp_version", "0.1") if result else None,
+        "hashes": _mapping_text(result.get("hashes")),
+        "numerics": _mapping_text(
+            result.get("numerics") or read_mapping(run.path / "numerics.json")
+        ),
+        "environment": _mapping_text(
+            result.get("environment") or read_mapping(run.path / "environment.json")
+        ),
+        "own code": ", ".join(f"{name} {sha256[:8]}" for name, sha256 in modules.items()),
+        "own code is in": ", ".join(
+            f"{home} (commit {at or 'none'})" for home, at in commits.items()
+        ),
+        "files": ", ".join(
+            f"{path.name}{'/' if path.is_dir() else ''} {size_text(weigh(path))}" for path in files
+        ),
+        "size": size_text(run.size),
+    }
+
+
+def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
-    sides = [dict(dotted_items(_compared(run.resolved_config))) for run in (a, b)]
-    deciding = set().union(*(dict(dotted_items(scientific(run.resolved_config))) for run in (a, b)))
+    configs = a.resolved_config, b.resolved_config
+    # Overrides are not compared, because the values contain their effect.
+    sides = [
+        dict(
+            dotted_items({**config.values, "contents": config.contents, "choices": config.choices})
+        )
+        for config in configs
+    ]
+    deciding = {key for config in configs for key, _ in dotted_items(scientific(config))}
     keys = [*dict.fromkeys([*sides[0], *sides[1]])]
     differing = [key for key in keys if sides[0].get(key, ABSENT) != sides[1].get(key, ABSENT)]
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column(_escaped(a.name), overflow="fold")
-    table.add_column(_escaped(b.name), overflow="fold")
+    names = (Column(escaped(run.name), overflow="fold") for run in (a, b))
+    table = ruled_table(Column("", no_wrap=True), *names)
 
     def add(name: str, left: Any, right: Any, style: str | None = None) -> None:
-        table.add_row(_escaped(name), _escaped(left), _escaped(right), style=style)
+        table.add_row(escaped(name), escaped(left), escaped(right), style=style)
 
     def compare(name: str, left: Any, right: Any) -> None:
         add(name, left, "the same" if left == right and left is not None else right)
@@ -424,7 +405,7 @@ def _diff(options: argparse.Namespace) -> int:
 
     add("status", a.status, b.status)
     add("rounds", _rounds_text(a), _rounds_text(b))
-    add("headline", _headline_text(a), _headline_text(b))
+    add("headline", headline_text(a.headline), headline_text(b.headline))
     out = console()
     out.print(table)
 
@@ -439,13 +420,13 @@ def _diff(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(config: ResolvedConfig) -> dict[str, Any]:
-    """Return the parts of a config that `diff` compares: all except the overrides."""
-    return {**config.values, "contents": config.contents, "choices": config.choices}
-
-
 def _folder_hash(run: StoredRun, name: str) -> str:
-    """Return the short hash of the config or the code from the run's path."""
+    """Return the short hash of the config or the code, which is part of the run's path.
+
+    Args:
+        run: Stored run.
+        name: ``config`` or ``code``.
+    """
     return (
         run.path.parent.name.rpartition("-")[2]
         if name == "config"
@@ -480,10 +461,10 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    kinds = ("failed", "damaged", "stale", "old_code", "set_aside", "checkpoints", "memo")
-    if not any(getattr(options, kind) for kind in kinds):
-        flags = ", ".join("--" + kind.replace("_", "-") for kind in kinds)
-        raise ConfigError("nothing was chosen to be deleted", expected=f"one or more of {flags}")
+    if not any(getattr(options, flag[2:].replace("-", "_")) for flag in _CLEAN_FLAGS):
+        raise ConfigError(
+            "nothing was chosen to be deleted", expected=f"one or more of {', '.join(_CLEAN_FLAGS)}"
+        )
     freed = 0
 
     for run in find_runs(options.root):
@@ -587,8 +568,8 @@ def _delete(folder: Path) -> None:
 def _clean_client_cache(folder: Path, delete: bool) -> tuple[int, int]:
     """Count the entries of the client cache (memo) and their bytes.
 
-    The entries are deleted if `delete` is true. Runs that use the cache tolerate
-    entries that vanish. Folders and locks are not deleted.
+    If `delete` is true, the entries are also deleted. Runs that use the cache tolerate
+    this. Folders and locks are not deleted.
     """
     count = size = 0
     for entry in folder.glob("*/*.safetensors"):
@@ -604,7 +585,10 @@ _COLUMN_KEYS = ("method=", "dataset=", "output_root=")
 
 
 def _swapped_parts(run: StoredRun) -> list[str]:
-    """Return the parts that differ from the method's preset, as ``trainer=NAME``."""
+    """Return the parts that the user replaced in the method's preset.
+
+    Each is an override, such as ``trainer=NAME``.
+    """
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
     return [
@@ -614,7 +598,7 @@ def _swapped_parts(run: StoredRun) -> list[str]:
 
 @functools.cache
 def _preset_parts(method: str) -> dict[str, str]:
-    """Return the option of each part that a method's preset chooses.
+    """Return the options that a method's preset chooses, by the name of the part.
 
     The result is empty if there is no such preset.
     """
@@ -631,10 +615,6 @@ def _preset_parts(method: str) -> dict[str, str]:
             }
 
     return {}
-
-
-def _headline_text(run: StoredRun) -> str:
-    return f"{run.headline['metric']} {run.headline['value']:.4f}" if run.headline else "-"
 
 
 def _rounds_text(run: StoredRun) -> str:
@@ -663,13 +643,3 @@ def _age_text(moment: datetime.datetime) -> str:
         if seconds < limit:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
-
-
-def _escaped(value: Any) -> str:
-    """Return a value as text for a table cell, with Rich's markup escaped.
-
-    Overrides contain brackets, which are not markup.
-    """
-    from rich.markup import escape
-
-    return escape(str(value))

@@ -9,14 +9,17 @@ import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from rich.table import Column
+
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, dotted_items, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
-from fedexp.tracking.terminal import console
+from fedexp.tracking.terminal import console, escaped, ruled_table
 
-# Groups whose options follow from a key, because a method's preset chooses them.
+# Keys that differ together with a row or column key, because a method's preset chooses
+# their options. Differences of these keys are not reported.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Largest number of keys or values in one message.
 _SHOWN = 4
@@ -56,6 +59,7 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
     found = {
         cell: _values_by_seed(cell, members, rows, cols, value) for cell, members in cells.items()
     }
+
     columns = sorted({col for _, col in found}, key=_sort_key)
     places = sorted(
         {place for place, _ in found}, key=lambda place: [_sort_key(text) for text in place]
@@ -161,8 +165,8 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
 
     Args:
         runs: Stored runs.
-        implied: Keys that are not reported. Keys below them and seeds are not reported
-            either.
+        implied: Keys that are not reported, together with all keys below them. Seeds
+            are never reported.
 
     Returns:
         The values of each such key.
@@ -197,21 +201,12 @@ def _print_means(
     places: Sequence[tuple[str, ...]],
     columns: Sequence[str],
 ) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in rows:
-        table.add_column(escape(key))
-    for column in columns:
-        table.add_column(
-            escape(column if cols in ("method", "dataset") else f"{cols}={column}"), justify="right"
-        )
-
+    prefix = "" if cols in ("method", "dataset") else f"{cols}="
+    numbers = [Column(escaped(prefix + column), justify="right") for column in columns]
+    table = ruled_table(*map(escaped, rows), *numbers)
     for place in places:
         cells = [_mean_text(list(found.get((place, column), {}).values())) for column in columns]
-        table.add_row(*map(escape, place), *cells)
+        table.add_row(*map(escaped, place), *cells)
     console().print(table)
 
 
@@ -228,23 +223,24 @@ def _print_tests(
 ) -> None:
     if not comparisons:
         return
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (*rows, "pair", "difference", "95 %", "p", "common seeds", "verdict"):
-        table.add_column(escape(name), justify="right" if name in ("difference", "p") else "left")
-
+    table = ruled_table(
+        *map(escaped, rows),
+        "pair",
+        Column("difference", justify="right"),
+        "95 %",
+        Column("p", justify="right"),
+        "common seeds",
+        "verdict",
+    )
     for place, c in comparisons:
         table.add_row(
-            *map(escape, place),
-            escape(f"{c.b} - {c.a}"),
+            *map(escaped, place),
+            escaped(f"{c.b} - {c.a}"),
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
             ", ".join(map(_seed_text, c.seeds)) or "none",
-            escape(c.verdict),
+            escaped(c.verdict),
         )
 
     out = console()
@@ -268,7 +264,10 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """Print the measured value, the left-out runs and other differences of cells."""
+    """Print the name of the measured value, and notes on the comparability of cells.
+
+    The notes are about left-out runs, different code and other differing keys.
+    """
     out = console()
     measured = sorted(
         {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}

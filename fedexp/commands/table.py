@@ -11,33 +11,47 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import Parser, run_guarded
+from fedexp.commands.errors import JOB_ERROR, Parser, print_error, run_guarded
+from fedexp.commands.forecast import print_forecast
 from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.tables.cells import (
+    Job,
+    PlannedCell,
+    key_of,
+    launch_order,
+    parse_only,
+    placeholders,
+    planned_cells,
+    split_only,
+)
+from fedexp.tables.load import load_table, table_names
+from fedexp.tables.report.files import report_folder, write_report
+from fedexp.tables.report.report import Report
+from fedexp.tables.report.terminal import print_report, print_tables
+from fedexp.tables.schema import Table
 
 if TYPE_CHECKING:
     from fedexp.running.experiment import Experiment
-    from fedexp.tables.cells import Job, PlannedCell
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import TableRecord
-    from fedexp.tables.report.report import Report, Variant
-    from fedexp.tables.schema import Table
 
-# Prefixes of the keys whose overrides the sweep itself must know.
+# Prefixes of the keys whose overrides the sweep itself needs.
 _SWEEP_KEYS = ("hydra", "output_root")
 
 
 def main() -> None:
-    """Run the command as the console's entry point."""
+    """Run the command as a console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run the command line and return its exit code.
+    """Run the command line.
 
     Returns:
-        0, or 1 if a cell failed. With ``--strict`` it is also 1 if a number is beyond
-        its tolerance, or full runs contradict a claim of the paper. 2 for wrong input,
-        which is reported without a traceback. 130 if Ctrl-C interrupted the command.
+        The exit code, which is 0 after a success. It is 1 if a cell failed. With
+        ``--strict`` it is also 1 if a number is beyond its tolerance, or if full runs
+        contradict a claim of the paper. It is 2 for wrong input, which is reported
+        without a traceback, and 130 after Ctrl-C.
     """
     return run_guarded(lambda: _parser().run(arguments))
 
@@ -48,6 +62,7 @@ def _parser() -> Parser:
 
     listing = commands.add_parser(
         "list",
+        command=_list,
         help="list the tables: title, data sets and whether their files exist, measured hours",
     )
     listing.add_argument(
@@ -58,7 +73,6 @@ def _parser() -> Parser:
         help="only these tables, with the status of their runs; overrides as for run",
     )
     listing.add_argument("--json", action="store_true", help="machine-readable: one JSON list")
-    listing.set_defaults(run=_list)
 
     shared = Parser(add_help=False)
     shared.add_argument(
@@ -107,6 +121,7 @@ def _parser() -> Parser:
 
     run = commands.add_parser(
         "run",
+        command=_run,
         parents=[shared],
         help="run what is missing or failed, then report",
         epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib",
@@ -116,9 +131,11 @@ def _parser() -> Parser:
         action="store_true",
         help="check every run, print what is stored and what the others would take, and stop",
     )
-    run.set_defaults(run=_run)
     report = commands.add_parser(
-        "report", parents=[shared], help="report the runs that exist, without running any"
+        "report",
+        command=_report,
+        parents=[shared],
+        help="report the runs that exist, without running any",
     )
     report.add_argument(
         "--from",
@@ -129,9 +146,9 @@ def _parser() -> Parser:
         help="folder of a record of runs, which may have been deleted. Given again: a record that "
         "adds runs that the first one lacks. Files are written only with --out",
     )
-    report.set_defaults(run=_report)
     tune = commands.add_parser(
         "tune",
+        command=_tune,
         help="choose one coefficient per method on held-out data, and write conf/tuned",
         epilog="Runs that are stored are not repeated. Without --out, the results are written to "
         "./conf/tuned/NAME.yaml, which takes precedence over the built-in file of that name.",
@@ -150,9 +167,9 @@ def _parser() -> Parser:
         metavar="FILE",
         help="write the results to this file (required if an override changes them)",
     )
-    tune.set_defaults(run=_tune)
     site = commands.add_parser(
         "site",
+        command=_site,
         help="build a site of all committed results and the documentation, to be read from disk",
     )
     site.add_argument(
@@ -164,7 +181,6 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folder of records (default: scripts/results of the checkout)",
     )
-    site.set_defaults(run=_site)
     return parser
 
 
@@ -183,36 +199,33 @@ class _Request:
     """The cells of a table that the user asked for, and their runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from fedexp.tables.cells import key_of, parse_only, planned_cells, split_only
-        from fedexp.tables.load import load_table
-        from fedexp.tables.lookup import Finder
 
         if own := [o for o in options.overrides if key_of(o) == "seed" or o.isdecimal()]:
             raise ConfigError(
                 "a table gives each run its seed", got=own[0], do="name the seeds: --seeds 0,1"
             )
+
         self.options = options
-        self.table: Table = load_table(options.name)
-        self.variant: Variant = options.variant
+        self.table = load_table(options.name)
         clauses, overrides = split_only(self.table, options.only)
         options.overrides = [*options.overrides, *overrides]
         self.extra = _split_overrides(options.overrides, of_sweep=False)
-        self.only = only = parse_only(self.table, clauses)
-        self.cells: tuple[PlannedCell, ...] = planned_cells(
-            self.table,
-            self.variant,
-            only=only,
-            seeds=options.seeds,
-            extra=[o for o in options.overrides if not _is_hydra(o)],
-        )
-        self._finder = Finder(any_code=options.any_code)
-        self.cell_runs = self.find_runs()
+        self.only = parse_only(self.table, clauses)
 
-    def find_runs(self) -> dict[tuple[str, ...], CellRun]:
+        self.cells = planned_cells(
+            self.table,
+            options.variant,
+            only=self.only,
+            seeds=options.seeds,
+            extra=[o for o in options.overrides if not key_of(o).startswith("hydra")],
+        )
+        self.find_runs()
+
+    def find_runs(self) -> None:
+        """Look up the stored run of each job of the cells."""
         from fedexp.tables.lookup import find
 
-        self.cell_runs = find(self.cells, self._finder)
-        return self.cell_runs
+        self.cell_runs = find(self.cells, any_code=self.options.any_code)
 
     @property
     def root(self) -> Path:
@@ -220,40 +233,23 @@ class _Request:
         from fedexp.config.compose import compose
 
         config = next((run.config for run in self.cell_runs.values() if run.config), None)
-        return Path((config or compose(self.extra_root()))["output_root"]).expanduser().resolve()
-
-    def extra_root(self) -> list[str]:
-        return [
-            override for override in self.options.overrides if override.startswith("output_root=")
-        ]
-
-    def jobs(self) -> list[Job]:
-        from fedexp.tables.cells import launch_order
-
-        return launch_order(self.cells)
-
-
-def _is_hydra(override: str) -> bool:
-    from fedexp.tables.cells import key_of
-
-    return key_of(override).startswith("hydra")
+        if config is None:
+            config = compose([o for o in self.options.overrides if o.startswith("output_root=")])
+        return Path(config["output_root"]).expanduser().resolve()
 
 
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
     """Return the overrides for the sweep itself if `of_sweep`, else all others."""
-    from fedexp.tables.cells import key_of
-
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fedexp.commands.errors import JOB_ERROR
     from fedexp.commands.launching import multirun, run_sweep
     from fedexp.tables.lookup import FAILED
     from fedexp.tables.progress import ProgressMonitor
 
     request = _Request(options)
-    jobs = request.jobs()
+    jobs = launch_order(request.cells)
     todo = [job for job in jobs if not _is_done(request.cell_runs[job.overrides])]
     _check(request, todo)
     methods = {job.overrides: planned.method for planned in request.cells for job in planned.jobs}
@@ -262,17 +258,16 @@ def _run(options: argparse.Namespace) -> int:
     again = f" ({failed} failed before)" if failed else ""
     absent = sum(not planned.jobs for planned in request.cells)
     without = f"; {absent} cells have no method yet" if absent else ""
+
     print(
         f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "
         f"{len(jobs) - len(todo)} done, {len(todo)} to run{again}{without}",
         flush=True,
     )
     if options.dry_run:
-        from fedexp.commands.forecast import print_forecast
-
         print_forecast([request.cell_runs[job.overrides].config for job in todo])
         return 0
-    code = 0
+
     if todo:
         sweep = _split_overrides(options.overrides, of_sweep=True)
         monitor = ProgressMonitor(options.name, waiting, len(jobs) - len(todo))
@@ -281,9 +276,10 @@ def _run(options: argparse.Namespace) -> int:
                 group(options), len(todo), lambda: multirun([job.overrides for job in todo], sweep)
             )
         request.find_runs()
-    if code:
-        print("interrupted: the same command continues from here", file=sys.stderr)
-        return code
+        if code:
+            print("interrupted: the same command continues from here", file=sys.stderr)
+            return code
+
     report = _make_report(request)
     if any(run.status != "done" for run in request.cell_runs.values()):
         return JOB_ERROR
@@ -300,7 +296,6 @@ def _report_of_records(options: argparse.Namespace) -> Report:
     """Build the report of one or more records."""
     from fedexp.tables import record
     from fedexp.tables.build_report import report_of_record
-    from fedexp.tables.load import load_table
 
     asked = [name for name in ("overrides", "only", "seeds") if getattr(options, name)] + [
         "variant"
@@ -312,9 +307,11 @@ def _report_of_records(options: argparse.Namespace) -> Report:
             got=", ".join(asked),
             do="leave them out",
         )
+
     table = load_table(options.name)
     first, *others = (record.read(table, folder) for folder in options.records)
     found = record.completed(first, others)
+
     found, report = report_of_record(table, found, options.records[0])
     _publish(report, table, found, options.out, None)
     return report
@@ -349,6 +346,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
     for planned in request.cells:
         for job in planned.jobs:
             placed.setdefault(job.overrides, []).append((planned, job))
+
     experiments = []
     for job in todo:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
@@ -374,15 +372,15 @@ def _without_local_paths(typed: str) -> str:
 
 
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
-    """Refuse a table that reads a number which the run will not have.
+    """Raise `ConfigError` if the table reads a number that the run will not have.
 
-    Such a number is the value of a cell, the pooled rounds, or the value by which a
-    grid point is chosen.
+    Checked are the value of a cell, the pooled rounds, and the value by which a grid
+    point is chosen.
     """
-    from fedexp.tables.cells import placeholders
     from fedexp.tables.paths import check_path
 
     column = table.columns[planned.method]
+
     grid = column.grid
     for place, path in (
         ("headline.value", table.value_path(column)),
@@ -413,17 +411,17 @@ def _make_report(request: _Request) -> Report:
     """
     from fedexp.tables.build_report import build_report, draw_figures, is_partial, with_pictures
     from fedexp.tables.record import TableRecord, recorded
-    from fedexp.tables.report.files import report_folder
 
     options, table, cells, root = request.options, request.table, request.cells, request.root
     asked = TableRecord(
-        request.variant,
+        options.variant,
         request.only,
         options.seeds,
         request.extra,
         _without_local_paths(options.typed),
         {},
     )
+
     record = recorded(table, cells, request.cell_runs, root, asked)
     report = build_report(table, cells, record)
     pictures, missed = draw_figures(table, cells, request.cell_runs, report)
@@ -431,10 +429,12 @@ def _make_report(request: _Request) -> Report:
         record, figures=[(picture.name, picture.title) for picture in pictures], missed=missed
     )
     report = with_pictures(report, pictures, missed)
+
     folder = options.out or report_folder(
-        root, report.name, request.variant, is_partial(table, cells, record)
+        root, report.name, options.variant, is_partial(table, cells, record)
     )
     _publish(report, table, record, folder, root)
+
     logger = next((run.config["logger"] for run in request.cell_runs.values() if run.config), None)
     if logger is not None and any(run.result for run in request.cell_runs.values()):
         from fedexp.tables.report.wandb import send_summary
@@ -447,14 +447,12 @@ def _make_report(request: _Request) -> Report:
 def _publish(
     report: Report, table: Table, record: TableRecord, folder: Path | None, root: Path | None
 ) -> None:
-    """Print the report.
+    """Print the report, and write it with the record of its runs to `folder`.
 
-    If a folder is given, also write the report and the record of its runs there. The
-    page links to the runs in `root`.
+    Nothing is written if `folder` is None. The page links to the runs in `root`, unless
+    `root` is None.
     """
     from fedexp.tables.record import write
-    from fedexp.tables.report.files import write_report
-    from fedexp.tables.report.terminal import print_report
 
     print_report(report)
     if folder is None:
@@ -469,7 +467,6 @@ def _publish(
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from fedexp.commands.errors import JOB_ERROR, print_error
     from fedexp.commands.launching import print_failure, run_sweep
     from fedexp.tables.sweeps import plan_tuning, run_tuning
 
@@ -505,8 +502,6 @@ def _site(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from fedexp.tables.data_files import data_root
     from fedexp.tables.listing import list_runs, list_table
-    from fedexp.tables.load import load_table, table_names
-    from fedexp.tables.report.terminal import print_tables
 
     names = [text for text in options.overrides if not _is_override(text)]
     overrides = [text for text in options.overrides if _is_override(text)]
@@ -534,7 +529,3 @@ def _list(options: argparse.Namespace) -> int:
     else:
         print_tables(rows)
     return 0
-
-
-if __name__ == "__main__":
-    main()

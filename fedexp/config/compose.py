@@ -35,7 +35,7 @@ def compose(overrides: list[str]) -> ResolvedConfig:
 def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> ResolvedConfig:
     """Resolve a composed config into plain values.
 
-    The nodes that ``architectures`` and ``proxy.dataset`` name are filled in.
+    The options that ``architectures`` and ``proxy.dataset`` name are composed too.
 
     Args:
         config: Composed config.
@@ -58,9 +58,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
         raise unresolved_error(error, config) from error
 
     assert isinstance(plain, dict)
-    plain.pop("hydra", None)
-
-    values = {str(key): value for key, value in plain.items()}
+    values = {str(key): value for key, value in plain.items() if key != "hydra"}
     return ResolvedConfig(
         values=values,
         contents=pin(values),
@@ -115,8 +113,7 @@ def _with_architecture_models(config: DictConfig, search_path: list[str]) -> Dic
     for name in dict.fromkeys(map(str, names if server is None else [*names, server])):
         own = models.get(name) or {}
         if "_target_" not in own:
-            option = group_option("model", name, "architectures", search_path)
-            own = OmegaConf.merge(option, own)
+            own = OmegaConf.merge(group_option("model", name, "architectures", search_path), own)
         models[name] = own
 
     return config

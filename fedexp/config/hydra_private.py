@@ -99,8 +99,8 @@ def quiet_failures(
 
     Args:
         reported: Exception of a job whose failure was printed already.
-        call: Receives the function that Hydra runs, and calls it. Hydra's
-            `run_and_report` wraps this call, so that Hydra reports the call's errors.
+        call: Function that receives the function of Hydra's job, and calls it. Hydra
+            still reports an error that `call` itself raises.
     """
     report = utils.run_and_report
     jobs: Any = JobReturn

@@ -80,8 +80,9 @@ class Architectures:
     """Keys ``architectures.*``: the model of each client and of the server.
 
     Args:
-        clients: Names that the clients take in turn, or the clients of each name, as
-            numbers and ranges. None means that all clients have ``model``.
+        clients: Names that the clients take in turn, or a mapping from each name to the
+            clients that have it. The clients are numbers (5) and ranges ("0-4"). None
+            means that all clients have ``model``.
         server: Name of the server's architecture. None means ``model``.
         models: The ``model`` node of every name.
     """
@@ -113,13 +114,11 @@ class Architectures:
         names = self.clients or ()
 
         if isinstance(names, dict):
-            parts = [
-                (n, p)
-                for n, part in names.items()
-                for p in (part if isinstance(part, tuple) else (part,))
-            ]
             owners = sorted(
-                (client, name) for name, part in parts for client in _client_range(part, clients)
+                (client, name)
+                for name, ranges in names.items()
+                for part in (ranges if isinstance(ranges, tuple) else (ranges,))
+                for client in _client_range(part, clients)
             )
             count = Counter(client for client, _ in owners)
             odd = [client for client in range(clients) if count[client] != 1]
@@ -420,8 +419,9 @@ class Config:
                 range.
         """
         _check_options(config)
-        own = {key: value for key, value in config.values.items() if key not in GROUPS}
-        return build(cls, own, "")
+        return build(
+            cls, {key: value for key, value in config.values.items() if key not in GROUPS}, ""
+        )
 
     @property
     def expected_cohort_size(self) -> float:

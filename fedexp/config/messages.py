@@ -133,7 +133,7 @@ def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
     found = re.search(r"full_key: (\S+)", str(error))
     key = found.group(1) if found else None
     missing = re.search(r"Interpolation key '([^']+)' not found", text)
-    known = dict(_dotted(OmegaConf.to_container(config, resolve=False)))
+    known = _known_keys(config)
 
     do = None
     if missing:
@@ -211,20 +211,19 @@ def _missing_option_error(error: MissingConfigException) -> ConfigError:
         )
 
     # Hydra's list also has the options of hydra.searchpath.
-    options = sorted({*option_names(group), *([] if rest else found)})
-    return _unknown_option_error(group, name, options, where or group)
+    options = {*option_names(group), *([] if rest else found)}
+    return _unknown_option_error(group, name, sorted(options), where or group)
 
 
 def _unknown_option_error(group: str, name: str, options: list[str], where: str) -> ConfigError:
     """Return the error about an unknown option, with the nearest of `options`."""
     near = nearest(name, options)
-    own = f"conf/{group}/{name}.yaml in the folder of the command"
-    choose = "choose one of these" + (f", or write your own: {own}" if name else "")
+    own = f", or write your own: conf/{group}/{name}.yaml in the folder of the command"
     return ConfigError(
         f"unknown {group} '{name}'",
         where=where,
         expected=", ".join(options) or "a config file in that group",
-        do=f"did you mean '{near}'?" if near else choose,
+        do=f"did you mean '{near}'?" if near else f"choose one of these{own if name else ''}",
     )
 
 
@@ -276,22 +275,23 @@ def _key_error(
             do=do,
         )
 
-    chosen = compose_groups(_group_choices(overrides))
-    known = dict(_dotted(OmegaConf.to_container(chosen, resolve=False)))
+    known = _known_keys(compose_groups(_group_choices(overrides)))
+    renamed = renamed_key(key, where)
     if key in known and "append" in match.group(1):
         what = f"key '{key}' exists already"
         do = f"set it without '+': {(where or key).lstrip('+')}"
     elif key in known:
         what = text.splitlines()[0].rstrip(".")
         do = f"its value is {known[key]}: leave the value out, ~{key}"
-    elif key in renames().keys and renames().keys[key].new in known:
-        renamed = renamed_key(key, where)
-        assert renamed is not None
+    elif renamed is not None and renames().keys[key].new in known:
         return renamed
     else:
         what = f"unknown key '{key}'"
-        hydra_key = key.startswith("hydra.")
-        do = _hydra_key_hint(key, overrides) if hydra_key else _nearest_key_hint(key, known)
+        do = (
+            _hydra_key_hint(key, overrides)
+            if key.startswith("hydra.")
+            else _nearest_key_hint(key, known)
+        )
 
     return ConfigError(
         what, where=where, expected="a key of conf/config.yaml or of a chosen group", do=do
@@ -300,12 +300,17 @@ def _key_error(
 
 def _several_values_error(overrides: list[str], compose_groups: ComposeGroups) -> ConfigError:
     """Return the error about several values of one key without ``-m``."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    several = next((o.input_line or "" for o in parsed if o.is_sweep_override()), "key=a,b")
+    several = next(
+        (
+            override.input_line or ""
+            for override in OverridesParser.create().parse_overrides(overrides)
+            if override.is_sweep_override()
+        ),
+        "key=a,b",
+    )
     name, _, values = several.partition("=")
     rest = [o for o in overrides if o.partition("=")[0] != name]
-    chosen = compose_groups(_group_choices(rest))
-    current = dict(_dotted(OmegaConf.to_container(chosen, resolve=False))).get(name)
+    current = _known_keys(compose_groups(_group_choices(rest))).get(name)
 
     listed = f". A list is written {name}=[{values}]" if isinstance(current, list) else ""
     point = ". A decimal number has a point" if isinstance(current, float) else ""
@@ -321,8 +326,7 @@ def _hydra_key_hint(key: str, overrides: list[str]) -> str:
     """Suggest the key of Hydra's own node that is nearest to `key`."""
     own = [override for override in overrides if override.startswith("hydra/")]
     node = hydra_compose("config", own, return_hydra_config=True).hydra
-    names = [f"hydra.{name}" for name, _ in _dotted(OmegaConf.to_container(node, resolve=False))]
-    near = nearest(key, names)
+    near = nearest(key, [f"hydra.{name}" for name in _known_keys(node)])
     if key.startswith("hydra.launcher.") and not own:
         return "choose a launcher that has it: hydra/launcher=joblib"
     return f"did you mean '{near}'?" if near and near != key else "hydra's own keys: --cfg hydra"
@@ -389,6 +393,11 @@ def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
     )
 
     return f"did you mean '{found}'?" if found else has
+
+
+def _known_keys(config: DictConfig) -> dict[str, Any]:
+    """Return the unresolved values of a config by their dotted keys."""
+    return dict(_dotted(OmegaConf.to_container(config, resolve=False)))
 
 
 def _dotted(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -23,9 +23,9 @@ _OWN: dict[str, type] = {"client_models": ClientModels}
 def pin(config: dict[str, Any]) -> dict[str, str]:
     """Hash the files that a config names.
 
-    If a class declares only one such key and its node also has a key ``sha256``, an
-    empty ``sha256`` is filled in, in place. An absent file has no hash unless the
-    config gives one. The plug-in's own check refuses an absent file.
+    If a class has only one key in ``content_keys`` and its node also has a key
+    ``sha256``, an empty ``sha256`` is filled in, in place. An absent file has no hash
+    unless the config gives the hash. The plug-in's own check refuses an absent file.
 
     Args:
         config: Values of a resolved config.

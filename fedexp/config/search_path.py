@@ -66,19 +66,19 @@ def _refuse_shadowed_files() -> None:
 
 def group_names() -> list[str]:
     """Return the names of the folders in ``conf``, with ``method`` first."""
-    paths = [path for folder in conf_dirs() for path in folder.iterdir()]
-    return sorted(
-        {path.name for path in paths if path.is_dir()}, key=lambda name: (name != "method", name)
-    )
+    names = {path.name for folder in conf_dirs() for path in folder.iterdir() if path.is_dir()}
+    return sorted(names, key=lambda name: (name != "method", name))
 
 
 def option_names(group: str) -> list[str]:
     """Return every option of `group`. An option in a subfolder is ``folder/option``."""
-    homes = [folder / group for folder in conf_dirs()]
-    files = {
-        path.relative_to(home).with_suffix("") for home in homes for path in home.rglob("*.yaml")
-    }
-    return sorted(file.as_posix() for file in files)
+    return sorted(
+        {
+            path.relative_to(folder / group).with_suffix("").as_posix()
+            for folder in conf_dirs()
+            for path in (folder / group).rglob("*.yaml")
+        }
+    )
 
 
 def option_keys(group: str, option: str) -> list[str]:

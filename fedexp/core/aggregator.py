@@ -18,8 +18,9 @@ from fedexp.core.weights import ModelSpec
 
 # A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
 # Weights. A reference from `Env.store` may replace Weights. The referenced model can be
-# on disk. When a run is resumed, everything except the referenced models is read at
-# once. The outermost value is a plain dict. A method declares its keys as a TypedDict.
+# on disk. When a run is resumed, everything except the referenced models is read
+# immediately. The outermost value is a plain dict. A method declares its keys as a
+# TypedDict.
 State = Any
 
 

@@ -27,7 +27,7 @@ from fedexp.core.user_code import (
 
 T = TypeVar("T")
 
-# Metadata of a dataclass field that only code can set, not a config.
+# Metadata of a dataclass field that a config cannot set. Only code sets such a field.
 NOT_A_KEY: Mapping[str, bool] = types.MappingProxyType({"key": False})
 
 
@@ -73,8 +73,7 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
             ):
                 # Only a base class of `kind` is a dataclass.
                 raise _no_dataclass(kind, where)
-            if (renamed := _renamed(str(key), fields, where)) is not None:
-                raise renamed
+            _refuse_renamed(str(key), fields, where)
             raise ConfigError(
                 f"unknown key '{key}'",
                 where=f"{where}.{key}" if where else key,
@@ -107,14 +106,14 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
         ) from error
 
 
-def _renamed(key: str, fields: Mapping[str, Any], where: str) -> ConfigError | None:
-    """Return the error for a key that was moved or renamed, else None."""
+def _refuse_renamed(key: str, fields: Mapping[str, Any], where: str) -> None:
+    """Raise the error for a key that was moved or renamed."""
     place = f"{where}.{key}" if where else key
-    known = renames().keys.get(place)
-    if known is None:
-        return None
-    parent, _, name = known.new.rpartition(".")
-    return None if parent == where and name not in fields else renamed_key(place)
+    error = renamed_key(place)
+    if error is not None:
+        parent, _, name = renames().keys[place].new.rpartition(".")
+        if parent != where or name in fields:
+            raise error
 
 
 def _no_dataclass(kind: type, where: str) -> ConfigError:
@@ -176,9 +175,12 @@ def locate(path: Any, interface: type, where: str) -> type:
         ) from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(
-            f"'{module_name}' has no class '{name}'", where=place, do=suggest(name, classes)
+            f"'{module_name}' has no class '{name}'",
+            where=place,
+            do=suggest(
+                name, [key for key, value in vars(module).items() if isinstance(value, type)]
+            ),
         )
     if not issubclass(found, interface):
         raise ConfigError(
@@ -201,7 +203,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         others = [option for option in arguments if option is not type(None)]
-        # `hint` is optional. An error message about its other type is more precise.
+        # `hint` allows None and one other type. An error message about the other type
+        # is more precise.
         if len(others) == 1 and value is not None:
             return convert(value, others[0], where)
         for option in arguments:
@@ -232,9 +235,6 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             convert(k, arguments[0], where): convert(v, arguments[1], f"{where}.{k}")
             for k, v in value.items()
         }
-    elif hint is type(None):
-        if value is None:
-            return None
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, Mapping):
             return build(hint, value, where)
@@ -258,7 +258,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
     """Return advice for a number in place of a list, or a list in place of one value.
 
-    None if neither is the mistake.
+    The result is None if the value has neither mistake.
     """
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"
@@ -279,13 +279,16 @@ def describe(hint: Any) -> str:
     if origin is tuple:
         inner = ", ".join("..." if a is Ellipsis else describe(a) for a in arguments)
         return f"a list [{inner}]"
-    if hint is type(None):
-        return "null"
     if dataclasses.is_dataclass(hint):
         return f"keys below it: {', '.join(field.name for field in dataclasses.fields(hint))}"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(
-        hint, getattr(hint, "__name__", str(hint))
-    )
+    plain = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+    }
+    return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def require(condition: bool, message: str) -> None:
@@ -296,3 +299,25 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ValueError(message)
+
+
+def require_positive(plugin: object, *names: str) -> None:
+    """Check in ``__post_init__`` that fields of `plugin` are positive or None.
+
+    Raises:
+        ValueError: One of the fields is 0 or negative.
+    """
+    for name in names:
+        value = getattr(plugin, name)
+        require(value is None or value > 0, f"{name} must be positive, got {value}")
+
+
+def require_not_negative(plugin: object, *names: str) -> None:
+    """Check in ``__post_init__`` that fields of `plugin` are 0, positive or None.
+
+    Raises:
+        ValueError: One of the fields is negative.
+    """
+    for name in names:
+        value = getattr(plugin, name)
+        require(value is None or value >= 0, f"{name} must not be negative, got {value}")

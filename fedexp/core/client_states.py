@@ -117,16 +117,12 @@ def committed(clients: Mapping[int, Trees]) -> ClientStates:
     return clients if isinstance(clients, ClientStates) else StatesInMemory(clients)
 
 
-def owned(state: Trees) -> Trees:
-    """Return `state` without views of larger tensors.
+def owned(tree: Tree) -> Tree:
+    """Return `tree` with copies of tensors that are views of larger tensors.
 
     The results of an engine may be slices of one large tensor. A stored slice would
     keep the whole tensor in memory.
     """
-    return {name: _owned(tree) for name, tree in state.items()}
-
-
-def _owned(tree: Tree) -> Tree:
     return {
         name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
         for name, value in tree.items()

@@ -6,6 +6,7 @@ The device holds each sample only once.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,15 +80,15 @@ class InputDomain:
         ).reshape(shape)
         shift = torch.tensor(
             [-m / s for m, s in zip(mean, std, strict=True)], dtype=self.dtype, device=device
-        )
-        return scale, shift.reshape(shape)
+        ).reshape(shape)
+        return scale, shift
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return the inputs for (batch, *shape) images with values in `pixel_range`.
 
-        The operation is differentiable. The result is bit-identical to that of
-        `Samples.inputs` for the same image, because ``x / 255 * 255`` is x for all of
-        the 256 values.
+        The operation is differentiable. For the same image, the result is bit-identical
+        to that of `Samples.inputs`. The reason is that ``x / 255 * 255`` equals x for
+        all of the 256 values.
         """
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)
@@ -148,6 +149,11 @@ class Samples:
         return self.y.index_select(0, index) if self.y.dim() == 1 else torch.zeros_like(index)
 
 
+def offsets_of(sizes: np.ndarray) -> np.ndarray:
+    """Return the offsets, (clients + 1,) int64, of a partition with these sizes."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """The assignment of samples to clients, as two flat arrays.
@@ -184,10 +190,15 @@ class Partition:
         )
 
     def of(self, client: int) -> np.ndarray:
-        """Return the indices of `client`, or all indices, ascending, for `POOLED`."""
-        if client == POOLED:
-            return np.sort(self.indices)
-        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+        """Return the positions of `client`'s samples in the training pool, (n,) int64.
+
+        For `POOLED`, return the positions of all clients' samples in ascending order.
+        """
+        return (
+            np.sort(self.indices)
+            if client == POOLED
+            else self.indices[self.offsets[client] : self.offsets[client + 1]]
+        )
 
     @cached_property
     def sha256(self) -> str:
@@ -195,19 +206,15 @@ class Partition:
 
         It covers the offsets, then the indices, as little-endian int64.
         """
-        digest = hashlib.sha256()
-        digest.update(np.ascontiguousarray(self.offsets, dtype="<i8").data)
-        digest.update(np.ascontiguousarray(self.indices, dtype="<i8").data)
-        return digest.hexdigest()
+        assignment = np.concatenate([self.offsets, self.indices], dtype="<i8")
+        return hashlib.sha256(assignment.data).hexdigest()
 
     @classmethod
     def from_lists(cls, parts: list[np.ndarray], **info: str | int | float | bool) -> Partition:
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        indices = np.concatenate(
-            [np.zeros(0, np.int64), *(np.asarray(part, dtype=np.int64) for part in parts)]
-        )
-        return cls(indices, offsets, dict(info))
+        empty = np.zeros(0, np.int64)  # for a partition without clients
+        indices = np.concatenate([empty, *parts], dtype=np.int64, casting="unsafe")
+        return cls(indices, offsets_of(sizes), info)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,5 +277,5 @@ class FederatedData:
         """
         owner = np.repeat(np.arange(self.partition.num_clients), self.partition.sizes)
         flat = owner * self.num_classes + self.labels[self.partition.indices]
-        counts = np.bincount(flat, minlength=self.partition.num_clients * self.num_classes)
-        return counts.reshape(self.partition.num_clients, self.num_classes)
+        shape = self.partition.num_clients, self.num_classes
+        return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)

@@ -171,7 +171,7 @@ def describe(engine: Engine) -> dict[str, Any]:
 
 
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
-    """Return `result` with the answers to the job's probes on its model.
+    """Return `result` with the answers of the job's probes for its model.
 
     The probes run in this process. If `result` contains NaN or infinity, no probe runs.
     The runner raises an error for such a result or skips the client.
@@ -182,9 +182,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
     began = time.perf_counter()
 
     samples, weights = data.train, result.weights
-    first = next(iter(weights.params.values()))
-    net = Net(weights.spec, first.device, first.dtype)
-    net.train(False)
+    net = Net.for_evaluation(weights)
     index = data.positions(job.client)
 
     with phase("probe"), torch.no_grad():

@@ -35,9 +35,9 @@ class Sampling:
     """The rule by which clients take part in a round.
 
     Args:
-        kind: ``fixed`` (exactly `m` clients, without replacement) or ``bernoulli``
-            (every client independently with probability m / N, sampled again until at
-            least one client is chosen).
+        kind: ``fixed`` for exactly `m` clients, without replacement. ``bernoulli`` for
+            every client independently with probability m / N. Such a round is sampled
+            again until at least one client is chosen.
         m: Expected number of clients per round.
     """
 
@@ -69,21 +69,15 @@ class Sampling:
                 return chosen.tolist()
 
 
-@dataclass(frozen=True)
-class Extent:
-    """The size of a run, which is known before its data are loaded.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _LimitedServerWork:
+    """An upper bound on the steps of server work, for small test runs.
 
     Args:
-        rounds: Number of communication rounds.
-        clients: Number of clients.
-        sampling: The rule by which clients take part.
-        limit_server_steps: The config's ``limit.server_steps``, an upper bound for
-            small test runs, or None. Methods call `server_steps` instead of reading it.
+        limit_server_steps: The config's ``limit.server_steps``, or None for no bound.
+            Methods call `server_steps` instead of reading it.
     """
 
-    rounds: int
-    clients: int
-    sampling: Sampling
     limit_server_steps: int | None = None
 
     def server_steps(self, wanted: int) -> int:
@@ -92,11 +86,27 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Extent(_LimitedServerWork):
+    """The size of a run, which is known before its data are loaded.
+
+    Args:
+        rounds: Number of communication rounds.
+        clients: Number of clients.
+        sampling: The rule by which clients take part.
+    """
+
+    rounds: int
+    clients: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
 class Specs:
     """The networks of the server and the clients.
 
     Args:
-        server: The server's network. If `clients` is empty, clients train it too.
+        server: The server's network. If `clients` is empty, clients train this network
+            too.
         clients: Networks of clients. Client c has ``clients[c % len(clients)]``.
     """
 
@@ -118,7 +128,7 @@ class Specs:
 
 
 @dataclass(frozen=True, eq=False)
-class Env:
+class Env(_LimitedServerWork):
     """The environment of an aggregator in one step of a round.
 
     Args:
@@ -147,8 +157,6 @@ class Env:
         trace: Receiver of the server's intermediate models within a round. It ignores
             them unless the config asks for a trace.
         models: The storage behind `store`.
-        limit_server_steps: The config's ``limit.server_steps``, an upper bound for
-            small test runs, or None. Methods call `server_steps` instead of reading it.
         legacy: State of the generator that sampled the split, or None. Methods call
             `after_split` instead of reading it.
     """
@@ -174,7 +182,6 @@ class Env:
     step: int = 0
     trace: Trace = field(default_factory=Trace)
     models: ModelStore = field(default_factory=ModelStore)
-    limit_server_steps: int | None = None
     legacy: Mapping[str, Any] | None = None
 
     @property
@@ -219,17 +226,13 @@ class Env:
         """Whether this is the run's first step, which depends on no earlier one."""
         return self.round == self.step == 0
 
-    def server_steps(self, wanted: int) -> int:
-        """Return the allowed number of steps of server work, at most `wanted`."""
-        return min(wanted, self.limit_server_steps or wanted)
-
     def after_split(self) -> np.random.RandomState:
         """Return NumPy's legacy generator in its state after the split of the data.
 
         Some published code seeds NumPy once, splits the data and then draws from the
         same stream. This generator continues that stream. If the split came from a
-        file, the state is the one right after seeding with ``seed_data``. Nothing else
-        in fedexp draws from it.
+        file, the generator is in its state right after seeding with ``seed_data``.
+        Nothing else in fedexp draws from it.
 
         Raises:
             ConfigError: The split was not sampled in this run.

@@ -33,11 +33,10 @@ class FedexpError(Exception):
         self.facts = {"where": where, "expected": expected, "got": got, "to do": do}
 
     def __str__(self) -> str:
-        lines = [self.what]
-        lines += [
+        facts = [
             f"  {name + ':':<10}{value}" for name, value in self.facts.items() if value is not None
         ]
-        return "\n".join(lines)
+        return "\n".join([self.what, *facts])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Processes send errors to each other.
@@ -106,8 +105,8 @@ def suggest(name: str, options: Iterable[str]) -> str:
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option that `name` most likely means, or None.
 
-    Capitals and separators are ignored. The result is the first option that matches in
-    one of these ways:
+    Capitals and separators are ignored. The first of these rules that finds an option
+    decides:
 
     1. It has the same letters as `name`.
     2. It equals the initials of the words of `name` (``lr`` for ``learning_rate``).
@@ -115,16 +114,14 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
     4. It is the only option whose initials (``weight_decay`` for ``wd``) or first word
        (``skip_client`` for ``skip``) equal `name`.
     """
-    by_letters: dict[str, str] = {}
-    for option in sorted(options):
-        by_letters.setdefault(_letters(option), option)
+    # Among options with the same letters, the first in alphabetical order stays.
+    by_letters = {_letters(option): option for option in sorted(options, reverse=True)}
     known = sorted(by_letters.values())
     if (same := by_letters.get(_letters(name))) is not None:
         return same
     if len(initials := _initials(name)) > 1 and initials in known:
         return initials
-    near = difflib.get_close_matches(_letters(name), by_letters, n=1, cutoff=0.6)
-    if near:
+    if near := difflib.get_close_matches(_letters(name), by_letters, n=1, cutoff=0.6):
         return by_letters[near[0]]
     long = [
         o for o in known if _initials(o) == name.lower() or o.lower().startswith(f"{name.lower()}_")

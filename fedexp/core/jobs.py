@@ -50,8 +50,13 @@ class ClientJob:
     trained: bool = False
 
     def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
-        """Return a job that runs `probes` on `weights`, the result of this job."""
+        """Return a job that only runs `probes` on `weights`, which this job trained."""
         return replace(self, start=weights, shared={}, state=None, probes=probes, trained=True)
+
+    @property
+    def trainable(self) -> Tree:
+        """The parameters of `start` that local training changes."""
+        return {name: v for name, v in self.start.params.items() if name not in self.frozen}
 
     @property
     def first(self) -> bool:
@@ -117,19 +122,15 @@ class ClientResult:
             for value in tree.values()
         ):
             return self
-        weights = Weights(
-            self.weights.spec, _in_order(self.weights.params), _in_order(self.weights.buffers)
+        return replace(
+            self,
+            weights=Weights(
+                self.weights.spec, _in_order(self.weights.params), _in_order(self.weights.buffers)
+            ),
+            payload=_all_in_order(self.payload),
+            probes=_all_in_order(self.probes),
+            state=None if self.state is None else _all_in_order(self.state),
         )
-        payload, probes = (
-            {name: _in_order(tree) for name, tree in own.items()}
-            for own in (self.payload, self.probes)
-        )
-        state = (
-            None
-            if self.state is None
-            else {name: _in_order(tree) for name, tree in self.state.items()}
-        )
-        return replace(self, weights=weights, payload=payload, probes=probes, state=state)
 
     def nonfinite(self) -> str | None:
         """Return the name of the first tensor that holds NaN or infinity, or None.
@@ -146,6 +147,10 @@ def _in_order(tree: Tree) -> Tree:
     return {name: value.contiguous() for name, value in tree.items()}
 
 
+def _all_in_order(trees: Trees) -> dict[str, Tree]:
+    return {name: _in_order(tree) for name, tree in trees.items()}
+
+
 def bytes_down(job: ClientJob) -> int:
     """Return the bytes that a server would send for a job.
 
@@ -159,10 +164,12 @@ def bytes_up(result: ClientResult) -> int:
 
     They are the sizes of the model, of the payload and of the probe answers.
     """
-    sent = (
-        result.weights.params,
-        result.weights.buffers,
-        *result.payload.values(),
-        *result.probes.values(),
+    return sum(
+        num_bytes(tree)
+        for tree in (
+            result.weights.params,
+            result.weights.buffers,
+            *result.payload.values(),
+            *result.probes.values(),
+        )
     )
-    return sum(map(num_bytes, sent))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.data import Samples
+from fedexp.core.data import FederatedData, Samples
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
@@ -30,7 +30,7 @@ from fedexp.core.weights import Weights
 # small enough for the cache.
 CHUNK_BYTES = 1 << 22
 
-# Names of the scalars that kernels measure.
+# Names of the scalars that kernels measure. A trainer's scalars must have other names.
 _OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}
 
 # (epoch, start, stop) of every step.
@@ -43,8 +43,7 @@ class Vectors:
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
         """Return the Euclidean norm over all tensors, without a synchronisation."""
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-        return norm
+        return trees.joint_norm(tensors)
 
     @staticmethod
     def scaled(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
@@ -252,7 +251,7 @@ def context(
 ) -> Ctx:
     """Return the context that the trainer's hooks read for one client."""
     return Ctx(
-        start={name: value for name, value in job.start.params.items() if name not in job.frozen},
+        start=job.trainable,
         received=Received(job.start.params, job.start.buffers),
         shared=job.shared,
         state=job.state or {},
@@ -317,26 +316,30 @@ def batch_ranges(
 ) -> Iterator[tuple[int, int, int]]:
     """Iterate over (epoch, start, stop) of every step.
 
-    The last batch of an epoch may be short. It is skipped if it has fewer than
-    `smallest` samples.
+    The last batch of an epoch may be short. A batch with fewer than `smallest` samples
+    is skipped.
     """
     epoch_ranges = [
         (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)
     ]
     epoch_ranges = [(a, b) for a, b in epoch_ranges if b - a >= smallest]
     if not epoch_ranges:
-        return
-    epoch = taken = 0
-    most = math.inf if local_training.max_steps is None else local_training.max_steps
-    if local_training.steps is not None:
-        most = min(most, local_training.steps)
-    while local_training.steps is not None or epoch < (local_training.epochs or 0):
-        for a, b in epoch_ranges:
-            if taken == most:
-                return
-            yield epoch, a, b
-            taken += 1
-        epoch += 1
+        return iter(())
+
+    steps, max_steps = local_training.steps, local_training.max_steps
+    epochs = itertools.count() if steps is not None else range(local_training.epochs or 0)
+    return itertools.islice(
+        ((epoch, a, b) for epoch in epochs for a, b in epoch_ranges),
+        min((limit for limit in (steps, max_steps) if limit is not None), default=None),
+    )
+
+
+def num_steps(job: ClientJob, data: FederatedData) -> int:
+    """Return the number of local steps of a job.
+
+    Batches of one sample count, although a network with BatchNorm skips them.
+    """
+    return sum(1 for _ in batch_ranges(data.partition.size(job.client), job.local_training, 1))
 
 
 def batches(

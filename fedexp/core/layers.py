@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.net import LAYERS, Net
+from fedexp.core.net import LAYERS, Net, Observed
 from fedexp.core.seeds import seed_of
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 
@@ -64,7 +64,7 @@ def layers_in(net: Net) -> dict[str, Layer]:
 
     The order has no meaning.
     """
-    layers = (_layer(name, module) for name, module in net.named_modules())
+    layers = [_layer(name, module) for name, module in net.named_modules()]
     return {layer.weight: layer for layer in layers if layer is not None}
 
 
@@ -74,12 +74,8 @@ def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...
 
     The last one is the output layer.
     """
-    net, weights = _sample_model(spec)
+    net, seen = _observe(spec, input_shape, layers="all")
     layers = layers_in(net)
-    with torch.no_grad():
-        seen = net.observe(
-            weights.params, weights.buffers, torch.zeros(1, *input_shape), layers="all"
-        )
     return tuple(layers[name] for name in seen.layers)
 
 
@@ -90,13 +86,23 @@ def check_head(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
     Raises:
         ConfigError: There is no such head. The message names the reason.
     """
-    net, weights = _sample_model(spec)
-    with torch.no_grad():
-        net.observe(weights.params, weights.buffers, torch.zeros(1, *input_shape), features=True)
+    _observe(spec, input_shape, features=True)
 
 
-def _sample_model(spec: ModelSpec) -> tuple[Net, Weights]:
+def _observe(
+    spec: ModelSpec, input_shape: tuple[int, ...], **requested: Any
+) -> tuple[Net, Observed]:
+    """Run a new network in evaluation mode on one sample of zeros.
+
+    Args:
+        spec: Architecture of the network.
+        input_shape: Shape of one sample.
+        requested: Values to observe, as keyword arguments of `Net.observe`.
+    """
     cpu = torch.device("cpu")
     net = Net(spec, cpu, torch.float32)
     net.train(False)
-    return net, Weights.init(spec, seed_of("layers"), cpu, torch.float32)
+    weights = Weights.init(spec, seed_of("layers"), cpu, torch.float32)
+    with torch.no_grad():
+        x = torch.zeros(1, *input_shape)
+        return net, net.observe(weights.params, weights.buffers, x, **requested)

@@ -19,13 +19,14 @@ class LocalOptimizer:
     Every operation is elementwise. The optimizer's state starts empty.
 
     Args:
-        local_training: Names the optimizer and its constants.
+        local_training: Local training that defines the optimizer and its constants.
     """
 
     def __init__(self, local_training: LocalTraining) -> None:
         self._local_training = local_training
-        # Adam: both moments. AMSGrad: both moments and the maximum of the second.
-        # RMSprop: the second moment. SGD: the momentum buffer, or nothing.
+        # The optimizer's state. Adam has both moments, and AMSGrad also the maximum of
+        # the second. RMSprop has the second moment. SGD with momentum has the momentum
+        # buffer, and SGD without momentum has nothing.
         self._averages: list[list[Tensor]] = []
         self._t = 0
 

@@ -24,7 +24,8 @@ class LocalTraining:
         optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad``
             (`betas`, `eps`), or ``rmsprop`` (the second of `betas`, `eps`). Its state
             starts empty in every round.
-        lr: Step size of round 0, or of one round in a result of `at_round`.
+        lr: Step size of round 0. In a result of `at_round`, the step size of that
+            round.
         lr_decay: Factor of the step size per round.
         momentum: Coefficient of the heavy ball.
         weight_decay: Coefficient of coupled weight decay, ``g + weight_decay * w``. It
@@ -54,26 +55,21 @@ class LocalTraining:
             self.steps is not None or self.epochs is not None,
             "set local.epochs or local.steps",
         )
-        for name in ("epochs", "steps"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"local.{name} must be at least 1, got {value}")
-        require(self.batch_size >= 1, f"local.batch_size must be at least 1, got {self.batch_size}")
-        require(self.lr > 0, f"local.lr must be positive, got {self.lr}")
-        require(self.lr_decay > 0, f"local.lr_decay must be positive, got {self.lr_decay}")
-        require(0 <= self.momentum < 1, f"local.momentum must be in [0, 1), got {self.momentum}")
-        require(
-            self.weight_decay >= 0,
-            f"local.weight_decay must not be negative, got {self.weight_decay}",
-        )
-        require(
-            self.clip is None or self.clip > 0,
-            f"local.clip must be positive or null, got {self.clip}",
-        )
-        require(self.eps > 0, f"local.eps must be positive, got {self.eps}")
-        require(
-            all(0 <= b < 1 for b in self.betas),
-            f"local.betas must be in [0, 1), got {list(self.betas)}",
-        )
+        rules = {
+            "epochs": (self.epochs is None or self.epochs >= 1, "be at least 1"),
+            "steps": (self.steps is None or self.steps >= 1, "be at least 1"),
+            "batch_size": (self.batch_size >= 1, "be at least 1"),
+            "lr": (self.lr > 0, "be positive"),
+            "lr_decay": (self.lr_decay > 0, "be positive"),
+            "momentum": (0 <= self.momentum < 1, "be in [0, 1)"),
+            "weight_decay": (self.weight_decay >= 0, "not be negative"),
+            "clip": (self.clip is None or self.clip > 0, "be positive or null"),
+            "eps": (self.eps > 0, "be positive"),
+            "betas": (all(0 <= b < 1 for b in self.betas), "be in [0, 1)"),
+        }
+        for name, (holds, rule) in rules.items():
+            value = list(self.betas) if name == "betas" else getattr(self, name)
+            require(holds, f"local.{name} must {rule}, got {value}")
 
     def at_round(self, round: int) -> LocalTraining:
         """Return the local training of `round` (from 0), with its step size."""

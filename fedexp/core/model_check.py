@@ -6,7 +6,6 @@ Two samples of zeros run through the network.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.net import Net
@@ -74,7 +73,7 @@ def check_model(
     return net.has_batch_norm
 
 
-def _check_channels_last(net: Net, weights: Weights, x: Tensor) -> None:
+def _check_channels_last(net: Net, weights: Weights, x: torch.Tensor) -> None:
     net.train(False)
     try:
         with torch.no_grad():

@@ -45,8 +45,8 @@ class Needs:
         proxy_labels: Server data must be configured with labels.
         unseen_proxy: In runs with a single round, server data must not be test data,
             unless they come from another data set (``proxy.dataset``).
-        validation: The config must cut a validation share. An aggregator gets it as
-            ``env.validation``.
+        validation: The config must cut a validation share. An aggregator gets the share
+            as ``env.validation``.
         update_norms: ``RoundStats.squared_norms`` must be computed.
         same_architecture: All clients and the server must have the same architecture.
             Methods that average or match models need it.

@@ -14,7 +14,7 @@ from fedexp.core.dropout import Dropout
 from fedexp.core.errors import ConfigError
 from fedexp.core.numerics import Precision
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, computes_channels_last
+from fedexp.core.weights import ModelSpec, Weights, computes_channels_last
 
 LAYERS = (nn.Linear, nn.Conv2d)
 _RANDOM_LAYERS = (
@@ -29,8 +29,8 @@ _RANDOM_LAYERS = (
 class Observed:
     """The values observed in one run of a network.
 
-    A function under ``torch.vmap`` must return tensors, so it returns these fields and
-    not the object.
+    A function under ``torch.vmap`` must return tensors. It can return these fields, but
+    not this object.
 
     Args:
         output: The network's output.
@@ -69,9 +69,9 @@ class Net:
 
     Attributes:
         linear_chain: Names (weight, bias or None) of linear layers, first to last. A
-            model's class declares it if the network consists only of ``flatten`` and
-            these layers with ReLU between them. Engines train such a network faster.
-            Empty for other networks.
+            model's class declares the chain if the network consists only of ``flatten``
+            and these layers with ReLU between them. Engines train such a network
+            faster. Empty for other networks.
         head_module: Name of the module that computes the output from the penultimate
             features, empty if there is none. By default it is the last linear layer.
         has_batch_norm: Whether a training batch needs at least two samples. BatchNorms
@@ -108,23 +108,34 @@ class Net:
         self._buffer_slots = _slots(self._module, "_buffers")
         self._bound: tuple[Tree, Tree] | None = None
         self._beside: dict[ModelSpec, Net] = {}
-        self._dropouts = [m for m in self._module.modules() if isinstance(m, Dropout)]
-        for name, module in self._parts.items():
-            if isinstance(module, Dropout):
-                module.stream = name
+        self._dropouts = {name: m for name, m in self._parts.items() if isinstance(m, Dropout)}
+        for name, dropout in self._dropouts.items():
+            dropout.stream = name
         self.linear_chain = _linear_chain(self._module)
-        has_maps = any(value.dim() == 4 for value in self._module.parameters())
-        self._channels_last = has_maps and computes_channels_last(spec, device.type)
+        self._channels_last = computes_channels_last(spec, device.type) and any(
+            value.dim() == 4 for value in self._module.parameters()
+        )
         self.has_batch_norm = any(self._parts[name].training for name in self._norms)
 
-    def train(self, mode: bool = True) -> None:
+    @classmethod
+    def for_evaluation(cls, weights: Weights) -> Net:
+        """Return a network for these weights, in evaluation mode.
+
+        Its device and dtype are those of the parameters. The weights are not bound.
+        """
+        first = next(iter(weights.params.values()))
+        return cls(weights.spec, first.device, first.dtype).train(False)
+
+    def train(self, mode: bool = True) -> Net:
+        """Set training or evaluation mode, and return this network."""
         if self._module.training != mode:
             self._module.train(mode)
+        return self
 
     def set_noise(self, noise: Callable[[str, tuple[int, ...]], Tensor] | None) -> None:
         """Set the source of random numbers that random layers use in training."""
-        for module in self._dropouts:
-            module.noise = noise
+        for dropout in self._dropouts.values():
+            dropout.noise = noise
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Iterate over the parts of the network with their names."""
@@ -154,8 +165,8 @@ class Net:
     def beside(self, spec: ModelSpec) -> Net:
         """Return another network of `spec`, in evaluation mode.
 
-        It is created at the first call. Running it does not change the tensors or the
-        mode of this network.
+        The other network is created at the first call. Running it does not change the
+        tensors or the mode of this network.
         """
         if spec not in self._beside:
             first = next(self._module.parameters())
@@ -169,8 +180,8 @@ class Net:
     def head(self, params: Tree, buffers: Tree, features: Tensor) -> Tensor:
         """Compute the output from penultimate features (batch, ...).
 
-        A method that calls it first checks with `fedexp.core.layers.check_head` that
-        the network has a head, before anything is trained.
+        Before a method that calls `head` trains anything, it checks with
+        `fedexp.core.layers.check_head` that the network has a head.
         """
         return self._run(self._parts[self.head_module], params, buffers, (features,))
 
@@ -253,10 +264,9 @@ class Net:
                 x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
                 for x in inputs
             )
-        output: Tensor
         if self.precision == "bf16" and self._module.training:
             with torch.autocast(self._device, torch.bfloat16):
-                output = module(*inputs)
+                output: Tensor = module(*inputs)
             return output.to(self._dtype)
         output = module(*inputs)
         return output

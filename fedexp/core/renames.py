@@ -11,14 +11,19 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from fedexp.core.errors import ConfigError
 
+T = TypeVar("T")
+
 FILE = Path(__file__).with_name("renames.yaml")
-HOW = "'fedexp-runs check-conf ./conf' lists every line to change, docs/0.1-to-0.2.md every name"
+HOW = (
+    "'fedexp-runs check-conf ./conf' lists the lines with old paths and keys, "
+    "docs/0.1-to-0.2.md every name"
+)
 
 
 class RenamedError(ConfigError):
@@ -54,20 +59,6 @@ class RenamedKey:
 
 
 @dataclass(frozen=True)
-class Members:
-    """Renamed hooks, fields and properties of a class.
-
-    Args:
-        renamed: New name by old name. ``method.argument`` is an argument of a method.
-        argument: Name of the argument in which hooks receive an instance of the class
-            (``env``, ``ctx``), or None.
-    """
-
-    renamed: Mapping[str, str]
-    argument: str | None = None
-
-
-@dataclass(frozen=True)
 class Renames:
     """The table of old and new names.
 
@@ -75,7 +66,9 @@ class Renames:
         modules: New module by old module.
         names: New dotted path by old dotted path, for names that did not move with
             their module.
-        members: Renamed members by the new path of their class.
+        members: Renamed hooks, fields and properties. The keys are, from outside to
+            inside, the new path of the class and the old name. ``method.argument`` is
+            an argument of a method.
         values: Renamed values of class attributes. The keys are, from outside to
             inside, the new path of the class, the attribute and the old value.
         keys: Renamed config keys by the old dotted key.
@@ -83,7 +76,7 @@ class Renames:
 
     modules: Mapping[str, str]
     names: Mapping[str, str]
-    members: Mapping[str, Members]
+    members: Mapping[str, Mapping[str, str]]
     values: Mapping[str, Mapping[str, Mapping[str, str]]]
     keys: Mapping[str, RenamedKey]
 
@@ -105,18 +98,17 @@ class Renames:
 
     def members_of(self, kind: type) -> dict[str, str]:
         """Return the renamed members of a class and its bases, new name by old name."""
-        found: dict[str, str] = {}
-        for base in reversed(kind.__mro__):
-            members = self.members.get(f"{base.__module__}.{base.__qualname__}")
-            found |= members.renamed if members else {}
-        return found
+        return _of_class(self.members, kind)
 
     def values_of(self, kind: type) -> dict[str, Mapping[str, str]]:
         """Return the renamed values of a class and of its bases, by attribute."""
-        found: dict[str, Mapping[str, str]] = {}
-        for base in reversed(kind.__mro__):
-            found |= self.values.get(f"{base.__module__}.{base.__qualname__}", {})
-        return found
+        return _of_class(self.values, kind)
+
+
+def _of_class(table: Mapping[str, Mapping[str, T]], kind: type) -> dict[str, T]:
+    """Join the entries of a class and its bases. Those of a derived class win."""
+    paths = (f"{base.__module__}.{base.__qualname__}" for base in reversed(kind.__mro__))
+    return {name: new for path in paths for name, new in table.get(path, {}).items()}
 
 
 @functools.cache
@@ -126,7 +118,7 @@ def renames() -> Renames:
     return Renames(
         modules=node["modules"],
         names=node["names"],
-        members={path: Members(**members) for path, members in node["members"].items()},
+        members=node["members"],
         values=node["values"],
         keys={
             old: RenamedKey(key["new"], tuple(key.get("options", ())))

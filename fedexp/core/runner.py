@@ -20,7 +20,7 @@ from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Received
-from fedexp.core.trees import Tree, Trees
+from fedexp.core.trees import Trees
 
 OnNonfinite = Literal["raise", "skip_client"]
 
@@ -147,32 +147,24 @@ def env_of(aggregator: Aggregator, env: Env, now: Snapshot) -> Env:
     return env.at(*aggregator.position(now.state, now.step))
 
 
-def _trained(job: ClientJob) -> Tree:
-    return {name: value for name, value in job.start.params.items() if name not in job.frozen}
-
-
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """Return the client jobs of the step that follows `now`, with client states."""
-    jobs = aggregator.plan(now.state, env_of(aggregator, env, now))
     # Many clients start from the same model. Their initial state is computed once.
     first: dict[tuple[int, int, frozenset[str]], Trees | None] = {}
+    jobs = []
 
-    def state(job: ClientJob) -> Trees | None:
-        known = now.clients.get(job.client)
-        if known is not None:
-            return known
-        key = id(job.trainer), id(job.start), job.frozen
-        if key not in first:
-            first[key] = job.trainer.init_state(
-                _trained(job), Received(job.start.params, job.start.buffers)
-            )
-        return first[key]
+    for job in aggregator.plan(now.state, env_of(aggregator, env, now)):
+        state = now.clients.get(job.client)
+        if state is None:
+            key = id(job.trainer), id(job.start), job.frozen
+            if key not in first:
+                first[key] = job.trainer.init_state(
+                    job.trainable, Received(job.start.params, job.start.buffers)
+                )
+            state = first[key]
+        jobs.append(job if state is None else replace(job, state=state))
 
-    states = [state(job) for job in jobs]
-    return [
-        job if own is None else replace(job, state=own)
-        for job, own in zip(jobs, states, strict=True)
-    ]
+    return jobs
 
 
 class _Stream:
@@ -218,7 +210,9 @@ class _Stream:
                 self.examples[name] = self.examples.get(name, 0) + result.num_examples
                 self.totals[name] = self.totals.get(name, 0.0) + value * result.num_examples
             if result.state is not None:
-                self.states[result.client] = owned(result.state)
+                self.states[result.client] = {
+                    name: owned(tree) for name, tree in result.state.items()
+                }
             yield result
         if next(self.results, None) is not None:
             raise RuntimeError("the engine yielded more results than it was given jobs")
@@ -237,17 +231,16 @@ class _Stream:
         )
 
     def metrics(self) -> Metrics:
-        """Return those metrics of the step that all methods have.
+        """Return the metrics of the step that every method has.
 
         They are the clients' metrics (means weighted by samples), the local steps, the
         bytes and the number of skipped clients. All values are deterministic.
         """
         if not self.jobs:
             return {}
-        facts: Metrics = {
+        means = {
             f"train/{name}": total / self.examples[name] for name, total in self.totals.items()
         }
-        facts |= {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
-        if self.skipped:
-            facts["skipped_clients"] = self.skipped
-        return facts
+        counts = {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
+        skipped = {"skipped_clients": self.skipped} if self.skipped else {}
+        return means | counts | skipped

@@ -27,9 +27,7 @@ def seed_of(*names: Any) -> int:
 
 def torch_generator(*names: Any, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for the stream that `names` identify."""
-    generator = torch.Generator(device=device)
-    generator.manual_seed(seed_of(*names))
-    return generator
+    return torch.Generator(device=device).manual_seed(seed_of(*names))
 
 
 def numpy_generator(*names: Any) -> np.random.Generator:

@@ -33,7 +33,7 @@ class ServerOptimizer(ABC):
     def changes_update(self) -> bool:
         """Whether the step differs from ``w + direction``.
 
-        If it does, the optimizer needs an aggregator that averages updates.
+        If the step differs, the optimizer needs an aggregator that averages updates.
         """
         return True
 

@@ -1,4 +1,4 @@
-"""Models that a state refers to instead of holding them.
+"""References to models, which a state contains in place of the models.
 
 The models of a state can therefore together be larger than memory.
 """
@@ -17,11 +17,11 @@ from fedexp.core.weights import ModelSpec, Weights
 
 
 class StoredWeights:
-    """A reference to a model as it was when it was stored.
+    """A reference to a stored model.
 
-    The tensors of the model must not be changed afterwards. Two references are equal if
-    their specs and the contents of their models are equal. This class has the model in
-    memory. A subclass may have it on disk.
+    The tensors of the model must not be changed after the model has been stored. Two
+    references are equal if their specs and the contents of their models are equal. This
+    class has the model in memory. A subclass may have the model on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
@@ -68,9 +68,7 @@ class ModelStore:
     """
 
     def store(self, weights: Weights) -> StoredWeights:
-        return StoredWeights(
-            weights.spec, weights_of(weights.spec, owned({"all": tree_of(weights)})["all"])
-        )
+        return StoredWeights(weights.spec, weights_of(weights.spec, owned(tree_of(weights))))
 
     def keep_only(self, state: Any) -> None:
         """Drop the models that `state` does not refer to.

@@ -60,12 +60,13 @@ class Task(ABC):
         """
         return (batch.x,)
 
-    @abstractmethod
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
         """Compute the model's output in evaluation mode.
 
-        The inputs are those that `inputs` returns, or only unlabelled samples.
+        By default it is the network's output. The inputs are those that `inputs`
+        returns, or only unlabelled samples.
         """
+        return net(params, buffers, *inputs)
 
     @abstractmethod
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
@@ -98,9 +99,10 @@ class Task(ABC):
         """Return whether metric `name`, which may have prefixes, is to be maximised."""
         return "loss" not in name
 
-    @abstractmethod
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's output for one sample of a data set.
 
-        The first entry is passed to the model as its number of classes.
+        By default it has one entry per class. The first entry is passed to the model as
+        its number of classes.
         """
+        return (num_classes,)

@@ -115,9 +115,9 @@ class Ctx:
         net: The network that is trained.
         clock: The source of `step` and `epoch`.
         once: Function. ``once(name, make)`` returns the result of ``make()`` and caches
-            it during the step. The first call computes it without a graph. Every
-            gradient computation of the step reuses it (SAM has two). Use it for values
-            that depend on the batch but not on trained parameters.
+            the result during the step. The first call computes the result without a
+            graph. Every gradient computation of the step reuses it (SAM has two). Use
+            `once` for values that depend on the batch but not on trained parameters.
         noise: Uniform numbers in [0, 1) by name and shape. They depend on the client,
             the round and the step.
         full_gradient: Function that returns the mean gradient of the task's loss over
@@ -351,8 +351,8 @@ class Trainer:
         """Return a client's state before its first round, or None if it keeps no state.
 
         Args:
-            start: The later value of ``ctx.start``.
-            received: The later value of ``ctx.received``.
+            start: The parameters that the client will train, later ``ctx.start``.
+            received: The whole model that the client receives, later ``ctx.received``.
         """
         return None
 
@@ -474,7 +474,7 @@ class Trainer:
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
         """Return how far `tau` steps with a constant unit gradient move the weights.
 
-        The distance is in units of lr. By Wang et al. 2020 it is ``tau`` for plain SGD
+        The distance is in units of lr. Wang et al. (2020) give ``tau`` for plain SGD
         and ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
 
         Args:

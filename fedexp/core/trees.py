@@ -78,10 +78,16 @@ def norm(tree: Tree) -> Tensor:
 
     The result is a scalar tensor in the tree's dtype. Nothing is synchronised.
     """
-    if not tree:
-        return torch.zeros(())
-    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors(tree))))
-    return total
+    return joint_norm(tensors(tree)) if tree else torch.zeros(())
+
+
+def joint_norm(values: list[Tensor]) -> Tensor:
+    """Return the Euclidean norm over all entries of several tensors, a scalar tensor.
+
+    Nothing is synchronised.
+    """
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
+    return norm
 
 
 def squared_norm(tree: Tree) -> float:
@@ -100,11 +106,8 @@ def nonfinite(tree: Tree) -> str | None:
         torch.stack([value.sum() for value in floating.values()]).sum()
     ):
         return None
-    # The sum of a finite tensor may overflow, so the values are checked.
-    for name, value in floating.items():
-        if not bool(value.isfinite().all()):
-            return name
-    return None
+    # The sum of finite values may overflow, so each tensor is checked.
+    return next((name for name, value in floating.items() if not value.isfinite().all()), None)
 
 
 def num_bytes(tree: Tree) -> int:
@@ -127,7 +130,7 @@ def part_of(tree: Tree, part: str) -> Tree:
 
 def digest(tree: Tree) -> str:
     """Return a hash of names, types, shapes and bytes."""
-    # In hardware, SHA-256 is about as fast as a disk writes the bytes.
+    # With hardware support, SHA-256 is about as fast as writing the bytes to a disk.
     state = hashlib.sha256()
     for part in _bytes_of(tree):
         state.update(part)

@@ -35,9 +35,13 @@ def place_of_error(error: BaseException) -> str | None:
     """
     if isinstance(error, SyntaxError) and _is_users(error.filename):
         return f"{error.filename}:{error.lineno}"
-    frames = reversed(traceback.extract_tb(error.__traceback__))
     return next(
-        (f"{frame.filename}:{frame.lineno}" for frame in frames if _is_users(frame.filename)), None
+        (
+            f"{frame.filename}:{frame.lineno}"
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if _is_users(frame.filename)
+        ),
+        None,
     )
 
 
@@ -72,7 +76,11 @@ def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | Non
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the kind of an exception and the first line of its message."""
+    """Return the kind of an exception and the first line of its message.
+
+    If an attribute is missing because it was renamed in version 0.2, its new name is
+    added.
+    """
     text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
     if isinstance(error, AttributeError) and (new := attribute_hint(error)) is not None:
         text += f" ({new} since version 0.2)"
@@ -117,30 +125,23 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
             continue
         problems += _old_names(kind, cls)
         for name, own in vars(cls).items():
-            above = (
-                base
-                for base in kind.__mro__[number + 1 :]
-                if is_ours(base.__module__) and name in vars(base)
+            replaced = next(
+                (
+                    vars(base)[name]
+                    for base in kind.__mro__[number + 1 :]
+                    if is_ours(base.__module__) and name in vars(base)
+                ),
+                None,
             )
-            replaced = next((vars(base)[name] for base in above), None)
-            if name.startswith("_") or replaced is None:
-                continue
-            if (found := _mismatch(name, own, replaced)) is not None:
-                line = _function(own)
-                place = f"{line.co_filename}:{line.co_firstlineno}" if line else place_of_class(cls)
-                problems.append(
-                    (
-                        f"{kind.__name__}.{name} cannot be called as its interface says",
-                        place,
-                        *found,
-                    )
-                )
+            found = None if name.startswith("_") else _mismatch(name, own, replaced)
+            if found is not None:
+                what = f"{kind.__name__}.{name} cannot be called as its interface says"
+                problems.append((what, _place_of_member(own, cls), *found))
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
+        what = f"{kind.__name__} lacks {', '.join(missing)}"
         expected = ", ".join(_written(name, getattr(kind, name)) for name in missing)
-        problems.append(
-            (f"{kind.__name__} lacks {', '.join(missing)}", place_of_class(kind), expected, None)
-        )
+        problems.append((what, place_of_class(kind), expected, None))
     return tuple(problems)
 
 
@@ -153,9 +154,8 @@ def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | Non
     own = {**inspect.get_annotations(cls), **vars(cls)}
     for old, new in renames().members_of(kind).items():
         if old in own and new not in own:
-            line = _function(own[old])
-            place = f"{line.co_filename}:{line.co_firstlineno}" if line else place_of_class(cls)
             what = f"{kind.__name__}.{old} has another name since version 0.2"
+            place = _place_of_member(own[old], cls)
             yield what, place, f"{new} (docs/0.1-to-0.2.md has every name)", old
     for name, values in renames().values_of(kind).items():
         value = own.get(name)
@@ -183,10 +183,11 @@ def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
     return None
 
 
-def _function(own: Any) -> Any:
-    """Return the code object of a method or property, or None if it has none."""
+def _place_of_member(own: Any, cls: type) -> str:
+    """Return ``file:line`` of a method or property, else of its class `cls`."""
     function = getattr(own, "__func__", None) or getattr(own, "fget", None) or own
-    return getattr(function, "__code__", None)
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else place_of_class(cls)
 
 
 def _written(name: str, method: Any) -> str:

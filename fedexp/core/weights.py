@@ -22,8 +22,8 @@ _CHANNELS_LAST_ON = ("cuda",)
 by_spec = lru_cache(maxsize=16)
 """Decorator that caches a function or class (such as `Net`) whose argument is a spec.
 
-Only the results used last are cached, because the widths in a spec may change in every
-round.
+The cache has only the 16 most recently used results, because the widths in a spec may
+change in every round.
 """
 
 
@@ -96,6 +96,11 @@ class ModelSpec:
                 )
         return cls(str(arch), tuple(sorted(kwargs.items())))
 
+    @classmethod
+    def from_stored(cls, arch: str, kwargs: Mapping[str, Any]) -> ModelSpec:
+        """Build a spec from its arguments in JSON, where a tuple is a list."""
+        return cls(arch, tuple(sorted((name, _freeze(value)) for name, value in kwargs.items())))
+
     def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
         """Return the frozen extractor, the trained head and the shape of the features.
 
@@ -131,8 +136,9 @@ class ModelSpec:
         Raises:
             ConfigError: The class has no such method.
         """
-        kind = locate(self.arch, nn.Module, "model")
-        changes: Callable[..., Mapping[str, Any]] | None = getattr(kind, rule, None)
+        changes: Callable[..., Mapping[str, Any]] | None = getattr(
+            locate(self.arch, nn.Module, "model"), rule, None
+        )
         if changes is None:
             raise ConfigError(
                 refusal,
@@ -159,9 +165,11 @@ class ModelSpec:
             with torch.random.fork_rng(devices=[]):
                 module: nn.Module = kind(**dict(self.kwargs))
         except ValueError as error:
-            do = "set these keys of the model otherwise, or choose another model or data set"
             raise ConfigError(
-                str(error), where="model", got=f"{self.arch} with {dict(self.kwargs)}", do=do
+                str(error),
+                where="model",
+                got=f"{self.arch} with {dict(self.kwargs)}",
+                do="set these keys of the model otherwise, or choose another model or data set",
             ) from error
         return module
 
@@ -255,12 +263,11 @@ class Weights:
         try:
             module.load_state_dict(state)
         except RuntimeError as error:
-            lines = [line.strip() for line in str(error).splitlines()[1:]]
             raise ConfigError(
                 "the state dict does not fit the network",
                 where=where,
                 expected=spec.arch,
-                got=" ".join(lines),
+                got=" ".join(line.strip() for line in str(error).splitlines()[1:]),
             ) from error
         params = {name: value.detach() for name, value in module.named_parameters()}
         return cls(spec, params, dict(module.named_buffers()))

@@ -96,16 +96,14 @@ class ArrayCache:
         if not self.folder.is_dir() or not all(file.exists() for file in files):
             return None
 
-        path = self.path(files)
-        if not path.exists():
-            return None
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(self.path(files), framework="pt") as file:
                 return take(file), file.metadata()["sha256"]
+        # There is no entry, or a damaged one, which the next `store` replaces
         except (SafetensorError, OSError, TypeError, KeyError):
-            return None  # the next `store` replaces the entry
+            return None
 
     def store(self, files: list[Path], tensors: dict[str, Tensor], fingerprint: str) -> None:
         """Write the entry completely or not at all."""

@@ -52,10 +52,6 @@ class Carvana(Dataset):
             f"test_fraction must be in (0, 1), got {self.test_fraction}",
         )
 
-    @property
-    def name(self) -> str:
-        return "carvana"
-
     def expected_files(self, root: Path) -> list[Path]:
         return [root / "carvana" / "train", root / "carvana" / "train_masks"]
 

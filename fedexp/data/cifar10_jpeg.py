@@ -17,16 +17,13 @@ class Cifar10Jpeg(ImageFolder):
     has changed the pixels, so accuracies are close to CIFAR-10's, not equal to them.
     """
 
+    name: ClassVar[str] = "cifar10_jpeg"
     faithful: ClassVar[bool] = False
     copy_of: ClassVar[str | None] = "cifar10"
 
     folder: str = "cifar10-jpeg"
     num_classes: int = 10
     shape: tuple[int, ...] = (3, 32, 32)
-
-    @property
-    def name(self) -> str:
-        return "cifar10_jpeg"
 
     def ways(self, root: Path) -> str:
         return (

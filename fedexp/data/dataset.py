@@ -1,4 +1,4 @@
-"""Data sets that a config names, with cheap checks and loading into arrays."""
+"""The interface of data sets: checks that open no file, and loading into arrays."""
 
 from __future__ import annotations
 
@@ -175,17 +175,17 @@ class Dataset(ABC):
 
     def ways(self, root: Path) -> str:
         """Describe how a user gets the files."""
-        ways = []
-        if self.can_download:
-            ways += [
-                "run with dataset.download=true",
-                f"run 'fedexp-data prepare {self.name}' once",
-            ]
-        ways += [
-            f"put the files in {root}",
-            "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
+        downloads = [
+            "run with dataset.download=true",
+            f"run 'fedexp-data prepare {self.name}' once",
         ]
-        return "; or ".join(ways)
+        return "; or ".join(
+            [
+                *(downloads if self.can_download else ()),
+                f"put the files in {root}",
+                "set data_root=FOLDER or the variable FEDEXP_DATA to their location",
+            ]
+        )
 
     def load(self, root: Path, download: bool) -> Arrays:
         """Load and check the arrays.
@@ -237,20 +237,22 @@ class Dataset(ABC):
         return known or self.load(root, download=False).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
-        """Return everything except the files that decides the result of `read`."""
+        """Return all settings that, besides the files, decide the result of `read`."""
         # These are applied to batches, or are irrelevant once the files exist
         outside = {"mean", "std", "augment", "download"}
-        own = tuple(
-            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            str(self.cache_version),
+            *(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in outside),
         )
-        return (f"{type(self).__module__}.{type(self).__qualname__}", str(self.cache_version), *own)
 
 
 def _stored(cache: ArrayCache, files: list[Path]) -> Arrays | None:
     """Return the cached arrays of `files`.
 
     Returns:
-        None if nothing is cached, or if the entry is not what was stored.
+        The arrays, or None if nothing is cached or the cached tensors do not have the
+        stored fingerprint.
     """
     found = cache.load(files)
     if found is None:
@@ -269,64 +271,72 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
     for split in ("train", "test"):
         x, y = getattr(arrays, f"{split}_x"), getattr(arrays, f"{split}_y")
 
-        def fail(what: str, expected: object, got: object, split: str = split) -> DataError:
-            return DataError(
-                f"data set '{dataset.name}': {what}",
-                where=f"{split} split",
-                expected=expected,
-                got=got,
-                do="correct dataset.* in the config, or the return value of the data set's read()",
-            )
+        def check(
+            holds: bool, what: str, expected: object, got: object, split: str = split
+        ) -> None:
+            if not holds:
+                raise DataError(
+                    f"data set '{dataset.name}': {what}",
+                    where=f"{split} split",
+                    expected=expected,
+                    got=got,
+                    do="correct dataset.* in the config, or the return value of the data set's "
+                    "read()",
+                )
 
-        if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-            raise fail(
-                "samples and labels must be torch tensors", "two tensors", f"{type(x)}, {type(y)}"
-            )
-
-        if (x.dtype != torch.uint8) if dataset.pixels else (not x.dtype.is_floating_point):
-            expected = "uint8 (0..255)" if dataset.pixels else "floating point"
-            raise fail(
-                "samples have the wrong dtype",
-                f"{expected}, because the class has pixels = {dataset.pixels}",
-                x.dtype,
-            )
-
-        if tuple(x.shape[1:]) != dataset.shape:
-            raise fail(
-                "samples have the wrong shape",
-                f"(n, {', '.join(map(str, dataset.shape))})",
-                tuple(x.shape),
-            )
-
-        masks = dataset.targets == "masks"
-        form, dtype, top = (
-            (x.shape[2:], torch.uint8, 1) if masks else ((), torch.int64, dataset.num_classes - 1)
+        check(
+            isinstance(x, Tensor) and isinstance(y, Tensor),
+            "samples and labels must be torch tensors",
+            "two tensors",
+            f"{type(x)}, {type(y)}",
         )
-        if y.dtype != dtype or y.dim() == 0 or y.shape[1:] != form:
-            expected = f"(n, {', '.join(map(str, form))}) {dtype}"
-            raise fail(
-                f"{dataset.targets} have the wrong shape or dtype",
-                expected,
-                f"{tuple(y.shape)} {y.dtype}",
-            )
 
-        if len(x) != len(y):
-            raise fail(
-                f"the numbers of samples and {dataset.targets} differ",
-                f"{len(x)} {dataset.targets}",
-                len(y),
-            )
-        if len(y) == 0:
-            raise fail("the split is empty", "at least one sample", 0)
+        expected = "uint8 (0..255)" if dataset.pixels else "floating point"
+        check(
+            x.dtype == torch.uint8 if dataset.pixels else x.dtype.is_floating_point,
+            "samples have the wrong dtype",
+            f"{expected}, because the class has pixels = {dataset.pixels}",
+            x.dtype,
+        )
+        check(
+            tuple(x.shape[1:]) == dataset.shape,
+            "samples have the wrong shape",
+            f"(n, {', '.join(map(str, dataset.shape))})",
+            tuple(x.shape),
+        )
+
+        form, dtype, top = (
+            (x.shape[2:], torch.uint8, 1)
+            if dataset.targets == "masks"
+            else ((), torch.int64, dataset.num_classes - 1)
+        )
+        check(
+            y.dtype == dtype and y.dim() > 0 and y.shape[1:] == form,
+            f"{dataset.targets} have the wrong shape or dtype",
+            f"(n, {', '.join(map(str, form))}) {dtype}",
+            f"{tuple(y.shape)} {y.dtype}",
+        )
+        check(
+            len(x) == len(y),
+            f"the numbers of samples and {dataset.targets} differ",
+            f"{len(x)} {dataset.targets}",
+            len(y),
+        )
+        check(len(y) > 0, "the split is empty", "at least one sample", 0)
 
         low, high = int(y.min()), int(y.max())
-        if low < 0 or high > top:
-            raise fail(
-                f"a {dataset.targets[:-1]} is out of range", f"0 .. {top}", f"{low} .. {high}"
-            )
-
-        if x.dtype.is_floating_point and not bool(torch.isfinite(x).all()):
-            raise fail("a sample contains NaN or infinity", "finite numbers", "not finite")
+        check(
+            low >= 0 and high <= top,
+            f"a {dataset.targets[:-1]} is out of range",
+            f"0 .. {top}",
+            f"{low} .. {high}",
+        )
+        check(
+            not x.dtype.is_floating_point or bool(torch.isfinite(x).all()),
+            "a sample contains NaN or infinity",
+            "finite numbers",
+            "not finite",
+        )
 
     owner = arrays.train_owner
     if dataset.has_owners != (owner is not None) or (

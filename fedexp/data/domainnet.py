@@ -55,10 +55,6 @@ class DomainNet(Dataset):
             "per_class must be at least 1, or null for all",
         )
 
-    @property
-    def name(self) -> str:
-        return "domainnet"
-
     def expected_files(self, root: Path) -> list[Path]:
         home = root / "domainnet"
         return [

@@ -25,8 +25,8 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
 from fedexp.storage.tensors import load_sealed, save_sealed
 
-# Images per forward pass. It is fixed, so that the last bits of features do not depend
-# on it
+# Images per forward pass. The number is fixed, because the last bits of features may
+# depend on it
 _BATCH = 128
 
 
@@ -62,8 +62,11 @@ def featured(
                 # Only one run of a sweep computes the features
                 lock = stack.enter_context(FileLock(folder / f"{key}.lock"))
                 stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
-            damaged = "stored features were damaged: they are computed again"
-            stored = load_sealed(path, like.x.device, lambda: note(damaged))
+            stored = load_sealed(
+                path,
+                like.x.device,
+                lambda: note("stored features were damaged: they are computed again"),
+            )
             tree = stored[0] if stored else _extract(given, weights, note)
             if stored is None:
                 try:
@@ -74,19 +77,21 @@ def featured(
     parts = {
         name: Samples(tree[name], samples.y, dtype=samples.dtype) for name, samples in given.items()
     }
-    val, proxy = parts.get("val"), parts.get("proxy")
-    return replace(data, train=parts["train"], test=parts["test"], val=val, proxy=proxy)
+    return replace(
+        data,
+        train=parts["train"],
+        test=parts["test"],
+        val=parts.get("val"),
+        proxy=parts.get("proxy"),
+    )
 
 
 def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str], None]) -> Tree:
     began = time.perf_counter()
-    first = next(iter(weights.params.values()))
-
-    net = Net(weights.spec, first.device, first.dtype)
-    net.train(False)
+    net = Net.for_evaluation(weights)
+    tree: Tree = {}
 
     with torch.no_grad():
-        tree: Tree = {}
         for name, samples in splits.items():
             parts = [
                 net(weights.params, weights.buffers, samples.inputs(slice(start, start + _BATCH)))
@@ -94,8 +99,10 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
             ]
             tree[name] = torch.cat(parts)
 
-    count = sum(map(len, splits.values()))
-    note(f"features of {count:,} samples computed once, in {time.perf_counter() - began:.1f} s")
+    note(
+        f"features of {sum(map(len, splits.values())):,} samples computed once, "
+        f"in {time.perf_counter() - began:.1f} s"
+    )
     return tree
 
 

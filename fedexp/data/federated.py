@@ -1,6 +1,6 @@
-"""From a data set and a partition scheme to the data of a run.
+"""The steps from a data set and a partition scheme to the data of a run.
 
-The steps are limits, proxy, partition, validation cut and the copy to the device.
+They are limits, proxy, partition, validation cut and the copy to the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.data import FederatedData, Partition, Samples
+from fedexp.core.data import FederatedData, Partition, Samples, offsets_of
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.data.dataset import Arrays, Dataset, labels_of
@@ -27,7 +27,7 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Proxy:
-    """The server's data, taken before the split and withheld from clients and test set.
+    """The server's data, taken before the partition. Clients and test set lack them.
 
     Args:
         source: Split from which the samples are taken, class-balanced as far as the
@@ -87,7 +87,7 @@ class Proxy:
         )
 
     def check(self, main: Dataset) -> None:
-        """Refuse a proxy that does not go with the clients' data set.
+        """Refuse a proxy that does not fit the clients' data set.
 
         Raises:
             ConfigError: The clients' networks cannot take the proxy's samples, or the
@@ -137,22 +137,19 @@ class Proxy:
                 got=f"{other.num_classes} classes of '{other.name}'",
             )
 
-    def count(self, n: int) -> int:
-        """Return the number of samples to take from a source of `n`."""
-        return max(1, round(self.size * n)) if isinstance(self.size, float) else self.size
-
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
     """The rules that assign a data set's samples to clients, server and evaluation.
 
     The order is: limits, proxy, held-out samples, partition, validation cut. The
-    partition uses ``RandomState(seed_data)``, which nothing else has touched.
+    partition draws from a new ``RandomState(seed_data)``.
 
     Args:
         partitioner: The partition scheme.
         clients: Number of clients.
-        seed_data: The split seed.
+        seed_data: Seed of the partition, the proxy, the held-out samples and the
+            validation cut.
         val_fraction: Share of each client's samples that is cut for validation,
             rounded. Every client keeps at least one sample.
         held_out: Number of training samples that become the validation samples in place
@@ -194,8 +191,9 @@ class Division:
 
         proxy_at = held_at = np.zeros(0, np.int64)
         if proxy.dataset is not None:
-            whole, classes = np.arange(len(proxy_y)), proxy.dataset.num_classes
-            proxy_at, _ = self._take_proxy(proxy_labels, whole, classes)
+            proxy_at, _ = self._take_proxy(
+                proxy_labels, np.arange(len(proxy_y)), proxy.dataset.num_classes
+            )
         elif proxy.source == "train":
             proxy_at, train_at = self._take_proxy(labels, train_at, number)
         elif proxy.source == "test":
@@ -229,18 +227,19 @@ class Division:
         )
 
     def proxy_count(self, n: int) -> int:
-        """Return the number of samples that the server takes from a source of `n`.
+        """Return how many of a split's `n` samples the server takes.
 
-        Noise does not come from a source, so its number of samples does not depend on
-        `n`.
+        With ``proxy.source=noise`` the samples come from no split. `Proxy` then allows
+        only a count as size, so the result does not depend on `n`.
         """
-        count = self.proxy.count(n)
+        size = self.proxy.size
+        count = max(1, round(size * n)) if isinstance(size, float) else size
         return count if self.limit_proxy is None else min(count, self.limit_proxy)
 
     def _take_proxy(
         self, labels: np.ndarray, at: np.ndarray, num_classes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions of the proxy and of the rest, both ascending."""
+        """Divide the positions `at` into the proxy's and the rest, both ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
 
@@ -334,9 +333,13 @@ def federate(
     def samples(x: Tensor, y: Tensor, at: np.ndarray, training: bool = False) -> Samples:
         if len(at) < len(y):
             x, y = x[torch.from_numpy(at)], y[torch.from_numpy(at)]
-        augment = dataset.augment if training else None
         return Samples(
-            to_device(x, device), to_device(y, device), dataset.mean, dataset.std, augment, dtype
+            to_device(x, device),
+            to_device(y, device),
+            dataset.mean,
+            dataset.std,
+            dataset.augment if training else None,
+            dtype,
         )
 
     train = samples(arrays.train_x, arrays.train_y, parts.train_at, training=True)
@@ -351,7 +354,12 @@ def federate(
     if proxy.source != "none":
         at = torch.from_numpy(parts.proxy_at)
         x = (
-            _noise(division.proxy_count(0), dataset.shape, division.seed_data)
+            torch.randint(
+                256,
+                (division.proxy_count(0), *dataset.shape),
+                generator=torch_generator(division.seed_data, "proxy noise"),
+                dtype=torch.uint8,
+            )
             if proxy.source == "noise"
             else proxy_x[at]
         )
@@ -411,7 +419,7 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 def balanced(
     labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Choose `size` samples with class counts as equal as the supply allows.
+    """Choose `size` samples with class counts as equal as the given samples allow.
 
     The first samples of each class are chosen, or random ones if `rng` is given. A
     remainder that cannot be divided equally goes to the first classes (of a random
@@ -447,8 +455,8 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
 
     Each client keeps at least one sample, and the remaining ones keep their order. One
     stream serves all clients: each sample of the pool has a random key, and a client
-    gives the samples with the smallest keys. Its cut therefore depends neither on its
-    number nor on other clients.
+    gives the samples with the smallest keys. The cut of a client therefore does not
+    depend on the number of the client or on other clients.
 
     Raises:
         DataError: The fraction is less than half a sample at every client, or clients
@@ -475,25 +483,22 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
             do="raise partition.val_fraction or use fewer clients",
         )
 
-    pool = int(partition.indices.max()) + 1
-    keys = numpy_generator(seed_data, "val").random(pool)[partition.indices]
+    pool_keys = numpy_generator(seed_data, "val").random(int(partition.indices.max()) + 1)
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    ranked = np.lexsort((keys, owner))  # client after client, each ordered by key
+    # Client after client, each ordered by key
+    ranked = np.lexsort((pool_keys[partition.indices], owner))
 
     rank = np.empty(len(owner), dtype=np.int64)
     rank[ranked] = np.arange(len(owner)) - np.repeat(partition.offsets[:-1], sizes)
 
     is_held = rank < np.repeat(counts, sizes)
 
-    def offsets(of: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(of, dtype=np.int64)])
-
     return CutPartition(
         indices=partition.indices[~is_held],
-        offsets=offsets(sizes - counts),
+        offsets=offsets_of(sizes - counts),
         info=partition.info | {"val_fraction": fraction, "val_samples": int(counts.sum())},
         held=partition.indices[is_held],
-        held_offsets=offsets(counts),
+        held_offsets=offsets_of(counts),
     )
 
 
@@ -509,7 +514,7 @@ def _hold_out(
     """Choose `count` samples that no client trains on.
 
     Returns:
-        The positions of these and of the other samples, both ascending.
+        The positions of the chosen samples and of the other samples, both ascending.
     """
     if count >= len(at):
         raise ConfigError(
@@ -521,12 +526,6 @@ def _hold_out(
         )
     return _apart(
         balanced(labels[at], count, num_classes, numpy_generator(seed_data, "held out")), at
-    )
-
-
-def _noise(count: int, shape: tuple[int, ...], seed_data: int) -> Tensor:
-    return torch.randint(
-        256, (count, *shape), generator=torch_generator(seed_data, "proxy noise"), dtype=torch.uint8
     )
 
 
@@ -544,9 +543,7 @@ def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    left = np.ones(len(at), dtype=bool)
-    left[taken] = False
-    return at[taken], at[left]
+    return at[taken], np.delete(at, taken)
 
 
 def check_validation(held_out: int, in_split: bool) -> None:

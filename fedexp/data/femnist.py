@@ -42,10 +42,6 @@ class Femnist(Dataset):
         )
         require(self.shape == (1, 28, 28), "shape must be [1, 28, 28], that of LEAF's images")
 
-    @property
-    def name(self) -> str:
-        return "femnist"
-
     def expected_files(self, root: Path) -> list[Path]:
         return [root / "femnist" / split for split in ("train", "test")]
 

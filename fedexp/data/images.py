@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedexp.core.build import require
 from fedexp.core.errors import DataError
 
 EXTENSIONS = frozenset(
@@ -46,8 +47,8 @@ def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
 
     # Decoders release the interpreter lock
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(chunk, range(0, len(files), _CHUNK)):
-            pass
+        # `list` waits for all chunks and raises their errors
+        list(pool.map(chunk, range(0, len(files), _CHUNK)))
     return np.ascontiguousarray(out.transpose(0, 3, 1, 2))
 
 
@@ -116,10 +117,10 @@ def require_image_shape(shape: tuple[int, ...]) -> None:
     Raises:
         ValueError: The shape is not that of grey or RGB images.
     """
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise ValueError(
-            "shape must be [channels, height, width] with 1 (grey) or 3 (RGB) channels"
-        )
+    require(
+        len(shape) == 3 and shape[0] in (1, 3),
+        "shape must be [channels, height, width] with 1 (grey) or 3 (RGB) channels",
+    )
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -127,10 +128,9 @@ def image_files(folder: Path) -> list[Path]:
 
     Hidden files are skipped.
     """
-    found = [
+    return sorted(
         Path(place) / name
         for place, _, names in os.walk(folder, followlinks=True)
         for name in names
         if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
-    ]
-    return sorted(found)
+    )

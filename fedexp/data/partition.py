@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedexp.core.build import require
-from fedexp.core.data import Partition
+from fedexp.core.data import Partition, offsets_of
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.storage.files import write_bytes
 
@@ -45,7 +45,7 @@ class Partitioner(ABC):
     Args:
         val_fraction: Share of each client's samples that is held out for validation
             after the split.
-        min_size: Number of samples that a client must have.
+        min_size: Smallest number of samples that a client must have.
         on_small: Policy for clients with fewer samples. ``error`` stops with an error,
             ``allow`` allows them. ``drop`` drops them with their samples and renumbers
             the others. ``repair`` gives them the last samples of the client that has
@@ -97,9 +97,9 @@ class Partitioner(ABC):
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        """Sample a partition by the scheme itself.
+        """Sample a partition, without the policy for small clients.
 
-        `split` checks sizes, disjointness and completeness.
+        `split` applies the policy and checks disjointness and completeness.
 
         Args:
             labels: Labels of the training pool, (n,), int64. If `deals` is ``owners``:
@@ -119,15 +119,23 @@ class Partitioner(ABC):
         """
         self.check(clients, num_classes)
         partition = self.sample(labels, num_classes, clients, rng)
-        info: dict[str, str | int | float | bool] = {
-            "scheme": self.name,
-            "pool": len(labels),
-            "asked_clients": clients,
-        }
-        partition = replace(partition, info=info | partition.info)
+        partition = replace(
+            partition,
+            info={
+                "scheme": self.name,
+                "pool": len(labels),
+                "asked_clients": clients,
+                **partition.info,
+            },
+        )
         validate(partition, len(labels))
 
         return validate(apply_small_policy(partition, self.min_size, self.on_small), len(labels))
+
+
+def equal_sizes(samples: int, parts: int) -> np.ndarray:
+    """Return the sizes, (parts,), of nearly equal parts, the larger ones first."""
+    return samples // parts + (np.arange(parts) < samples % parts)
 
 
 def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None) -> Partition:
@@ -139,10 +147,9 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
         order: Order of each client's samples. None: ascending, so that ``order[i]`` is
             i.
     """
-    sizes = np.bincount(owner, minlength=clients)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    offsets = offsets_of(np.bincount(owner, minlength=clients))
     if order is None:
-        return Partition(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
+        order = np.arange(len(owner))
     return Partition(
         order[np.argsort(owner[order], kind="stable")].astype(np.int64, copy=False), offsets
     )
@@ -159,43 +166,43 @@ def validate(partition: Partition, n: int) -> Partition:
         DataError: A sample is missing, is assigned twice or is not in the pool.
     """
 
-    def fail(what: str, got: object) -> DataError:
-        return DataError(
-            f"the result is not a partition: {what}",
-            where=str(partition.info.get("scheme", "partition")),
-            expected=f"each of {n} samples assigned to exactly one client",
-            got=got,
-            do="correct the scheme's sample(), or give a partition of this pool",
-        )
+    def check(holds: bool, what: str, got: str) -> None:
+        if not holds:
+            raise DataError(
+                f"the result is not a partition: {what}",
+                where=str(partition.info.get("scheme", "partition")),
+                expected=f"each of {n} samples assigned to exactly one client",
+                got=got,
+                do="correct the scheme's sample(), or give a partition of this pool",
+            )
 
     offsets, indices = partition.offsets, partition.indices
     held = partition.held if isinstance(partition, CutPartition) else np.zeros(0, np.int64)
-    if (
-        len(offsets) < 2
-        or offsets[0] != 0
-        or offsets[-1] != len(indices)
-        or bool((np.diff(offsets) < 0).any())
-    ):
-        raise fail(
-            "offsets do not ascend from 0 to the number of indices", f"{len(offsets)} offsets"
-        )
+    check(
+        len(offsets) >= 2
+        and offsets[0] == 0
+        and offsets[-1] == len(indices)
+        and not (np.diff(offsets) < 0).any(),
+        "offsets do not ascend from 0 to the number of indices",
+        f"{len(offsets)} offsets",
+    )
 
     seen = np.zeros(n, dtype=bool)
     for part in (indices, held):
-        if len(part) and (int(part.min()) < 0 or int(part.max()) >= n):
-            raise fail("an index is outside the pool", f"{int(part.min())} .. {int(part.max())}")
+        if len(part):
+            low, high = int(part.min()), int(part.max())
+            check(low >= 0 and high < n, "an index is outside the pool", f"{low} .. {high}")
         seen[part] = True
 
     distinct, listed = int(seen.sum()), len(indices) + len(held)
-    if distinct != listed - int(partition.info.get("repeated_samples", 0)):
-        raise fail(
-            f"{listed - distinct} samples are assigned twice",
-            f"{listed} indices, {distinct} distinct",
-        )
+    check(
+        distinct == listed - int(partition.info.get("repeated_samples", 0)),
+        f"{listed - distinct} samples are assigned twice",
+        f"{listed} indices, {distinct} distinct",
+    )
 
     missing = n - distinct - int(partition.info.get("dropped_samples", 0))
-    if missing:
-        raise fail("samples are missing", f"{distinct} samples, {missing} too few")
+    check(missing == 0, "samples are missing", f"{distinct} samples, {missing} too few")
     return partition
 
 
@@ -214,14 +221,12 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
         return partition
 
     if on_small == "error":
-        shown = ", ".join(f"client {c} has {sizes[c]}" for c in small[:5]) + (
-            " ..." if len(small) > 5 else ""
-        )
         raise DataError(
             f"{len(small)} of {len(sizes)} clients have fewer than min_size={min_size} samples",
             where=_where(partition),
             expected=f"at least {min_size} each",
-            got=shown,
+            got=", ".join(f"client {c} has {sizes[c]}" for c in small[:5])
+            + (" ..." if len(small) > 5 else ""),
             do="choose partition.on_small=repair|drop|allow, lower partition.min_size, "
             "or use fewer clients",
         )
@@ -235,19 +240,16 @@ def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Pa
             do="set partition.on_small=allow, or lower partition.min_size",
         )
 
-    if on_small == "drop":
-        return _drop(partition, small)
-    return _repair(partition, small, min_size)
+    return _drop(partition, min_size) if on_small == "drop" else _repair(partition, small, min_size)
 
 
 def _where(partition: Partition) -> str:
     return f"partition {partition.info.get('scheme', '')}".strip()
 
 
-def _drop(partition: Partition, small: np.ndarray) -> Partition:
+def _drop(partition: Partition, min_size: int) -> Partition:
     sizes = partition.sizes
-    keep = np.ones(len(sizes), dtype=bool)
-    keep[small] = False
+    keep = sizes >= min_size
     if not keep.any():
         raise DataError(
             "every client is too small: dropping them leaves none",
@@ -256,12 +258,11 @@ def _drop(partition: Partition, small: np.ndarray) -> Partition:
             do="lower partition.min_size or use fewer clients",
         )
 
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[keep])])
     info = partition.info | {
-        "dropped_clients": len(small) + int(partition.info.get("dropped_clients", 0)),
-        "dropped_samples": int(sizes[small].sum()) + int(partition.info.get("dropped_samples", 0)),
+        "dropped_clients": int((~keep).sum()) + int(partition.info.get("dropped_clients", 0)),
+        "dropped_samples": int(sizes[~keep].sum()) + int(partition.info.get("dropped_samples", 0)),
     }
-    return Partition(partition.indices[np.repeat(keep, sizes)], offsets, info)
+    return Partition(partition.indices[np.repeat(keep, sizes)], offsets_of(sizes[keep]), info)
 
 
 def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition:
@@ -291,8 +292,11 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
             moved += 1
 
     repaired = from_owners(owner, len(sizes))  # positions in `indices`
-    info = partition.info | {"repaired_clients": len(small), "moved_samples": moved}
-    return Partition(partition.indices[repaired.indices], repaired.offsets, info)
+    return Partition(
+        partition.indices[repaired.indices],
+        repaired.offsets,
+        partition.info | {"repaired_clients": len(small), "moved_samples": moved},
+    )
 
 
 def save_partition(partition: Partition, path: Path) -> None:
@@ -303,11 +307,13 @@ def save_partition(partition: Partition, path: Path) -> None:
     if isinstance(partition, CutPartition):
         arrays |= {"held": partition.held, "held_offsets": partition.held_offsets}
     about = {"format": FORMAT, "sha256": partition.sha256, "info": partition.info}
-    # A single key, because several are written in random order
-    metadata = {"fedexp": json.dumps(about, sort_keys=True)}
     write_bytes(
         path,
-        save({k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()}, metadata),
+        save(
+            {k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()},
+            # A single key, because several are written in random order
+            {"fedexp": json.dumps(about, sort_keys=True)},
+        ),
     )
 
 
@@ -367,7 +373,10 @@ def _not_a_partition(path: Path, got: str) -> DataError:
 
 
 def impossible(what: str, where: str, expected: object, got: object, do: str) -> ConfigError:
-    """Return the error for the settings that a scheme's `check` refuses."""
+    """Return the error for settings that a scheme's `check` refuses.
+
+    `where` is a key of the config group `partition`, or ``clients``.
+    """
     return ConfigError(
         what,
         where=f"partition.{where}" if where != "clients" else where,

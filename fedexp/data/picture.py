@@ -32,7 +32,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = _shown(len(counts))
+    rows = np.arange(0, len(counts), max(1, -(-len(counts) // MAX_ROWS)))
     shown = counts[rows]
     clients, classes = shown.shape
 
@@ -95,12 +95,6 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
     figure.savefig(path, format="png")
 
 
-def _shown(clients: int) -> np.ndarray:
-    if clients <= MAX_ROWS:
-        return np.arange(clients)
-    return np.arange(0, clients, -(-clients // MAX_ROWS))
-
-
 def _summary(counts: np.ndarray, shown: int) -> str:
     sizes = counts.sum(axis=1)
     held = (counts > 0).sum(axis=1)
@@ -118,16 +112,14 @@ def _span(values: np.ndarray) -> str:
 
 def _ticks(n: int, length: float) -> np.ndarray:
     """Return at most one tick per 0.24 inches, at round steps from 0."""
-    for step in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500):
-        if n / step * 0.24 <= length:
-            break
-    return np.arange(0, n, step)
+    steps = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500)
+    return np.arange(0, n, next((step for step in steps if n / step * 0.24 <= length), steps[-1]))
 
 
 def _draw_map(
     axes: Axes, shown: np.ndarray, rows: np.ndarray, counts: np.ndarray, cell: tuple[float, float]
 ) -> None:
-    clients, classes = shown.shape
+    classes = shown.shape[1]
     root = np.sqrt(shown)
     top = float(np.sqrt(max(1, counts.max())))
     axes.imshow(
@@ -139,24 +131,22 @@ def _draw_map(
         interpolation="nearest",
     )
 
-    ticks = _ticks(classes, cell[0] * classes)
-    axes.set_xticks(ticks, [str(t) for t in ticks])
-    ticks = _ticks(clients, cell[1] * clients)
-    axes.set_yticks(ticks, [f"{rows[t]:,}" for t in ticks])
-    axes.set_xlabel("class", color=_INK, fontsize=9)
-    axes.set_ylabel("client", color=_INK, fontsize=9)
+    for axis, name, labels, length in (
+        (axes.xaxis, "class", [str(k) for k in range(classes)], cell[0]),
+        (axes.yaxis, "client", [f"{row:,}" for row in rows], cell[1]),
+    ):
+        ticks = _ticks(len(labels), length * len(labels))
+        axis.set_ticks(ticks, [labels[t] for t in ticks])
+        axis.set_label_text(name, color=_INK, fontsize=9)
+        if length >= 0.08:  # thin white lines between rows and columns of cells
+            axis.set_ticks(np.arange(-0.5, len(labels)), minor=True)
+            axis.grid(which="minor", color="#e6eaee", linewidth=min(0.6, 4 * length))
 
     axes.tick_params(length=0, labelsize=8, labelcolor=_INK)
 
     for spine in axes.spines.values():
         spine.set_color("#c5ccd3")
 
-    if cell[1] >= 0.08:  # thin white lines between rows and columns of cells
-        axes.set_yticks(np.arange(-0.5, clients), minor=True)
-        axes.grid(which="minor", axis="y", color="#e6eaee", linewidth=min(0.6, 4 * cell[1]))
-    if cell[0] >= 0.08:
-        axes.set_xticks(np.arange(-0.5, classes), minor=True)
-        axes.grid(which="minor", axis="x", color="#e6eaee", linewidth=min(0.6, 4 * cell[0]))
     axes.tick_params(which="minor", length=0)
 
     digits = len(str(int(counts.max())))
@@ -164,7 +154,6 @@ def _draw_map(
         return
 
     for i, j in zip(*np.nonzero(shown), strict=True):
-        dark = root[i, j] > 0.55 * top
         axes.text(
             j,
             i,
@@ -172,7 +161,7 @@ def _draw_map(
             ha="center",
             va="center",
             fontsize=8,
-            color="white" if dark else _INK,
+            color="white" if root[i, j] > 0.55 * top else _INK,
         )
 
 
@@ -219,7 +208,6 @@ def _draw_scale(scale: Colorbar, most: int) -> None:
 def _colours() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list(
+    return LinearSegmentedColormap.from_list(
         "counts", ["#e4f0f5", "#7fb6cf", "#2f7da8", "#0d4270"]
-    )
-    return colours.with_extremes(bad="white")
+    ).with_extremes(bad="white")

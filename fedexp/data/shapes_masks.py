@@ -40,6 +40,7 @@ class ShapesMasks(Dataset):
         seed: Seed of the images. It is independent of the run's seed.
     """
 
+    name: ClassVar[str] = "shapes_masks"
     pinned: ClassVar[bool] = True
     targets: ClassVar[Targets] = "masks"
 
@@ -58,10 +59,6 @@ class ShapesMasks(Dataset):
                 getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}"
             )
         require(self.noise >= 0, f"noise must not be negative, got {self.noise}")
-
-    @property
-    def name(self) -> str:
-        return "shapes_masks"
 
     def read(self, root: Path, download: bool) -> Arrays:
         return Arrays(*self._split("train", self.samples), *self._split("test", self.test_samples))

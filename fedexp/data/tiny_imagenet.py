@@ -35,16 +35,13 @@ class TinyImageNet(Dataset):
     num_classes: int = 200
     shape: tuple[int, ...] = (3, 64, 64)
 
+    name: ClassVar[str] = "tiny_imagenet"
     can_download: ClassVar[bool] = True
     cache_version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_image_shape(self.shape)
-
-    @property
-    def name(self) -> str:
-        return "tiny_imagenet"
 
     def expected_files(self, root: Path) -> list[Path]:
         folder = root / _FOLDER

@@ -72,7 +72,7 @@ class TorchvisionSet(Dataset):
         fetch = download and not all(file.exists() for file in self.expected_files(root))
         kind = getattr(torchvision_datasets(), self.source)
 
-        splits: list[tuple[Tensor, Tensor]] = []
+        arrays: list[Tensor] = []
 
         try:
             for train in (True, False):
@@ -81,19 +81,17 @@ class TorchvisionSet(Dataset):
                     if self.source == "SVHN"
                     else {"train": train}
                 )
-                splits.append(_arrays(kind(str(root), download=fetch, **choice), self.source))
+                arrays += _arrays(kind(str(root), download=fetch, **choice), self.source)
         except (
-            *(
-                RuntimeError,
-                OSError,
-                URLError,
-                ValueError,
-                TypeError,
-                AssertionError,
-                EOFError,
-                KeyError,
-                IndexError,
-            ),
+            RuntimeError,
+            OSError,
+            URLError,
+            ValueError,
+            TypeError,
+            AssertionError,
+            EOFError,
+            KeyError,
+            IndexError,
             pickle.UnpicklingError,
         ) as error:
             if fetch:
@@ -112,8 +110,7 @@ class TorchvisionSet(Dataset):
                 do=f"delete them, then {self.ways(root)}",
             ) from error
 
-        (train_x, train_y), (test_x, test_y) = splits
-        return Arrays(train_x, train_y, test_x, test_y)
+        return Arrays(*arrays)
 
 
 def _arrays(loaded: Any, source: str) -> tuple[Tensor, Tensor]:

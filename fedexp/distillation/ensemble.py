@@ -18,6 +18,7 @@ from fedexp.core.build import require
 from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
+from fedexp.distillation.student import net_of
 
 # The activations of 100 ResNets do not fit into a device's memory
 _AT_ONCE = 10
@@ -55,8 +56,8 @@ class TeacherEnsemble:
             computed twice. With more than ten teachers, one at a time holds its
             activations, or ten at a time if teachers are stacked.
         stacked: Whether the teachers run as one network, with their tensors stacked
-            along a first axis. They must have the same architecture. Otherwise they run
-            one after the other.
+            along a first axis. Stacked teachers must have the same architecture. If
+            false, the teachers run one after the other.
         bf16: Whether networks run under autocast to bfloat16. Stacked teachers do not
             support it. Outputs are cast to the inputs' dtype.
     """
@@ -70,15 +71,8 @@ class TeacherEnsemble:
         bf16: bool = False,
     ) -> None:
         require(len(teachers) > 0, "an ensemble needs a teacher")
-        first = next(iter(teachers[0].params.values()))
-        self._nets = {
-            spec: Net(spec, first.device, first.dtype)
-            for spec in dict.fromkeys(t.spec for t in teachers)
-        }
-
-        for net in self._nets.values():
-            net.train(False)
-
+        examples = {teacher.spec: teacher for teacher in teachers}
+        self._nets = {spec: net_of(example, training=False) for spec, example in examples.items()}
         self._teachers = list(teachers)
         few = len(teachers) <= _AT_ONCE
         self._at_once, self._bf16 = at_once or (_AT_ONCE if few or stacked else 1), bf16
@@ -94,7 +88,7 @@ class TeacherEnsemble:
 
     @property
     def _starts(self) -> range:
-        """The index of the first teacher of each part that runs at once."""
+        """Index of the first teacher of each part. A part's teachers run at once."""
         return range(0, len(self), self._at_once)
 
     def _part(self, start: int) -> list[Weights]:
@@ -218,13 +212,11 @@ Sums = tuple[Tensor, Tensor, Tensor]
 
 
 def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -> Sums:
-    logits, statistics, activation = sums(inputs, starts[0])
+    total = sums(inputs, starts[0])
     for start in starts[1:]:
-        more = sums(inputs, start)
-        logits = logits + more[0]
-        statistics = statistics + more[1]
-        activation = activation + more[2]
-    return logits, statistics, activation
+        logits, statistics, activation = map(torch.add, total, sums(inputs, start))
+        total = logits, statistics, activation
+    return total
 
 
 class _InParts(torch.autograd.Function):

@@ -45,8 +45,9 @@ def boundary_support(
 ) -> Tensor:
     """Compute L_div of FedSyn (Zhang et al. 2021, Eq. 6), at most 0.
 
-    It is ``L_div = -(1 / b) sum_i omega_i KL_tau(teacher_i || student_i)``. The divisor
-    is b, not the number of samples that count.
+    It is ``L_div = -(1 / b) sum_i omega_i KL_tau(teacher_i || student_i)``. omega_i is
+    1 if sample i counts according to `mask`, and 0 otherwise. The divisor is b, not the
+    number of samples that count.
     """
     divergence = kl(teacher, student, tau)
     if mask != "none":

@@ -61,8 +61,8 @@ def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) 
     """Measure the seconds of a forward and backward pass, the minimum of `repeats`.
 
     The pass includes the statistics of BatchNorms' inputs and the gradient with respect
-    to `inputs`. A first pass, before the
-    `repeats` measured ones, is not counted.
+    to `inputs`. One more pass runs before the `repeats` measured passes and is not
+    counted.
     """
     return min([_pass_seconds(ensemble, inputs) for _ in range(1 + repeats)][1:])
 

@@ -15,6 +15,7 @@ from fedexp.core.aggregator import State
 from fedexp.core.env import Env
 from fedexp.core.kernel import StepNoise
 from fedexp.core.net import Net
+from fedexp.core.numerics import Precision
 from fedexp.core.seeds import seed_of
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
@@ -82,9 +83,7 @@ def answers(student: Weights) -> Callable[[Tensor], Tensor]:
     return lambda inputs: net(student.params, student.buffers, inputs)
 
 
-def net_of(weights: Weights, training: bool) -> Net:
+def net_of(weights: Weights, training: bool, precision: Precision = "float32") -> Net:
     """Return a new network module for `weights`, in training or evaluation mode."""
     first = next(iter(weights.params.values()))
-    net = Net(weights.spec, first.device, first.dtype)
-    net.train(training)
-    return net
+    return Net(weights.spec, first.device, first.dtype, precision).train(training)

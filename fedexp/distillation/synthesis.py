@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedexp.core import trees
 from fedexp.core.aggregator import State
 from fedexp.core.errors import FedexpError
-from fedexp.core.net import Net
 from fedexp.core.numerics import Precision
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import Weights
+from fedexp.distillation.student import net_of
 from fedexp.server_training.gradients import value_and_grad
 from fedexp.server_training.optimizers import Optimizer
 
@@ -104,23 +105,17 @@ def synthesise(
         [torch.stack([value.double() for value in row.values()]) for row in rows]
     ).tolist()
     terms = [dict(zip(rows[0], values, strict=True)) for values in table]
-    failed_step = next(
-        (step for step, row in enumerate(terms) if not math.isfinite(row["loss"])), None
-    )
-    if failed_step is not None:
-        own_remedy = (
-            f"lower aggregator.lr_{optimizer_key}, or bound gradients with "
-            f"aggregator.{optimizer_key}.clip"
-        )
-        other_remedy = (
-            "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, or the "
-            "coefficients of the loss"
-        )
-        raise FedexpError(
-            f"the loss of generated images is not finite in step {failed_step + 1} of {steps}",
-            where=", ".join(f"{name} {value:g}" for name, value in terms[failed_step].items()),
-            do=own_remedy if failed_step else other_remedy,
-        )
+    for step, row in enumerate(terms):
+        if not math.isfinite(row["loss"]):
+            raise FedexpError(
+                f"the loss of generated images is not finite in step {step + 1} of {steps}",
+                where=", ".join(f"{name} {value:g}" for name, value in row.items()),
+                do=f"lower aggregator.lr_{optimizer_key}, or bound gradients with "
+                f"aggregator.{optimizer_key}.clip"
+                if step
+                else "nothing was optimised yet: lower local.lr (clients), aggregator.lr_student, "
+                "or the coefficients of the loss",
+            )
 
     return Synthesis(best_images, learned, state, terms)
 
@@ -128,28 +123,6 @@ def synthesise(
 def named(terms: Metrics) -> Metrics:
     """Return the terms under the names of the log, ``synthesis/<name>``."""
     return {f"synthesis/{name}": value for name, value in terms.items()}
-
-
-def generate(
-    spec: ModelSpec,
-    seed: int,
-    z: Tensor,
-    terms_of: Callable[[Tensor, int], Terms],
-    optimizer: Optimizer,
-    lr: float,
-    steps: int,
-    precision: Precision = "float32",
-) -> Synthesis:
-    """Run `synthesise` with a new generator of `spec`, initialised from `seed`.
-
-    The noise `z` (b, nz) is optimised together with the generator's parameters.
-    """
-    generator = Weights.init(spec, seed, z.device, z.dtype)
-    learned = {**generator.params, "z": z}
-    state = optimizer.init(learned)
-    return synthesise(
-        learned, state, generated_by(generator, precision), terms_of, optimizer, lr, steps
-    )
 
 
 def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:
@@ -162,14 +135,11 @@ def generated_by(generator: Weights, precision: Precision = "float32") -> Callab
         generator: A generator of the same architecture, whose buffers are copied.
         precision: Precision of the generator's pass, as in `fedexp.core.net.Net`.
     """
-    first = next(iter(generator.params.values()))
-    net = Net(generator.spec, first.device, first.dtype, precision)
-    net.train()
+    net = net_of(generator, training=True, precision=precision)
     # Training mode changes the buffers
-    buffers = {name: value.clone() for name, value in generator.buffers.items()}
+    buffers = trees.clone(generator.buffers)
 
     def images_of(learned: Tree) -> Tensor:
-        params = {name: learned[name] for name in generator.params}
-        return net(params, buffers, learned["z"])
+        return net({name: learned[name] for name in generator.params}, buffers, learned["z"])
 
     return images_of

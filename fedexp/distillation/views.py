@@ -58,9 +58,13 @@ class View:
     @classmethod
     def of(cls, views: Views, env: Env, name: str) -> View:
         """Return the view of stream `name` at ``env.round`` and ``env.step``."""
-        noise = StepNoise(seed_of(env.seed, name, env.round, env.step), env.device)
         scale, shift = env.domain.affine(1 + len(env.input_shape), env.device)
-        return cls(scale, shift, augmentation(views, env.domain), noise)
+        return cls(
+            scale=scale,
+            shift=shift,
+            augment=augmentation(views, env.domain),
+            noise=StepNoise(seed_of(env.seed, name, env.round, env.step), env.device),
+        )
 
     def inputs(self, images: Tensor, step: int) -> Tensor:
         """Return the network inputs of images at step number `step`.

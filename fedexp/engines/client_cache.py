@@ -33,10 +33,10 @@ class ClientCache(Engine):
     """A wrapper of an engine that looks up first-round jobs by content.
 
     Only jobs that are not found are run. A cache key is a hash of the start model,
-    trainer, task, local training, seed, broadcast trees, the client's state and its
-    samples, byte for byte. If several processes ask for the same jobs, one trains them
-    and the others wait. If the folder cannot be used or an entry is damaged, the jobs
-    are trained again and the user sees a note.
+    trainer, task, local training and seed. The hash also covers the broadcast trees,
+    the client's state and the bytes of the client's samples. If several processes ask
+    for the same jobs, one trains them and the others wait. If the folder cannot be used
+    or an entry is damaged, the jobs are trained again and the user sees a note.
 
     Args:
         inner: Engine that trains what is missing.
@@ -106,7 +106,8 @@ class ClientCache(Engine):
     def _locked(self, path: Path) -> Iterator[None]:
         """Hold the lock of these jobs, so that only one process trains them.
 
-        If the folder cannot be written, there is no lock and each process trains them.
+        If the folder cannot be written, there is no lock and each process trains all
+        its jobs.
         """
         lock = FileLock(path)
         try:
@@ -151,19 +152,19 @@ class ClientCache(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Yield the result of each job, from the folder if it has the model.
+        """Yield the result of each job, from the folder if the model is stored there.
 
         The wrapped engine trains the other models and answers the probes of `jobs`.
         """
-        loaded: dict[int, ClientResult] = {}  # stored models to be probed, all in memory
-        for i, job in enumerate(jobs):
-            if (
-                job.probes
-                and not job.trained
-                and (stored := self._load(keys[i], job, data)) is not None
-            ):
-                loaded[i] = stored
-
+        # Stored results whose models must be probed, by position of the job. All of
+        # them are in memory at once.
+        loaded = {
+            i: stored
+            for i, job in enumerate(jobs)
+            if job.probes
+            and not job.trained
+            and (stored := self._load(keys[i], job, data)) is not None
+        }
         is_stored = [
             job.trained or i in loaded or (not job.probes and self._path(keys[i]).exists())
             for i, job in enumerate(jobs)
@@ -199,19 +200,21 @@ class ClientCache(Engine):
 
         `key` is the cache key of the job.
         """
-        answers = {}
-        for probe in job.probes:
-            found = load_sealed(
+        found = {
+            probe.name: load_sealed(
                 self._path(_answer_key(key, probe)), data.train.x.device, self._damaged
             )
-            if found is not None:
-                answers[probe.name], _ = found
-        return answers
+            for probe in job.probes
+        }
+        return {name: sealed[0] for name, sealed in found.items() if sealed is not None}
 
     def _keys(
         self, jobs: Sequence[ClientJob], parts: list[list[int]], data: FederatedData
     ) -> list[str]:
-        digests: dict[int, str] = {}  # by id of the start model, which clients often share
+        starts = {id(job.start): job.start for job in jobs}  # clients often share a start model
+        digests = {
+            number: digest(start.params) + digest(start.buffers) for number, start in starts.items()
+        }
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
@@ -219,18 +222,11 @@ class ClientCache(Engine):
                 # The last bits of a result depend on the sizes of all clients in its
                 # part, because batches are padded to the largest.
                 batch_group = [sizes, place] if len(part) > 1 else []
-                keys[i] = self._key(jobs[i], batch_group, data, digests)
+                keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
 
-    def _key(
-        self, job: ClientJob, batch_group: list[Any], data: FederatedData, digests: dict[int, str]
-    ) -> str:
-        start = digests.get(id(job.start))
-        if start is None:
-            start = digests[id(job.start)] = digest(job.start.params) + digest(job.start.buffers)
-        shared = {name: digest(tree) for name, tree in job.shared.items()}
-
-        state = {name: digest(tree) for name, tree in (job.state or {}).items()}
+    def _key(self, job: ClientJob, start: str, batch_group: list[Any], data: FederatedData) -> str:
+        index = data.positions(job.client)
         parts = [
             self._base,
             job.client,
@@ -238,19 +234,19 @@ class ClientCache(Engine):
             repr(job.start.spec),
             _described(job.trainer),
             _described(job.task),
-        ]
-
-        parts += [
             repr(job.local_training),
             job.seed,
-            shared,
-            state,
+            {name: digest(tree) for name, tree in job.shared.items()},
+            {name: digest(tree) for name, tree in (job.state or {}).items()},
             sorted(job.frozen),
             job.trained,
             batch_group,
+            # The client's inputs and targets, in its order, and their normalisation.
+            digest({"x": data.train.x[index], "y": data.train.y[index]}),
+            data.train.mean,
+            data.train.std,
+            repr(data.train.augment),
         ]
-        parts += [*_client_data(data, job.client), repr(data.train.augment)]
-
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
     def _path(self, key: str) -> Path:
@@ -269,18 +265,24 @@ class ClientCache(Engine):
                 self._unusable(error)
 
     def _save_model(self, key: str, result: ClientResult, seconds: float) -> None:
-        parts = {"params": result.weights.params, "buffers": result.weights.buffers}
-        for kind, trees in (("payload", result.payload), ("state", result.state or {})):
-            parts |= {f"{kind}/{group}": tree for group, tree in trees.items()}
-        facts = {
-            "num_examples": result.num_examples,
-            "num_steps": result.num_steps,
-            "metrics": result.metrics,
-            "payload": list(result.payload),
-            "state": None if result.state is None else list(result.state),
-            "seconds": seconds,
+        parts = {
+            "params": result.weights.params,
+            "buffers": result.weights.buffers,
+            **{f"payload/{group}": tree for group, tree in result.payload.items()},
+            **{f"state/{group}": tree for group, tree in (result.state or {}).items()},
         }
-        self._save(key, joined(parts), facts)
+        self._save(
+            key,
+            joined(parts),
+            {
+                "num_examples": result.num_examples,
+                "num_steps": result.num_steps,
+                "metrics": result.metrics,
+                "payload": list(result.payload),
+                "state": None if result.state is None else list(result.state),
+                "seconds": seconds,
+            },
+        )
 
     def _load(self, key: str, job: ClientJob, data: FederatedData) -> ClientResult | None:
         found = load_sealed(self._path(key), data.train.x.device, self._damaged)
@@ -329,7 +331,8 @@ class _InnerRequests:
 
     The wrapped engine trains the missing models and answers probes about stored models,
     in one stream if possible. If one model of a part is missing, the whole part is
-    trained, because its jobs may depend on each other in their last bits.
+    trained. The reason is that the last bits of a result may depend on all jobs of its
+    part.
 
     Args:
         inner: Wrapped engine.
@@ -337,7 +340,8 @@ class _InnerRequests:
         parts: Positions of the jobs in each part of the wrapped engine's split
             (`Engine.split`).
         data: Data of the run.
-        is_stored: Whether each job needs no training, because its model is stored.
+        is_stored: Whether each job needs no training, because its model is stored or
+            the job is `trained`.
         loaded: Stored results whose models are to be probed, by position of the job.
 
     Attributes:
@@ -356,13 +360,12 @@ class _InnerRequests:
         self._inner, self._jobs, self._data = inner, jobs, data
         self._part_of = {i: part for part in parts for i in part}
         self.missing = {i for part in parts if not all(is_stored[j] for j in part) for i in part}
-        self._requests = {
-            i: jobs[i]
-            for i in sorted(self.missing | {i for i, job in enumerate(jobs) if job.probes})
+        asking = {i for i, job in enumerate(jobs) if job.probes}
+        self._requests = {i: jobs[i] for i in sorted(self.missing | asking)} | {
+            i: jobs[i].asking(result.weights, jobs[i].probes)
+            for i, result in loaded.items()
+            if i not in self.missing
         }
-        for i in loaded:
-            if i not in self.missing:
-                self._requests[i] = jobs[i].asking(loaded[i].weights, jobs[i].probes)
         self._done: dict[int, ClientResult] = {}
         # A shorter list of jobs could be split into other parts. One stream is used
         # only if all parts have one job, or if no job or every job is trained.
@@ -379,7 +382,9 @@ class _InnerRequests:
             part = self._part_of[i]
             if i in self._requests:
                 jobs = {j: self._requests[j] for j in part if j in self._requests}
-            else:  # evicted or damaged since the check. The engine has one stream at a time.
+            else:
+                # The entry was evicted or damaged after the check. The wrapped engine
+                # allows one stream at a time, so the current stream is closed.
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
 
@@ -400,21 +405,10 @@ class _InnerRequests:
 def _answer_key(key: str, probe: Probe) -> str:
     """Return the cache key of a probe's answer.
 
-    `key` is the cache key of the job whose model the probe is about.
+    `key` is the cache key of the job that trained the probed model.
     """
     parts = [key, _described(probe), probe_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
-
-
-def _client_data(data: FederatedData, client: int) -> list[Any]:
-    """Return a hash of a client's samples, and the mean and std of the inputs.
-
-    The hash covers inputs and targets in the client's order. Mean and std are those of
-    the normalisation.
-    """
-    index = data.positions(client)
-    content = digest({"x": data.train.x[index], "y": data.train.y[index]})
-    return [content, data.train.mean, data.train.std]
 
 
 def _described(plugin: object) -> str:

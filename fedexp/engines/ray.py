@@ -33,7 +33,8 @@ MAX_LOSSES = 3  # jobs fail once this many actors have died while working on the
 # Approximate number of clients per actor, for the choice of the inner engine if
 # `actors` is auto.
 _STACK = 8
-# Small jobs are sent together, because a message costs about a millisecond.
+# A message costs about a millisecond, so small jobs are sent in batches of up to this
+# many chunks and bytes.
 _BATCH_CHUNKS = 8
 _BATCH_BYTES = 1 << 24
 
@@ -43,9 +44,9 @@ class Ray(Engine):
     """An engine that hands chunks of jobs to actors.
 
     The results are bit-identical to those of `inner` with `threads` threads, whatever
-    the number of actors. Data are sent once per node, weights and broadcast trees once
-    per round.
-    This process aggregates, and it must run on a machine of the cluster.
+    the number of actors. Data are sent once per node. Weights and broadcast trees are
+    sent once per round. This process aggregates. It must run on a machine of the
+    cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
@@ -146,10 +147,14 @@ class Ray(Engine):
         """
         self._check_device(numerics)
         self._connect(threads)
-        wanted = None if self.actors == "auto" else self.actors
         try:
             self._pool = ActorPool(
-                wanted, self.threads, self.gpus, describe(self._computing), numerics, self.note
+                None if self.actors == "auto" else self.actors,
+                self.threads,
+                self.gpus,
+                describe(self._computing),
+                numerics,
+                self.note,
             )
         except BaseException:
             self.close()
@@ -213,10 +218,8 @@ class Ray(Engine):
             type(plugin) for job in jobs for plugin in (job.trainer, job.task, *job.probes)
         }
         plugins |= {type(self._computing), type(data.train.augment)}
-        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins} | {
-            job.start.spec.arch for job in jobs
-        }
-        targets = tuple(sorted(names))
+        names = {f"{kind.__module__}.{kind.__name__}" for kind in plugins}
+        targets = tuple(sorted(names | {job.start.spec.arch for job in jobs}))
         if targets not in self._codes:
             self._codes[targets] = code_of(targets)
         if self._sent_data is None or self._sent_data[0] is not data:
@@ -237,7 +240,7 @@ class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
     `result` returns the results in job order. The number of results that wait here or
-    are not finished yet is bounded, so that memory does not grow with the number of
+    are not finished yet is bounded. Memory therefore does not grow with the number of
     jobs.
     """
 
@@ -259,7 +262,8 @@ class _Sending:
         # The chunks of a lost actor are sent again in separate batches. If another
         # actor dies, the chunk that it worked on is then known.
         self._retries: deque[list[int]] = deque()
-        # Number of actors that died over a chunk, by the position of its first job.
+        # Number of actors that died while they worked on a chunk, by the position of
+        # the first job of the chunk.
         self._lost: dict[int, int] = {}
         self._in_flight: dict[Any, _SentBatch] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
@@ -273,7 +277,8 @@ class _Sending:
         """Return the result of job `position`. Results must be asked for in order.
 
         Raises:
-            ClientError: The job failed, or `MAX_LOSSES` actors died over it.
+            ClientError: The job failed, or `MAX_LOSSES` actors died while they worked
+                on it.
         """
         self._send(position)
         while position not in self._arrived:
@@ -314,7 +319,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return several chunks while many wait, and single chunks at the end."""
+        """Return the chunks of the next batch: several while many wait, else one."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 
@@ -362,7 +367,11 @@ class _Sending:
                 self._arrived[position] = reply.failure
 
     def _repeat(self, sent: _SentBatch, suspect: bool, error: Exception) -> None:
-        """Send a lost actor's jobs again, unless too many actors died over them."""
+        """Send a lost actor's jobs again, or give up if too many actors died.
+
+        The jobs of a chunk fail once `MAX_LOSSES` actors have died while they
+        worked on it.
+        """
         for chunk in sent.chunks:
             self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + suspect
             if self._lost[chunk[0]] < MAX_LOSSES:

@@ -62,6 +62,12 @@ class Worker:
     ) -> FedexpError | None:
         """Open the inner engine under the run's numerics.
 
+        Args:
+            inner: Config node of the inner engine.
+            numerics: Numerics of the run.
+            threads: Number of threads of this actor.
+            version: Version of torch in the run's process.
+
         Returns:
             The error that prevents the use of this actor, or None.
         """
@@ -134,8 +140,8 @@ class Worker:
     def _trees(self, travelling: Mapping[int, Any]) -> dict[int, Tree]:
         """Return the trees of a batch.
 
-        A tree in the object store is fetched once. It is kept until a batch does not
-        use it.
+        A tree in the object store is fetched once. The actor keeps the tree until a
+        batch does not use it.
         """
         import ray
 

@@ -41,7 +41,7 @@ _QUIET = {
 class Connection:
     """The membership of this process in a Ray cluster.
 
-    `close` leaves the cluster only if this object joined or started it.
+    `close` leaves the cluster only if this object has joined or started the cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
@@ -66,23 +66,17 @@ class Connection:
             _check_same(address, ray.get_runtime_context().gcs_address)
             return
 
-        options: dict[str, Any] = {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-        }
-
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
             self._folder = _session_folder()
             options |= {
+                "include_dashboard": False,
                 "num_cpus": cpus,
+                "num_gpus": None if gpus else 0,  # None for all GPUs of the machine
                 "_node_ip_address": "127.0.0.1",
                 "_temp_dir": self._folder,
             }
-            if not gpus:
-                options["num_gpus"] = 0
         else:
-            del options["include_dashboard"]  # the cluster itself decides about a dashboard
             _check_reachable(address)
             # Several nodes may run on the loopback interface of one machine, so the
             # node to join must be named.
@@ -228,15 +222,25 @@ class ActorPool:
         numerics: Numerics,
         note: Callable[[str], None],
     ) -> None:
+        import ray
+
+        self._ray: Any = ray  # several functions of ray have no types
         self._threads, self._gpus, self._note = threads, gpus, note
         self._inner, self._numerics = inner, numerics
         self.actors: list[Actor] = []
 
-        room = self._room()
-        most = sum(room.values())
+        most = sum(self._room().values())
         self.size = most if wanted is None else wanted
         if most == 0 or self.size > most:
-            raise _cluster_too_small(threads, gpus, wanted, most)
+            each = f"{threads} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+            raise ConfigError(
+                "the Ray cluster is too small",
+                where="engine",
+                expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, "
+                "each on a single node",
+                got=f"room for {most}",
+                do="lower engine.actors, engine.threads or engine.gpus, or add nodes",
+            )
 
         try:
             self.fill()
@@ -290,16 +294,14 @@ class ActorPool:
             ConfigError: The actor refused to start, for example because its machine has
                 another version of torch.
         """
-        import ray
-
         try:
-            refusal = ray.get(actor.starting)
+            refusal = self._ray.get(actor.starting)
         except lost_actor_errors() as error:
             # If the node is still alive, a new actor on it would fail too.
             self.lose(actor, refill=actor.node not in self._room())
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
-        except ray.exceptions.RayTaskError as error:
+        except self._ray.exceptions.RayTaskError as error:
             raise unexpected_error(error) from error
         if refusal is not None:
             raise refusal
@@ -309,15 +311,13 @@ class ActorPool:
     def lose(self, actor: Actor, refill: bool = True) -> None:
         """Remove an actor that died or cannot be reached.
 
-        Another one is started if there is room.
+        With `refill`, a new actor is started if there is room.
         """
-        import ray
-
         if actor not in self.actors:
             return
         self.actors.remove(actor)
         actor.suspect = actor.batches[0] if actor.batches else None
-        ray.kill(actor.handle)  # it may be alive behind a broken connection
+        self._ray.kill(actor.handle)  # it may be alive behind a broken connection
         if actor.starting is None:
             self._note(
                 f"ray: lost an actor on node {actor.node[:8]}, "
@@ -327,21 +327,15 @@ class ActorPool:
             self.fill()
 
     def close(self) -> None:
-        import ray
-
-        if ray.is_initialized():
+        if self._ray.is_initialized():
             for actor in self.actors:
-                ray.kill(actor.handle)
+                self._ray.kill(actor.handle)
         self.actors = []
 
     def _room(self) -> dict[str, int]:
-        """Return the total number of actors that fit on each living node."""
-        import ray
-
+        """Return, for each living node by ID, how many actors fit on it in total."""
         room = {}
-        nodes: Any = ray.nodes  # untyped
-
-        for node in nodes():
+        for node in self._ray.nodes():
             if node["Alive"]:
                 most = int(node["Resources"].get("CPU", 0) // self._threads)
                 if self._gpus:
@@ -355,12 +349,9 @@ class ActorPool:
         return room
 
     def _start(self, node: str) -> None:
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actor_class: Any = ray.remote(Worker)
-
-        pinned = actor_class.options(
+        pinned = self._ray.remote(Worker).options(
             num_cpus=self._threads,
             num_gpus=self._gpus,
             max_restarts=0,  # a restarted actor would be pinned to the lost node
@@ -371,10 +362,15 @@ class ActorPool:
         )
 
         handle = pinned.remote()
-        starting = handle.ready.remote(
-            self._inner, self._numerics, self._threads, torch.__version__
+        self.actors.append(
+            Actor(
+                handle,
+                node,
+                starting=handle.ready.remote(
+                    self._inner, self._numerics, self._threads, torch.__version__
+                ),
+            )
         )
-        self.actors.append(Actor(handle, node, starting))
 
     def wait_for_start(self, seconds: float, patience: float) -> str | None:
         """Wait until no actor is starting.
@@ -386,15 +382,13 @@ class ActorPool:
         Returns:
             The reason of the last failed start, or None if no start failed.
         """
-        import ray
-
         began = time.monotonic()
         why = None
         while self.starting:
             waited = time.monotonic() - began
             if waited > seconds or (self.ready and waited > patience):
                 break
-            done, _ = ray.wait(list(self.starting), num_returns=1, timeout=1)
+            done, _ = self._ray.wait(list(self.starting), num_returns=1, timeout=1)
             for reference in done:
                 why = self.admit(self.starting[reference]) or why
         return why
@@ -426,18 +420,6 @@ def unexpected_error(error: Exception) -> FedexpError:
         where="engine=ray",
         do="if a module is missing, install it on every node, "
         "or launch from a folder that all nodes share",
-    )
-
-
-def _cluster_too_small(threads: int, gpus: float, wanted: int | None, most: int) -> ConfigError:
-    each = f"{threads} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-    return ConfigError(
-        "the Ray cluster is too small",
-        where="engine",
-        expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, "
-        "each on a single node",
-        got=f"room for {most}",
-        do="lower engine.actors, engine.threads or engine.gpus, or add nodes",
     )
 
 

@@ -41,7 +41,7 @@ class Packed:
     def view(self) -> Tensor:
         """Return the tensor over the same memory.
 
-        It is read-only if the memory belongs to the object store.
+        The tensor must not be changed if the memory belongs to the object store.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -53,7 +53,7 @@ class Packed:
     def tensor(self, device: torch.device) -> Tensor:
         """Return a copy on `device`, aligned in memory as torch aligns tensors.
 
-        The results of some kernels depend on the alignment in their last bits.
+        The last bits of the results of some kernels depend on the alignment.
         """
         value = self.view()
         return value.clone() if device.type == "cpu" else value.to(device)
@@ -226,15 +226,14 @@ class Packer:
     def own_bytes(self, position: int) -> int:
         """Return the bytes of the model that job `position` starts from.
 
-        Its result has about the same size.
+        The job's result has about the same size.
         """
         job = self._jobs[position]
         return num_bytes(self._trees[job.params]) + num_bytes(self._trees[job.buffers])
 
     def _sent(self, job: ClientJob) -> SentJob:
-        empty = Weights(job.start.spec, {}, {})
         return SentJob(
-            replace(job, start=empty, shared={}, state=None),
+            replace(job, start=Weights(job.start.spec, {}, {}), shared={}, state=None),
             self._key(job.start.params),
             self._key(job.start.buffers),
             {name: self._key(tree) for name, tree in job.shared.items()},
@@ -269,18 +268,17 @@ def rebuilt(
 ) -> ClientJob:
     """Return the original job of a `SentJob`.
 
-    Jobs that shared a start model share it again. `starts` collects the start models by
-    their keys.
+    Jobs that shared a start model share it again. `starts` collects the start models,
+    by the keys of their parameters and buffers.
     """
     key = (sent.params, sent.buffers)
     if key not in starts:
         starts[key] = Weights(sent.job.start.spec, trees[sent.params], trees[sent.buffers])
-    state = None if sent.state is None else {name: trees[k] for name, k in sent.state.items()}
     return replace(
         sent.job,
         start=starts[key],
         shared={name: trees[k] for name, k in sent.shared.items()},
-        state=state,
+        state=None if sent.state is None else {name: trees[k] for name, k in sent.state.items()},
     )
 
 

@@ -1,6 +1,6 @@
-"""Reference engine: one client after the other in this process.
+"""Reference engine, which trains one client after the other in this process.
 
-One network per model spec is reused. The data are already on the run's device.
+All jobs of a model spec use the same network. The data are already on the run's device.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Serial(Engine):
             net.release()
 
     def net(self, job: ClientJob) -> Net:
-        """Return the network that trains `job`, reused for all jobs of its spec."""
+        """Return the network that trains `job` and all other jobs of its model spec."""
         first = next(iter(job.start.params.values()))
         return self._nets(job.start.spec, first.device, first.dtype, self._precision)
 
@@ -69,19 +69,24 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
     A draw from a global random generator is reported as a `ClientError` too.
     """
     job = jobs[0]
-    probes = tuple((probe.name, class_path(probe)) for probe in job.probes)
     guard = GlobalRandomGuard(
-        _watched(class_path(job.trainer), class_path(job.task), job.start.spec.arch, probes)
+        _watched(
+            class_path(job.trainer),
+            class_path(job.task),
+            job.start.spec.arch,
+            tuple((probe.name, class_path(probe)) for probe in job.probes),
+        )
     )
 
     try:
         yield
         if guard.changed_generators():
-            do = (
+            raise guard.make_error(
+                f"{_clients_text(jobs)}, round {job.round + 1}",
                 "draw from ctx.noise(name, shape) "
-                "(a task and an augmentation from `noise`, a probe from its seed)"
+                "(a task and an augmentation from `noise`, a probe from its seed)",
+                ClientError,
             )
-            raise guard.make_error(f"{_clients_text(jobs)}, round {job.round + 1}", do, ClientError)
     except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
@@ -92,8 +97,8 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
 def _watched(
     trainer: str, task: str, model: str, probes: tuple[tuple[str, str], ...]
 ) -> WatchedPlugins:
-    paths = {"trainer": trainer, "task": task, "model": model}
-    return WatchedPlugins.of(paths | {f"probe {name}": path for name, path in probes})
+    probe_paths = {f"probe {name}": path for name, path in probes}
+    return WatchedPlugins.of({"trainer": trainer, "task": task, "model": model, **probe_paths})
 
 
 def client_error(jobs: Sequence[ClientJob], data: FederatedData, error: Exception) -> ClientError:

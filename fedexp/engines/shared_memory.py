@@ -1,6 +1,7 @@
-"""Memory that processes share, and values whose tensors are passed through it.
+"""Memory that processes share.
 
-The tensors are not sent through a pipe.
+Values with tensors are passed through this memory, so that no tensor is sent through a
+pipe.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 
 _ALIGN = 64  # bytes, as torch aligns its memory, so that kernels take the same path
-_GROWTH = 1 << 20
-_MOST_VIEWS = 8192
+_GROWTH = 1 << 20  # bytes. The size of a segment is a multiple of it.
+_MOST_VIEWS = 8192  # maximum number of cached views per segment
 _DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
-# Offset in bytes, shape, strides, number of the dtype, whether on an accelerator
+# The place of a tensor in a segment: offset in bytes, shape, strides, number of the
+# dtype, and whether the packed tensor was on an accelerator.
 Place = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]
 
 
@@ -112,7 +114,8 @@ def pack(
         value: Value to write.
         segment: Segment to write into.
         at: Offset of the first byte.
-        constants: Objects that the reader already has, as their ``id`` and number.
+        constants: Number of each object that the reader already has, by the object's
+            ``id``. None if the reader has no objects.
         move_tensors: Whether the CPU tensors of `value` are changed in place to use the
             memory of the segment, so that there is no second copy.
 
@@ -148,7 +151,7 @@ def unpack(
 ) -> Any:
     """Return the value that `pack` wrote.
 
-    A tensor that occurred in several places is one tensor again.
+    A tensor that occurred several times in the packed value is one tensor again.
 
     Args:
         segment: Segment to read from.
@@ -174,14 +177,11 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Tensor) and value.layout == torch.strided:
             place = self.places.get(id(value))
             if place is None:
-                dense = value.is_contiguous()
-                strides = (
-                    value.stride() if dense else torch.empty_like(value, device="meta").stride()
-                )
+                like = value if value.is_contiguous() else torch.empty_like(value, device="meta")
                 place = (
                     self.end,
                     tuple(value.shape),
-                    strides,
+                    like.stride(),
                     _NUMBER[value.dtype],
                     value.device.type != "cpu",
                 )

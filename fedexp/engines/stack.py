@@ -86,7 +86,7 @@ def train_stack(
         indices: For each client, the positions of its samples in `samples`, (n,) int64,
             on the device of `samples`.
         num_classes: Number of classes.
-        kind: Kernel that computes the gradients.
+        kind: Class of the kernel that computes the gradients.
     """
     clients = []
     for job, index in zip(jobs, indices, strict=True):
@@ -147,7 +147,8 @@ class _Training:
             fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         )
 
-        # By name, one tensor per step, of shape (clients that still train,).
+        # Measured values by name: one tensor per step, of shape (clients that still
+        # train,).
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._active = len(clients)
         self._stack = self._whole
@@ -156,7 +157,8 @@ class _Training:
     def step(self, batch: StackBatch) -> None:
         """Take one step of each client in `batch`.
 
-        These are the first clients of the stack. Their number never grows.
+        The clients in `batch` are the first clients of the stack. Their number never
+        grows from step to step.
         """
         if len(batch.y) < self._active:
             self._go_on_with(len(batch.y))
@@ -366,7 +368,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
 
     An elementwise adjustment is made once if all clients have the same tensors.
     Otherwise one adjustment is made per client, and its tensors are copied into the
-    stack at once. Stacking them later would move twice as much memory.
+    stack immediately. Stacking them later would move twice as much memory.
 
     Raises:
         NotStackableError: The adjustments differ in more than their trees.
@@ -398,7 +400,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
                 rows[part][name][i] = value
 
     net.set_noise(None)
-    return how and _with(how, rows)
+    return how and Adjustment(how.gradient, how.pull, **rows)
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
@@ -412,14 +414,9 @@ def _identity(ctx: Ctx) -> tuple[int, ...]:
 
 def _changed(how: Adjustment, change: Callable[[Tensor], Tensor]) -> Adjustment:
     """Return an adjustment with `change` applied to each of its tensors."""
-    return _with(
-        how,
-        {part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()},
-    )
-
-
-def _with(how: Adjustment, parts: dict[str, Tree]) -> Adjustment:
-    """Return an adjustment with its trees replaced by `parts`."""
+    parts = {
+        part: {name: change(v) for name, v in tree.items()} for part, tree in _parts(how).items()
+    }
     return Adjustment(how.gradient, how.pull, **parts)
 
 
@@ -479,7 +476,7 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # steps of one epoch, whose samples are consecutive in its order
+                run = list(group)  # steps of one epoch. The order has their samples in sequence.
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

@@ -1,4 +1,4 @@
-"""Models trained elsewhere as the first round's results (``client_models.path``)."""
+"""Stored models, used as the results of the first round (``client_models.path``)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class FromStoredModels(Engine):
 
         recorded = [self._recorded(job, data.train.x.device) for job in jobs]
         models: dict[int, ClientResult] = {}
-        asked = []  # jobs with probes, each of which holds its model in memory
+        asked = []  # jobs that run the missing probes. Each holds its model in memory.
 
         for i, job in enumerate(jobs):
             if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):

@@ -1,6 +1,6 @@
 """Short timings of engines on the first jobs of a run.
 
-They are used on CUDA. On a CPU nothing is timed (see `fedexp.engines.rule`).
+The timings are used on CUDA. On a CPU nothing is timed (see `fedexp.engines.rule`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedexp.core.jobs import ClientJob
 
 _SECONDS = 0.4  # seconds for one candidate
 _REPEATS = 5
-# Maximum local steps of a client. They are enough to time steps, and not mainly the
-# start of a client.
+# Maximum local steps of a client. With this many steps, the steps take most of the
+# client's time, and not its preparation.
 _STEPS = 8
 
 
 def shortened_jobs(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
-    """Return the same jobs with at most `steps` local steps and without probes."""
+    """Return copies of `jobs` with at most `steps` local steps and without probes."""
     most = [min(steps, job.local_training.max_steps or steps) for job in jobs]
     return [
         replace(job, local_training=replace(job.local_training, max_steps=n), probes=())
@@ -43,16 +43,12 @@ def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedD
         return one
 
     jobs = shortened_jobs(jobs, _STEPS)
-    best, spent = one, 0.0
+    times = [one]
+    end = time.perf_counter() + _SECONDS
+    while len(times) <= _REPEATS and time.perf_counter() <= end:
+        times.append(_seconds(engine, jobs, data))
 
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        best = min(best, _seconds(engine, jobs, data))
-        spent += time.perf_counter() - began
-        if spent > _SECONDS:
-            break
-
-    return best
+    return min(times)
 
 
 def _seconds(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:

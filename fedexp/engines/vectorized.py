@@ -17,7 +17,7 @@ from fedexp.core.build import require
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, EngineContext, probed
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.kernel import batch_ranges
+from fedexp.core.kernel import num_steps
 from fedexp.core.numerics import Numerics
 from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
 from fedexp.engines.kernels.linear import Linear
@@ -31,9 +31,9 @@ KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
-_STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` was called
-# Consecutive jobs are stacked within blocks of this many stacks. At most the results of
-# one block wait for earlier ones.
+_STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
+# Jobs are stacked within blocks of consecutive jobs. A block has this many stacks. At
+# most the results of one block wait for results of earlier jobs.
 _WINDOW = 8
 _SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
 
@@ -158,10 +158,13 @@ class Vectorized(Engine):
         return self._stacked_steps
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """Return the stacks. Each job that fits no kernel is a part by itself."""
+        """Return the positions of the jobs of each stack.
+
+        A job that no kernel fits is the only job of its stack.
+        """
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
-        steps: dict[int, int] = {}
+        steps = [num_steps(job, data) for job in jobs]
 
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
@@ -169,19 +172,19 @@ class Vectorized(Engine):
             if kind is None and not job.trained:
                 self.note(self._why_serial(job))
             n = data.partition.size(job.client)
-            steps[i] = sum(1 for _ in batch_ranges(n, job.local_training, 1))
             alike = i if kind is None else (n if kind.same_sizes else None)
             groups.setdefault((block, kind, _signature(job), alike), []).append(i)
 
         stacks = []
         for (_, kind, *_), members in groups.items():
             if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
-                reason = (
-                    "if no other client has as many samples, "
-                    f"because engine.kernel={self._names[-1]} "
-                    "stacks equal sizes"
+                self.note(
+                    _one_by_one(
+                        jobs[members[0]],
+                        "if no other client has as many samples, "
+                        f"because engine.kernel={self._names[-1]} stacks equal sizes",
+                    )
                 )
-                self.note(_one_by_one(jobs[members[0]], reason))
 
             ordered = sorted(members, key=lambda i: -steps[i])
             number = -(-len(ordered) // size)  # number of stacks, all of about the same size
@@ -267,10 +270,9 @@ class Vectorized(Engine):
     def _why_serial(self, job: ClientJob) -> str:
         """Return the note that explains why no kernel fits `job`.
 
-        It gives the reason of the most general kernel.
+        The note gives the reason of the most general kernel.
         """
-        reason = KERNELS[self._names[-1]].misfit(job, self._serial.net(job))
-        return _one_by_one(job, str(reason))
+        return _one_by_one(job, str(KERNELS[self._names[-1]].misfit(job, self._serial.net(job))))
 
 
 def _one_by_one(job: ClientJob, reason: str) -> str:
@@ -286,8 +288,8 @@ def _signature(job: ClientJob) -> Hashable:
     It does not contain the numbers of samples.
     """
     trees = (*job.shared.items(), *(job.state or {}).items())
-    shapes = tuple((name, tuple(tree)) for name, tree in trees)
-    return (_code_of(job), job.local_training, job.frozen, shapes)
+    names = tuple((name, tuple(tree)) for name, tree in trees)
+    return (_code_of(job), job.local_training, job.frozen, names)
 
 
 def _code_of(job: ClientJob) -> Hashable:

@@ -47,7 +47,7 @@ SETUP, DATA, CHUNK = range(3, 6)
 READY, DONE, FAILED, ENDED = range(6, 10)
 
 # Offset in bytes of a round's constants in the board, the segment that workers read.
-# A `_HEADER` is before them.
+# A `_HEADER` is before the constants.
 BOARD_START = 64
 _HEADER = struct.Struct("<3q")
 _MESSAGE = struct.Struct("<6qd")
@@ -81,7 +81,7 @@ class Setup:
     """The settings that a worker receives once.
 
     Args:
-        inner: Config node of its engine.
+        inner: Config node of the worker's engine.
         numerics: Numerics of the run.
         threads: Number of threads of the worker.
         path: Import path of the run's process.
@@ -107,9 +107,14 @@ class Training:
         """Return data without a test set, validation share or proxy."""
         train = self.train
         nothing = Samples(train.x[:0], train.y[:0], train.mean, train.std, None, train.dtype)
-        partition = Partition(self.indices.numpy(), self.offsets.numpy())
-        labels = torch.empty(0, dtype=torch.int64).numpy()
-        return FederatedData(train, partition, nothing, self.num_classes, self.fingerprint, labels)
+        return FederatedData(
+            train,
+            Partition(self.indices.numpy(), self.offsets.numpy()),
+            nothing,
+            self.num_classes,
+            self.fingerprint,
+            labels=torch.empty(0, dtype=torch.int64).numpy(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +159,9 @@ def write_header(board: Segment, round: int, extent: tuple[int, int] = (0, 0)) -
 
 
 def read_header(board: Segment) -> tuple[int, int, int]:
-    """Return the current round and the offset and length of its constants.
+    """Return the current round and the offset and length of its constants in bytes.
 
-    Jobs of other rounds no longer matter.
+    Workers skip chunks of other rounds.
     """
     round, offset, length = _HEADER.unpack(board.read(0, _HEADER.size))
     return round, offset, length
@@ -167,7 +172,7 @@ def serve_forks(fd: int) -> None:
 
     The process has one thread, so that a fork is safe.
     """
-    # Ctrl-C is handled by the run's process. This process ends when that one is gone.
+    # The run's process handles Ctrl-C. This process ends when that process is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}
@@ -211,7 +216,9 @@ def _be_worker(run: socket.socket) -> None:
     code = 1
     try:
         threading.Thread(target=_follow, args=(run,), daemon=True).start()
-        _Worker(run).serve()
+        worker = _Worker(run)
+        with use_numerics(worker.setup.numerics):
+            worker.serve()
     except (EOFError, ConnectionError):
         code = 0
     except BaseException:  # noqa: BLE001 - the process ends here, so the error must be reported now
@@ -237,8 +244,8 @@ class _Worker:
         message, fds = receive(run)
         self.board, *slots = [Segment(fd) for fd in fds]
         self.inboxes, self.outboxes = slots[::2], slots[1::2]
-        cpu = torch.device("cpu")
-        self.setup: Setup = unpack(self.inboxes[0], (message.offset, message.length), cpu)
+        extent = (message.offset, message.length)
+        self.setup: Setup = unpack(self.inboxes[0], extent, torch.device("cpu"))
         sys.path[:] = self.setup.path
         torch.set_num_threads(self.setup.threads)
         keep_freed_memory()
@@ -251,10 +258,10 @@ class _Worker:
         self.data_segment: Segment | None = None
 
     def serve(self) -> None:
-        with use_numerics(self.setup.numerics):
-            self._serve()
+        """Run chunks of jobs until the run's process is gone.
 
-    def _serve(self) -> None:
+        A `FedexpError` outside the jobs is sent to the run's process and ends the loop.
+        """
         try:
             inner = build(Engine, self.setup.inner, "engine.inner")  # type: ignore[type-abstract]
             inner.open(self.setup.numerics, self.setup.threads)

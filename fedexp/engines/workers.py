@@ -59,7 +59,7 @@ class Workers(Engine):
         workers: Number of workers. With ``auto`` it is as many as fit into the run's
             threads, or one per GPU on CUDA. If ``auto`` gives one worker on a CPU or a
             single GPU, this process does the work itself.
-        threads: Number of threads of each process, this one included.
+        threads: Number of threads of each process, including the run's process.
         inner: Config node of the engine that each worker runs. Workers receive the
             parts into which this engine splits the jobs (`Engine.split`).
     """
@@ -80,7 +80,6 @@ class Workers(Engine):
         require(not isinstance(self._inner, Workers), "engine.inner must not be a workers engine")
         self._pool: _WorkerPool | None = None
         self._opened: tuple[Numerics, int] | None = None
-        self._open = False
 
     def choose(self, context: EngineContext) -> Workers:
         each = self.threads_each(context.threads)
@@ -104,7 +103,6 @@ class Workers(Engine):
         if self._pool is not None and self._opened == wanted:
             return
         self.close()
-        self._opened = wanted
         each = numerics.threads
         gpus, count = _gpus(numerics.device), self._count(threads, each, numerics.device)
 
@@ -116,18 +114,18 @@ class Workers(Engine):
                 got=count,
                 do=f"set engine.workers=auto, or threads={count * each} if there are so many cores",
             )
-        self._open = True
+        self._opened = wanted
         if self.workers == "auto" and count == 1:
             self._inner.open(numerics, each)
             return
 
-        devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
         node = describe(self._inner)
-        setups = [
-            Setup(node, replace(numerics, device=device), each, list(sys.path))
-            for device in devices
-        ]
-        self._pool = _WorkerPool(setups, torch.device(numerics.device))
+        devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
+        path = list(sys.path)
+        self._pool = _WorkerPool(
+            [Setup(node, replace(numerics, device=device), each, path) for device in devices],
+            torch.device(numerics.device),
+        )
 
     def _count(self, num_threads: int, each: int, device: str) -> int:
         return (
@@ -139,7 +137,7 @@ class Workers(Engine):
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        if not self._open:
+        if self._opened is None:
             raise RuntimeError("the workers engine is not open")
 
         self._inner.note = self.note
@@ -166,7 +164,7 @@ class Workers(Engine):
         return self._inner.stacked_steps + (self._pool.stacked_steps if self._pool else 0)
 
     def close(self) -> None:
-        self._open = False
+        self._opened = None
         self._inner.close()
         if self._pool is not None:
             self._pool.close()
@@ -182,6 +180,7 @@ class _WorkerPool:
 
     def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
         self.device = device
+        self.size = len(setups)
         self.board = Segment()
         self.stacked_steps = 0
         self.note: Callable[[str], None] = lambda text: None
@@ -220,10 +219,6 @@ class _WorkerPool:
             if not self.board.closed:
                 # Chunks that no process waits for any more are not begun.
                 wire.write_header(self.board, 0)
-
-    @property
-    def size(self) -> int:
-        return len(self._links)
 
     def close(self) -> None:
         for link in self._links:
@@ -281,7 +276,10 @@ class _WorkerPool:
                     link.give(chunk, work)
 
     def _collect(self, work: _Work, wait: bool) -> None:
-        """Process the messages of workers. With `wait`, wait for at least one."""
+        """Process the messages of workers.
+
+        With `wait`, wait for at least one message.
+        """
         for fd, _ in self._poll.poll(None if wait else 0):
             link = self._by_fd[fd]
             try:
@@ -313,7 +311,7 @@ class _WorkerPool:
                 work.finish(chunk, done)
 
     def _replace(self, link: _Link, work: _Work) -> None:
-        """Start a new process for one that died, and hand out its chunks again."""
+        """Replace a worker process that died, and hand out its chunks again."""
         self._poll.unregister(link.socket)
         del self._by_fd[link.socket.fileno()]
         exit_reason = _describe_exit(link.end(ask=True))
@@ -435,9 +433,8 @@ class _Link:
             self.fork_server.fork(self.number, theirs)
 
         # The worker reads its setup before anything else is sent.
-        extent = pack(self.setup, self.inboxes[0])
-        fds = [segment.fd for segment in (self.board, *self.segments)]
-        self.send(Message(wire.SETUP, 0, 0, *extent), fds)
+        message = Message(wire.SETUP, 0, 0, *pack(self.setup, self.inboxes[0]))
+        self.send(message, [segment.fd for segment in (self.board, *self.segments)])
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         # A dead worker is noticed and replaced when its messages are read.
@@ -488,7 +485,7 @@ _fork_servers: list[_ForkServer] = []
 def _fork_server(inner: Any) -> _ForkServer:
     """Return the fork server of this process.
 
-    It outlives an engine, so that the next run of a sweep has its workers at once.
+    It outlives an engine, so that the next run of a sweep can fork workers at once.
     """
     if not _fork_servers or not _fork_servers[0].alive:
         _fork_servers[:] = [_ForkServer(inner["_target_"].rpartition(".")[0])]

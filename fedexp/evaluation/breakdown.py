@@ -11,6 +11,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -47,6 +48,7 @@ def is_part(metric: str) -> bool:
     return re.search(r"_of_class_\d+$|/clients/\w+_(mean|worst_10)$", metric) is not None
 
 
+@dataclass(frozen=True, eq=False)
 class Breakdown:
     """An evaluation of outcomes on parts of the data.
 
@@ -57,13 +59,10 @@ class Breakdown:
         clients: Whether parts are measured by client.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, data: FederatedData, classes: bool, clients: bool
-    ) -> None:
-        self._evaluator = evaluator
-        self._data = data
-        self._classes = classes
-        self._clients = clients
+    evaluator: Evaluator
+    data: FederatedData
+    classes: bool
+    clients: bool
 
     def check(self, metrics: Iterable[str], delivers: Delivers) -> None:
         """Refuse a metric of a class without samples.
@@ -72,12 +71,12 @@ class Breakdown:
             ConfigError: One of `metrics` belongs to a class that a split does not
                 contain.
         """
-        for split, samples in (("test", self._data.test), ("val", self._data.val)):
-            if not self._classes or samples is None:
+        for split, samples in (("test", self.data.test), ("val", self.data.val)):
+            if not self.classes or samples is None:
                 continue
 
-            counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
-            names = class_names(self._evaluator.task, delivers, split, self._data.num_classes)
+            counts = torch.bincount(samples.y, minlength=self.data.num_classes).tolist()
+            names = class_names(self.evaluator.task, delivers, split, self.data.num_classes)
 
             for c in (
                 names.index(metric)
@@ -105,12 +104,12 @@ class Breakdown:
             return {}
 
         found: Metrics = {}
-        for split, samples in (("test", self._data.test), ("val", self._data.val)):
-            if self._classes and samples is not None:
+        for split, samples in (("test", self.data.test), ("val", self.data.val)):
+            if self.classes and samples is not None:
                 found |= self._of_classes(outcome, samples, split)
 
-        if self._clients:
-            partition, device = self._data.partition, self._data.train.x.device
+        if self.clients:
+            partition, device = self.data.partition, self.data.train.x.device
             shares = [("train", partition.indices, partition.offsets)]
             if isinstance(partition, CutPartition) and len(partition.held):
                 shares.append(("val", partition.held, partition.held_offsets))
@@ -121,12 +120,15 @@ class Breakdown:
         return found
 
     def _of_classes(self, outcome: Outcome, samples: Samples, split: str) -> Metrics:
-        order = samples.y.argsort(stable=True)
-        counts = torch.bincount(samples.y, minlength=self._data.num_classes).tolist()
+        counts = torch.bincount(samples.y, minlength=self.data.num_classes).tolist()
         values = self._values(
-            outcome.models, outcome, samples, order, [0, *itertools.accumulate(counts)]
+            outcome.models,
+            outcome,
+            samples,
+            samples.y.argsort(stable=True),
+            [0, *itertools.accumulate(counts)],
         )
-        names = class_names(self._evaluator.task, outcome.kind, split, self._data.num_classes)
+        names = class_names(self.evaluator.task, outcome.kind, split, self.data.num_classes)
         return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
     def _of_clients(
@@ -136,19 +138,18 @@ class Breakdown:
 
         If the clients have separate models, each is measured on its own client's data.
         """
-        train = self._data.train
+        train = self.data.train
         if outcome.kind == "local":
             clients = outcome.clients or range(len(outcome.models))
             shares = [order[offsets[client] : offsets[client + 1]] for client in clients]
-            pairs = zip(outcome.models, shares, strict=True)
             values = [
                 self._values([model], outcome, train, share, [0, len(share)])[0]
-                for model, share in pairs
+                for model, share in zip(outcome.models, shares, strict=True)
             ]
         else:
             values = self._values(outcome.models, outcome, train, order, offsets)
 
-        task = self._evaluator.task
+        task = self.evaluator.task
         known = sorted(
             (v for v in values if v is not None),
             reverse=not task.higher_is_better(task.metric_names[0]),
@@ -173,8 +174,7 @@ class Breakdown:
 
         The value of an empty part is None. `Evaluator.parts` describes the arguments.
         """
-        first = self._evaluator.task.metric_names[0]
         return [
-            part.get(first)
-            for part in self._evaluator.parts(models, outcome, samples, order, bounds)
+            part.get(self.evaluator.task.metric_names[0])
+            for part in self.evaluator.parts(models, outcome, samples, order, bounds)
         ]

@@ -66,17 +66,16 @@ class Evaluator:
         if not outcome.models:
             return {}
 
-        names = metric_names(self.task, outcome.kind, split)
         if outcome.kind != "local":
-            together = self._measure(outcome.models, outcome, samples)
-            return dict(
-                zip(names, (together[name] for name in self.task.metric_names), strict=True)
-            )
+            measured = self._measure(outcome.models, outcome, samples)
+            return {
+                f"{split}/{outcome.kind}/{name}": measured[name] for name in self.task.metric_names
+            }
 
         spread: list[float] = []
         for values in self.each(outcome, samples, split).values():
             spread += [statistics.fmean(values), statistics.pstdev(values), min(values)]
-        return dict(zip(names, spread, strict=True))
+        return dict(zip(metric_names(self.task, "local", split), spread, strict=True))
 
     def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:
         """Measure every model separately, as ``<split>/local/*``.
@@ -125,7 +124,8 @@ class Evaluator:
             for total, low, high in zip(totals, bounds, bounds[1:], strict=False):
                 own = slice(max(0, low - start), min(len(index), high - start))
                 if own.start < own.stop:
-                    _add(total, self.task.totals(output[own], y[own]))
+                    for name, value in self.task.totals(output[own], y[own]).items():
+                        total[name] = total[name] + value if name in total else value
 
         sizes = [high - low for low, high in itertools.pairwise(bounds)]
         return [
@@ -135,18 +135,9 @@ class Evaluator:
             for total, size in zip(totals, sizes, strict=True)
         ]
 
-    @torch.no_grad()
     def _measure(self, models: Sequence[Weights], outcome: Outcome, samples: Samples) -> Metrics:
-        nets = [self._net(model) for model in models]
-        totals: dict[str, Tensor] = {}
-
-        for start in range(0, len(samples), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            batch = Batch(samples.inputs(part), samples.y[part])
-            _add(totals, self.task.totals(self._output(nets, models, outcome, batch), batch.y))
-        return self.task.metrics(
-            {name: float(value) for name, value in totals.items()}, len(samples)
-        )
+        order = torch.arange(len(samples), device=samples.y.device)
+        return self.parts(models, outcome, samples, order, [0, len(samples)])[0]
 
     def _output(
         self, nets: Sequence[Net], models: Sequence[Weights], outcome: Outcome, batch: Batch
@@ -168,8 +159,3 @@ class Evaluator:
         net = self._nets(model.spec, first.device, first.dtype)
         net.train(False)
         return net
-
-
-def _add(totals: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    for name, value in more.items():
-        totals[name] = totals[name] + value if name in totals else value

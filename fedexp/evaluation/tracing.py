@@ -19,7 +19,7 @@ from fedexp.core.trees import Tree
 from fedexp.evaluation.evaluate import Evaluator
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Traced:
     """The trace of one step.
 
@@ -39,8 +39,9 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """Return the finite float values of the row of step `within` of a round.
+        """Return the finite float values of the row of a step, by name.
 
+        Steps are counted within a round, from 1. `within` is the number of the step.
         The result is empty for step 0, if the step was not evaluated, and if the
         method's iterations are not the steps of a round.
         """
@@ -65,9 +66,7 @@ class Tracer(Trace):
         self._data = data
         self._every = every
         self._stored_iterations = weights
-        self.rows: list[dict[str, Any]] = []
-        self.weights: Tree = {}
-        self.seconds = 0.0
+        self._traced = Traced([], {}, 0.0)
 
     def wants(self, iteration: int) -> bool:
         return (
@@ -90,41 +89,32 @@ class Tracer(Trace):
                     f"{series}/{name}": value
                     for name, value in self._values(outcome, clients).items()
                 }
-            self.rows.append(row)
+            self._traced.rows.append(row)
 
         if iteration in self._stored_iterations:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
                     # Copies, because the method may change the tensors in place.
-                    stored = {name: v.to("cpu", copy=True) for name, v in model.params.items()}
-                    self.weights |= {
-                        f"{iteration}/{series}/{number}/{name}": v for name, v in stored.items()
+                    self._traced.weights |= {
+                        f"{iteration}/{series}/{number}/{name}": value.to("cpu", copy=True)
+                        for name, value in model.params.items()
                     }
 
-        self.seconds += time.perf_counter() - began
+        self._traced.seconds += time.perf_counter() - began
 
     def _values(self, outcome: Outcome, clients: Sequence[int]) -> dict[str, Any]:
         if outcome.kind != "local":
-            shares = {"": self._data.test} | (
-                {} if self._data.val is None else {"val/": self._data.val}
-            )
-
-            found = {
-                share: _short(self._evaluator(outcome, samples, ""))
-                for share, samples in shares.items()
-            }
-            return {
-                f"{share}{name}": value
-                for share, own in found.items()
-                for name, value in own.items()
-            }
+            found = _short(self._evaluator(outcome, self._data.test, ""))
+            if self._data.val is None:
+                return found
+            val = _short(self._evaluator(outcome, self._data.val, ""))
+            return found | {f"val/{name}": value for name, value in val.items()}
 
         values: dict[str, Any] = _short(self._evaluator.each(outcome, self._data.test, ""))
 
-        pairs = zip(outcome.models, clients, strict=True)
         own = [
-            _short(self._evaluator(Outcome((model,), "global"), self._own(c), ""))
-            for model, c in pairs
+            _short(self._evaluator(Outcome((model,), "global"), self._own(client), ""))
+            for model, client in zip(outcome.models, clients, strict=True)
         ]
         return values | {f"train/{name}": [row[name] for row in own] for name in own[0]}
 
@@ -136,8 +126,8 @@ class Tracer(Trace):
 
     def take(self) -> Traced:
         """Return everything that was traced since the last call."""
-        taken = Traced(self.rows, self.weights, self.seconds)
-        self.rows, self.weights, self.seconds = [], {}, 0.0
+        taken = self._traced
+        self._traced = Traced([], {}, 0.0)
         return taken
 
 

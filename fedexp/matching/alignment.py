@@ -74,9 +74,9 @@ def align(
 ) -> list[dict[str, Tensor]]:
     """Find the map that moves each of `models` onto `reference`.
 
-    A group of several layers, tied by sums, is compared by the layers whose input side
-    is already decided when its first layer is reached. Units of frozen layers, which
-    all models share, stay in place and have no map.
+    A group can have several layers, tied by sums. It is compared by those of its layers
+    that read only units whose maps are already found, or units that stay in place.
+    Units of frozen layers, which all models share, stay in place and have no map.
 
     Args:
         models: The models to move.
@@ -142,7 +142,7 @@ def _solved(
 ) -> list[Tensor]:
     """Find one group's permutation or matrix for every model.
 
-    As many models are compared at once as memory allows.
+    As many models are compared at once as `_COST_BYTES` allows.
     """
     rows = _rows([reference.params[name] for name in weights])
     at_once = max(1, _COST_BYTES // (8 * rows.numel()))

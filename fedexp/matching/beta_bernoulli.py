@@ -27,6 +27,7 @@ lambda.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,11 +120,6 @@ class Space:
         return cls(
             a0, p0, blocks, widest, (block != widest).nonzero()[:, 0], a0.square() @ blocks
         ), distinct
-
-    @property
-    def sizes(self) -> Tensor:
-        """Number of dimensions of each block, of shape (B,)."""
-        return self.blocks.sum(0)
 
     def sums(self, values: Tensor) -> Tensor:
         """Sum values over each block, from (..., D) to (..., B)."""
@@ -303,15 +299,20 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Qua
         return _surrogate(posterior, q, space).plus(_shift(A**3, posterior, q))
     ratio = q / posterior.S
     shift = _shift(A / 2, posterior, q)
-    spread = ((ratio - ratio.log1p()) * space.sizes).sum(1) / 2
-    return QuadraticForm(shift.square, shift.cross, shift.prior, shift.constant + spread)
+    # `space.blocks.sum(0)` is the number of dimensions of each block
+    spread = ((ratio - ratio.log1p()) * space.blocks.sum(0)).sum(1) / 2
+    return replace(shift, constant=shift.constant + spread)
 
 
 def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
     """Return the form ``sum_d scale q^2 (w - G/S)^2`` with `scale` of shape (K, B)."""
     ratio = q / posterior.S
-    constant = (posterior.square * scale * ratio.square()).sum(1)
-    return QuadraticForm(scale, -2 * scale * ratio, torch.zeros_like(scale), constant)
+    return QuadraticForm(
+        scale,
+        -2 * scale * ratio,
+        torch.zeros_like(scale),
+        (posterior.square * scale * ratio.square()).sum(1),
+    )
 
 
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
@@ -333,30 +334,6 @@ def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     return QuadraticForm(A, 2 * A, -2 * A * (once + 1), constant)
 
 
-@dataclass(frozen=True, eq=False)
-class Gains:
-    """The gains of assigning each unit of one model to each global unit or a new one.
-
-    New units are numbered t = 1 ... T.
-
-    Args:
-        reward: Rewards by column, of shape (K + T, J).
-        penalty: Penalties by column, of shape (K + T, J). None if no lambda needs them.
-        known: Number K of global units.
-    """
-
-    reward: Tensor
-    penalty: Tensor | None
-    known: int
-
-    def at(self, strength: float) -> Tensor:
-        """Return the gains for one lambda, of shape (K + T, J)."""
-        if not strength:
-            return self.reward
-        assert self.penalty is not None
-        return self.reward - strength * self.penalty
-
-
 def gains(
     model: LocalUnits,
     posterior: Posterior,
@@ -365,8 +342,11 @@ def gains(
     models: int,
     options: BetaBernoulli,
     penalised: bool,
-) -> Gains:
-    """Compute the gains of a model that is not part of `posterior`.
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the gains of assigning each unit of one model to each column.
+
+    The columns are the K global units, and new units t = 1 ... T. The model is not part
+    of `posterior`.
 
     Args:
         model: The model's units.
@@ -375,7 +355,11 @@ def gains(
         space: The dimensions.
         models: Number N of models.
         options: Options of the matching.
-        penalised: Whether the penalty is needed.
+        penalised: Whether the penalties are needed.
+
+    Returns:
+        The rewards and the penalties by column, both of shape (K + T, J). The penalties
+        are None if they are not needed.
     """
     units, known = len(model.square), len(posterior.c)
     count = units
@@ -387,16 +371,10 @@ def gains(
     new = Posterior.without_members(space, 1)
     opened = model.prior[None, :, space.widest]
 
-    def worth(
-        form: Callable[[Posterior], QuadraticForm], bonus: Tensor | None, of_new: Tensor | None
-    ) -> Tensor:
-        values, own = products.new_empty(known + count, units), form(posterior)
-        if bonus is not None:
-            own = replace(own, constant=own.constant + bonus)
-        own(model, posterior, products, space, values[:known])
-        values[known:] = form(new)(model, new, opened, space)
-        if of_new is not None:
-            values[known:] += of_new[:, None]
+    def worth(of_known: QuadraticForm, of_new: QuadraticForm) -> Tensor:
+        values = products.new_empty(known + count, units)
+        of_known(model, posterior, products, space, values[:known])
+        values[known:] = of_new(model, new, opened, space)
         return values
 
     c = np.arange(models).clip(max=_MEMBERS) if options.caps else np.arange(models)
@@ -406,24 +384,26 @@ def gains(
 
     orders = 2 * float(np.log(options.gamma / models)) - 2 * np.log(np.arange(1, count + 1))
     bonus = torch.from_numpy(popularity).to(products.device)[posterior.c.long()]
+    of_known = reward(posterior, model.q, space)
     rewards = worth(
-        lambda of: reward(of, model.q, space), bonus, torch.from_numpy(orders).to(products.device)
+        replace(of_known, constant=of_known.constant + bonus), reward(new, model.q, space)
     )
+    rewards[known:] += torch.from_numpy(orders).to(products.device)[:, None]
 
     if not penalised:
-        return Gains(rewards, None, known)
-
-    return Gains(
-        rewards, worth(lambda of: penalty(options.penalty, of, model.q, space), None, None), known
+        return rewards, None
+    return rewards, worth(
+        penalty(options.penalty, posterior, model.q, space),
+        penalty(options.penalty, new, model.q, space),
     )
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:
     """Assign a separate column to every unit so that the sum of the values is largest.
 
-    If there is a new column for every unit, some known columns can be left out. Each
-    unit could have the new column that is worth least to it. Known columns that are
-    worth less than this to every unit are therefore useless.
+    If there is a new column for every unit, each unit can get a new column. A known
+    column is therefore left out if, to every unit, it is worth less than each new
+    column.
 
     Args:
         values: Values of shape (columns, J), with at least as many columns as units.
@@ -517,17 +497,14 @@ def match_each(
         start: As in `match`.
     """
     pool = _UnitPool(models, q, mu0, options)
-    with _parallel_threads(len(strengths)) as threads:
+    with _parallel_threads(len(strengths)) as (num_threads, threaded_map):
         branches = [_Branch(tuple(range(len(strengths))), pool.initial_state(start))]
 
         def visit(visits: Sequence[int]) -> list[_Branch]:
             parts = [part for branch in branches for part in branch.by_model(visits)]
-            many = len(parts) >= threads.count
-            outer, inner = (threads.map, map) if many else (map, threads.map)
-            news: Iterable[list[_Branch]] = outer(
-                lambda part: pool.visited(part[0], part[1], strengths, inner), parts
-            )
-            return [branch for new in news for branch in new]
+            outer, inner = (threaded_map, map) if len(parts) >= num_threads else (map, threaded_map)
+            found = outer(lambda part: pool.visited(part[0], part[1], strengths, inner), parts)
+            return list(itertools.chain.from_iterable(found))
 
         for s in sorted(range(len(models)), key=lambda s: -len(models[s])) if start is None else ():
             branches = visit([s] * len(strengths))
@@ -542,15 +519,11 @@ def match_each(
     return [found[number] for number in range(len(strengths))]
 
 
-@dataclass(frozen=True, eq=False)
-class _Threads:
-    count: int
-    map: Callable[..., Iterable[Any]]
-
-
 @contextmanager
-def _parallel_threads(tasks: int) -> Iterator[_Threads]:
+def _parallel_threads(tasks: int) -> Iterator[tuple[int, Callable[..., Iterable[Any]]]]:
     """Open at most as many threads as torch has, with one torch thread in each.
+
+    The context gives the number of threads, and a `map` that runs on them.
 
     The work consists of many short products and sums. The bits therefore do not depend
     on the thread that computes them. Torch and the solver do not hold Python's lock.
@@ -561,12 +534,12 @@ def _parallel_threads(tasks: int) -> Iterator[_Threads]:
 
     try:
         if count == 1:
-            yield _Threads(1, map)
+            yield 1, map
         else:
             with ThreadPoolExecutor(
                 count, initializer=torch.set_num_threads, initargs=(1,)
             ) as pool:
-                yield _Threads(count, pool.map)
+                yield count, pool.map
     finally:
         torch.set_num_threads(threads)
 
@@ -602,7 +575,8 @@ class _Branch:
 def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
     """Join branches that assign all units alike, and recompute their sums.
 
-    Sums are recomputed from their members, so that rounding does not accumulate.
+    The sums of global units are recomputed from the units' members, so that rounding
+    does not accumulate.
     """
     same: dict[bytes, list[_Branch]] = {}
     for branch in branches:
@@ -644,14 +618,12 @@ class _UnitPool:
         self.local = [
             LocalUnits.of(own, row, self.space) for own, row in zip(self.v, self.q, strict=True)
         ]
-        self._ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
+        ends = [0, *np.cumsum([len(own) for own in self.v]).tolist()]
+        self._rows = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
         self._wide = (
             v if not len(self.space.rest) else v[:, self.space.blocks[:, self.space.widest].bool()]
         )
-        self._products = self._all_products() if 8 * self._ends[-1] ** 2 <= _PRODUCTS_BYTES else ()
-
-    def _rows(self, s: int) -> slice:
-        return slice(self._ends[s], self._ends[s + 1])
+        self._products = self._all_products() if 8 * len(v) ** 2 <= _PRODUCTS_BYTES else ()
 
     def _all_products(self) -> tuple[Tensor, ...]:
         """Compute inner products of all local units over the widest block, each once.
@@ -660,11 +632,10 @@ class _UnitPool:
             For each model the products with its units, of shape (n, J_s).
         """
         found: list[Tensor] = []
-        for s in range(len(self.v)):
-            rows = self._rows(s)
+        for rows in self._rows:
             own = self._wide.new_empty(len(self._wide), rows.stop - rows.start)
             for other, theirs in enumerate(found):
-                own[self._rows(other)] = theirs[rows].T
+                own[self._rows[other]] = theirs[rows].T
             torch.mm(self._wide[rows.start :], self._wide[rows].T, out=own[rows.start :])
             found.append(own)
         return tuple(found)
@@ -680,16 +651,16 @@ class _UnitPool:
         Returns:
             Products of shape (K, J).
         """
-        of_all = self._products[s] if self._products else self._wide @ self._wide[self._rows(s)].T
+        of_all = self._products[s] if self._products else self._wide @ self._wide[self._rows[s]].T
         total = self.local[s].prior[:, self.space.widest].repeat(known, 1)
         for other, places in sorted(units.items()):
-            total.index_add_(0, places, of_all[self._rows(other)])
+            total.index_add_(0, places, of_all[self._rows[other]])
         return total
 
     def initial_state(self, start: Sequence[Tensor] | None) -> _State:
         """Return the state without members, or the state of the given global units.
 
-        The given units are numbered anew in their old order.
+        The global units in `start` get the numbers 0, 1 ... in ascending order.
         """
         if start is None:
             return _State({}, Posterior.without_members(self.space, 0))
@@ -729,15 +700,18 @@ class _UnitPool:
 
         own = [strengths[number] for number in branch.numbers]
         model, penalised = self.local[s], any(map(bool, own))
-        worth = gains(
+        rewards, penalties = gains(
             model, state.posterior, products, self.space, len(self.v), self.options, penalised
         )
-        found = each(
-            lambda strength: _in_order(assign(worth.at(strength), worth.known), worth.known), own
-        )
-        alike: dict[bytes, tuple[Tensor, list[int]]] = {}
 
-        for number, columns in zip(branch.numbers, found, strict=True):
+        def assigned(strength: float) -> Tensor:
+            values = (
+                rewards if penalties is None or not strength else rewards - strength * penalties
+            )
+            return _in_order(assign(values, len(products)), len(products))
+
+        alike: dict[bytes, tuple[Tensor, list[int]]] = {}
+        for number, columns in zip(branch.numbers, each(assigned, own), strict=True):
             alike.setdefault(columns.numpy().tobytes(), (columns, []))[1].append(number)
 
         return [
@@ -782,10 +756,11 @@ class _UnitPool:
         units = columns.to(products.device)
         of_new = self.local[s].prior[:, self.space.widest].expand(opened, -1)
         chosen = torch.cat([products, of_new])[units, torch.arange(len(units), device=units.device)]
-        posterior = state.posterior.with_new(self.space, opened).moved(
-            units, self.local[s], chosen, self.space, 1
+        posterior = state.posterior.with_new(self.space, opened)
+        return _State(
+            {**state.units, s: units},
+            posterior.moved(units, self.local[s], chosen, self.space, 1),
         )
-        return _State({**state.units, s: units}, posterior)
 
     def matched(self, units: Mapping[int, Tensor]) -> UnitAssignment:
         """Return the assignment.

@@ -126,18 +126,21 @@ def fuse_chains(
             precision f_{s,c} / sigma.
         options: Options of the matching.
         strengths: Lambdas that replace ``options.strength``.
-        orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N), the last
-            hidden layer's first.
-        start: Global units that models begin with, by hidden layer, the first one's
-            first.
+        orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N). Hidden
+            layers are in the order of the matching, the last one first.
+        start: For each hidden layer, first to last, the global units that each model
+            begins with (see `match`). None: models are assigned one by one.
 
     Returns:
         One network per lambda, each bit-identical to that of a run with only this
         lambda.
     """
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
-    outgoing = [chain[-1][0].T for chain in models]
-    parts = [_PartlyMatchedChains(tuple(range(len(strengths))), outgoing, classes, ())]
+    parts = [
+        _PartlyMatchedChains(
+            tuple(range(len(strengths))), [chain[-1][0].T for chain in models], classes, ()
+        )
+    ]
 
     for number, layer in enumerate(range(len(models[0]) - 2, -1, -1)):
         following: list[_PartlyMatchedChains] = []
@@ -193,12 +196,11 @@ class _PartlyMatchedChains:
         matched: UnitAssignment,
         options: BetaBernoulli,
     ) -> _PartlyMatchedChains:
-        laid = zip(models, matched.units, strict=True)
-        outgoing = (
-            [_laid_out(chain[layer][0], units, len(matched.mean)) for chain, units in laid]
-            if layer
-            else []
-        )
+        outgoing = [
+            _laid_out(chain[layer][0], units, len(matched.mean))
+            for chain, units in zip(models, matched.units, strict=True)
+            if layer > 0
+        ]
         precision = self.precision.new_full((len(models), len(matched.mean)), 1 / options.sigma)
         return _PartlyMatchedChains(numbers, outgoing, precision, (matched, *self.matched))
 
@@ -210,18 +212,15 @@ def _rows(
 
     A row is [incoming weights (only in the first layer), bias, outgoing weights].
     """
-    parts = [[out] for out in outgoing]
-    biased = models[0][layer][1] is not None
-    for part, chain in zip(parts, models, strict=True):
+    rows = []
+    for chain, sent in zip(models, outgoing, strict=True):
         weight, bias = chain[layer]
-        if bias is not None:
-            part.insert(0, bias[:, None])
-        if layer == 0:
-            part.insert(0, weight)
+        incoming = [weight] if layer == 0 else []
+        biases = [] if bias is None else [bias[:, None]]
+        rows.append(torch.cat([*incoming, *biases, sent], 1))
 
-    rows = [torch.cat(part, 1) for part in parts]
     mu0 = torch.zeros_like(rows[0][0])
-    if biased:
+    if models[0][layer][1] is not None:
         mu0[-outgoing[0].shape[1] - 1] = BIAS_MEAN
 
     return rows, mu0

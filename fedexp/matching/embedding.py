@@ -24,9 +24,9 @@ class Embedding:
         small: Structure of the small network.
         large: Structure of the large network, of the same architecture. Only the widths
             may differ.
-        units: Units of `large` that those of `small` correspond to, (n,) int64 by
-            group, without repetition. Groups that are not named have the same width in
-            both and do not move.
+        units: For each group, the unit of `large` to which each unit of `small`
+            corresponds, (n,) int64, without repetition. Groups that are not named have
+            the same width in both networks and do not move.
     """
 
     small: Structure
@@ -42,8 +42,9 @@ class Embedding:
 
         def laid(name: str, value: Tensor) -> Tensor:
             for axis, places in self._places(name, shapes[name]):
-                size = shapes[name][axis]
-                wide = value.new_zeros(*value.shape[:axis], size, *value.shape[axis + 1 :])
+                wide = value.new_zeros(
+                    *value.shape[:axis], shapes[name][axis], *value.shape[axis + 1 :]
+                )
                 value = wide.index_copy_(axis, places.to(value.device), value)
             return value
 
@@ -107,9 +108,10 @@ def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) ->
             group.
         cohort: Clients of these models.
     """
-    if client in cohort:
-        return {name: own[cohort.index(client)] for name, own in units.items()}
-    return {name: _most_shared(own) for name, own in units.items()}
+    return {
+        name: own[cohort.index(client)] if client in cohort else _most_shared(own)
+        for name, own in units.items()
+    }
 
 
 def _most_shared(units: Tensor) -> Tensor:

@@ -75,9 +75,9 @@ def _folded(weights: Weights, folding: _Folding) -> Weights:
         )
 
     first = next(iter(weights.params.values()))
-    shapes = folding.shapes.items()
     params = {
-        name: params.get(name, first.new_zeros(shape)).to(first.dtype) for name, shape in shapes
+        name: params.get(name, first.new_zeros(shape)).to(first.dtype)
+        for name, shape in folding.shapes.items()
     }
     norms = tuple(f"{norm}." for _, norm, _ in folding.pairs)
     buffers = {name: value for name, value in weights.buffers.items() if not name.startswith(norms)}

@@ -168,8 +168,7 @@ def match_jointly(
             else doubly_stochastic(V, tau, iterations, early_stop)
         )
 
-    while sweep < options.sweeps and groups:
-        sweep += 1
+    for sweep in range(1, options.sweeps + 1) if groups else ():
         new = {
             name: torch.cat([u[:num_fixed], solved(affinity.votes(name, U, num_fixed))])
             for name, u in U.items()
@@ -228,16 +227,9 @@ def match_pairwise(
     U: Assignments = {}
 
     for group in groups:
-        noise = torch.rand(
-            group.size,
-            group.size,
-            generator=torch_generator(*names, group.name),
-            dtype=torch.float64,
-        )
-        start = doubly_stochastic((0.4 + 0.2 * noise).to(device), tau=10.0, iterations=1)
-        U[group.name] = torch.stack(
-            [torch.eye(group.size, dtype=torch.float64, device=device), start]
-        )
+        values = 0.4 + 0.2 * _uniform(group, 1, *names)[0]
+        start = doubly_stochastic(values.to(device), tau=10.0, iterations=1)
+        U[group.name] = torch.stack([torch.eye(group.size).to(start), start])
 
     tau, iterations = options.tau, options.iterations
     for _ in range(options.sweeps):
@@ -262,18 +254,20 @@ def random_start(
     Returns:
         Assignments of shape (models, n, n) by group.
     """
+    return {
+        group.name: 1 / group.size + noise * (2 * _uniform(group, count, *names).to(device) - 1)
+        for group in groups
+    }
 
-    def draw(group: Group) -> Tensor:
-        drawn = torch.rand(
-            count,
-            group.size,
-            group.size,
-            generator=torch_generator(*names, group.name),
-            dtype=torch.float64,
-        )
-        return 1 / group.size + noise * (2 * drawn.to(device) - 1)
 
-    return {group.name: draw(group) for group in groups}
+def _uniform(group: Group, count: int, *names: object) -> Tensor:
+    """Draw uniform numbers in [0, 1) from the stream `names` and the group's name.
+
+    Returns:
+        Numbers of shape (count, n, n), float64, for n units.
+    """
+    generator = torch_generator(*names, group.name)
+    return torch.rand(count, group.size, group.size, generator=generator, dtype=torch.float64)
 
 
 def identities(groups: Sequence[Group], count: int, device: torch.device) -> Assignments:
@@ -339,12 +333,10 @@ class Affinity:
         self._fixed: dict[tuple[str, int, int], Tensor] = {}
 
         for edge in edges:
-            incoming = edge.values.permute(0, 1, 3, 2)  # (models, rows, k, columns)
-            outgoing = edge.values.permute(0, 2, 3, 1)
-
+            # Values are laid out as (models, n, k, m), see `_Side`
             for group, neighbour, x, side in (
-                (edge.target, edge.source, incoming, 0),
-                (edge.source, edge.target, outgoing, 1),
+                (edge.target, edge.source, edge.values.permute(0, 1, 3, 2), 0),
+                (edge.source, edge.target, edge.values.permute(0, 2, 3, 1), 1),
             ):
                 if group is not None:
                     flat = x.flatten(2)
@@ -365,11 +357,9 @@ class Affinity:
             Sums of shape (models, n, n) for the models from number `first` on.
         """
         u = U[group]
-        votes = []
-        for i in range(first, len(u)):
-            others = [j for j in range(len(u)) if j != i]
-            votes.append((self.between(group, U, i) @ u[others]).sum(0))
-        return torch.stack(votes)
+        return torch.stack(
+            [(self.between(group, U, i) @ _without(u, i)).sum(0) for i in range(first, len(u))]
+        )
 
     def between(self, group: str, U: Assignments, i: int) -> Tensor:
         """Compute A_ij, the affinity of model i's units to those of the other models j.
@@ -383,20 +373,25 @@ class Affinity:
                 continue
 
             if (group, number, i) not in self._fixed:
-                fixed_sides = [side for side in sides if side.neighbour is None]
                 self._fixed[group, number, i] = sum(
-                    (_fourth_powers(s, None, i) for s in fixed_sides), torch.zeros(())
+                    (_fourth_powers(side, None, i) for side in sides if side.neighbour is None),
+                    torch.zeros(()),
                 )
 
-            moving = [side for side in sides if side.neighbour is not None]
             distance = self._fixed[group, number, i]
-            for side in moving:
-                distance = distance + _fourth_powers(side, U[side.neighbour], i)  # type: ignore[index]
+            for side in sides:
+                if side.neighbour is not None:
+                    distance = distance + _fourth_powers(side, U[side.neighbour], i)
 
             K = (-0.5 * distance.clamp(min=0).sqrt().sqrt()).exp()
             affinities.append(K / K.mean((1, 2), keepdim=True) if self._divide else K)
 
         return torch.stack(affinities).sum(0)
+
+
+def _without(values: Tensor, i: int) -> Tensor:
+    """Return `values` without entry i of the first axis."""
+    return torch.cat([values[:i], values[i + 1 :]])
 
 
 def _fourth_powers(side: _Side, U: Tensor | None, i: int) -> Tensor:
@@ -406,15 +401,14 @@ def _fourth_powers(side: _Side, U: Tensor | None, i: int) -> Tensor:
     ``(x - y)^4 = x^4 - 4 x^3 y + 6 x^2 y^2 - 4 x y^3 + y^4`` is computed by products of
     matrices, in float64.
     """
-    others = [j for j in range(len(side.x)) if j != i]
     x = side.x[i]
     if U is not None:
-        maps = U[i] @ U[others].mT  # (others, m, m): U_i U_j^T
-        x = (x.flatten(0, 1) @ maps).reshape(len(others), *x.shape)
+        maps = U[i] @ _without(U, i).mT  # (others, m, m): U_i U_j^T
+        x = (x.flatten(0, 1) @ maps).reshape(len(maps), *x.shape)
     else:
         x = x[None]
     x = x.flatten(2)
-    y, y2, y3, y4 = (power[others] for power in side.powers)
+    y, y2, y3, y4 = (_without(power, i) for power in side.powers)
     x2 = x.square()
     crossed = 6 * x2 @ y2.mT - 4 * (x2 * x @ y.mT + x @ y3.mT)
     return x2.square().sum(2)[:, :, None] + crossed + y4[:, None, :]

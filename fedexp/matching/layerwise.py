@@ -47,9 +47,9 @@ class PartlyMatched:
     ) -> PartlyMatched:
         """Match the next group.
 
-        Units of frozen layers, which all models share, do not move.
-        If a group has several layers, tied by sums, only its layers whose inputs are
-        already matched are compared.
+        Units of frozen layers, which all models share, do not move. If a group has
+        several layers, tied by sums, only its layers whose inputs are already matched
+        are compared.
 
         Args:
             input_shape: Shape of one sample.
@@ -62,9 +62,11 @@ class PartlyMatched:
             units, width = torch.arange(group.size).expand(len(self.models), -1).clone(), group.size
         else:
             known = set(self.units)
-            layers = [layer for layer in structure.layers if layer.weight in group.layers]
-            layers = [layer for layer in layers if _sources(structure, layer) <= known]
-
+            layers = [
+                layer
+                for layer in structure.layers
+                if layer.weight in group.layers and _sources(structure, layer) <= known
+            ]
             rows = [self._rows(number, structure, layers) for number in range(len(self.models))]
             biases = sum(layer.bias is not None for layer in layers)
             mu0 = torch.zeros_like(rows[0][0])
@@ -188,7 +190,7 @@ def _posterior_means(
     Args:
         models: The models.
         layer: The layer.
-        units: All models' units, of shape (models * n,).
+        units: Common unit of each unit of all models, of shape (models * n,).
         options: Options of the matching.
     """
     first, means = models[0].params, {}
@@ -197,9 +199,7 @@ def _posterior_means(
     for name, mu0 in ((layer.weight, 0.0), (layer.bias, BIAS_MEAN)):
         if name is None:
             continue
-        total = torch.zeros_like(first[name], dtype=torch.float64)
-        for model in models:
-            total += model.params[name].double()
+        total = sum((model.params[name].double() for model in models), torch.zeros(()))
         precision = (p0 + q * members).to(total.device).reshape(-1, *[1] * (total.dim() - 1))
         means[name] = ((mu0 * p0 + q * total) / precision).to(first[name])
     return means

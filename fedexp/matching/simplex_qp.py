@@ -77,7 +77,6 @@ def _solve(g: np.ndarray, C: float) -> np.ndarray:
     )
     a: np.ndarray = np.clip(np.array(solution["x"]).ravel(), 0.0, C)
     a /= a.sum()
-
     return a
 
 

@@ -193,19 +193,16 @@ def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
         key: Group(_weight(names[0]), flows.sizes[names[0]], tuple(map(_weight, names)))
         for key, names in members.items()
     }
-    unit_axes: dict[str, tuple[UnitAxis, ...]] = {}
+    unit_axes: dict[str, tuple[UnitAxis, ...]] = {
+        tensor: (UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),)
+        for name, size in flows.sizes.items()
+        for tensor in flows.tensors[name]
+    }
 
-    for name, size in flows.sizes.items():
-        for tensor in flows.tensors[name]:
-            unit_axes[tensor] = (
-                UnitAxis(0, groups[group_of[name]].name, torch.arange(size)[:, None]),
-            )
-
-    for reader in dict.fromkeys(reader for reader, _ in flows.reads):
+    for reader, sources in flows.reads.items():
         found: dict[str, Tensor] = {}
-        for (name, source), units in flows.reads.items():
-            if name == reader:
-                found[group_of[source]] = torch.maximum(found.get(group_of[source], units), units)
+        for source, units in sources.items():
+            found[group_of[source]] = torch.maximum(found.get(group_of[source], units), units)
 
         for key, units in found.items():
             group = groups[key]
@@ -274,18 +271,14 @@ def with_widths(
 
 
 def _tied(flows: Flows) -> dict[str, str]:
-    """Map every layer to the first layer of its group.
+    """Map every layer to one layer that stands for its group.
 
     Layers whose units meet in one input column move together.
     """
     group_of = {name: name for name in flows.sizes}
-    by_reader: dict[str, list[tuple[str, Tensor]]] = {}
-    for (reader, source), units in flows.reads.items():
-        by_reader.setdefault(reader, []).append((source, units))
-
-    for reader, sources in by_reader.items():
-        for number, (a, units_a) in enumerate(sources):
-            for b, units_b in sources[:number]:
+    for reader, sources in flows.reads.items():
+        for number, (a, units_a) in enumerate(sources.items()):
+            for b, units_b in list(sources.items())[:number]:
                 both = (units_a >= 0) & (units_b >= 0)
                 if not bool(both.any()):
                     continue
@@ -349,11 +342,6 @@ def same_function(
     Both run in evaluation mode.
     """
     x = torch.randn(2, *input_shape, generator=generator, dtype=torch.float64)
-    outputs = []
-    for model in (one, other):
-        net = Net(model.spec, x.device, x.dtype)
-        net.train(False)
-        with torch.no_grad():
-            outputs.append(net(model.params, model.buffers, x))
-    a, b = outputs
+    with torch.no_grad():
+        a, b = (Net.for_evaluation(model)(model.params, model.buffers, x) for model in (one, other))
     return bool((a - b).abs().max() <= _TOLERANCE * a.abs().max())

@@ -11,7 +11,7 @@ patterns are the samples of one batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,16 +37,16 @@ class Flows:
         columns: Number of their input columns (features, channels).
         tensors: Parameters and buffers, scalars excepted, of every linear,
             convolutional and norm layer.
-        reads: For each pair (reader, source), the unit of layer `source` that each
-            input column of the linear, convolutional or norm layer `reader` depends on,
-            or -1. The shape is (columns,), int64.
+        reads: For each linear, convolutional or norm layer (the reader), the layers
+            that it reads. For each of these layers, the unit that each input column of
+            the reader depends on, or -1, of shape (columns,), int64.
         outputs: Layers whose units reach the network's output directly.
     """
 
     sizes: dict[str, int]
     columns: dict[str, int]
     tensors: dict[str, tuple[str, ...]]
-    reads: dict[tuple[str, str], Tensor]
+    reads: dict[str, dict[str, Tensor]]
     outputs: tuple[str, ...]
 
 
@@ -72,7 +72,7 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
             if (
                 type(m).__module__.startswith("torch.nn.")
                 and name not in watched
-                and _holds_units(m)
+                and any(value.dim() > 1 for value in m.parameters(recurse=False))
             ):
                 raise refusal(
                     f"layer '{name}' ({type(m).__name__}) has its own units, "
@@ -88,10 +88,9 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
 
         shapes = _output_shapes(module, watched, input_shape)
         weights = {n: m.weight for n in shapes if isinstance(m := watched[n], LAYERS)}
-        tensors = {name: tuple(_tensors(name, m)) for name, m in watched.items()}
         run = _Stage(module, watched, shapes, input_shape)
         sizes = {name: weight.shape[0] for name, weight in weights.items()}
-        reads: dict[tuple[str, str], Tensor] = {}
+        reads: dict[str, dict[str, Tensor]] = {}
         outputs = []
 
         for source, size in sizes.items():
@@ -102,22 +101,22 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
             for reader, hit in seen.items():
                 units = _decoded(hit, reader, source)
                 if (units >= 0).any():
-                    reads[reader, source] = units
+                    reads.setdefault(reader, {})[source] = units
             if at_output:
                 outputs.append(source)
 
-    columns = {name: weight.shape[1] for name, weight in weights.items()}
-    return Flows(sizes, columns, tensors, reads, tuple(outputs))
+    return Flows(
+        sizes,
+        {name: weight.shape[1] for name, weight in weights.items()},
+        {name: _tensors(name, m) for name, m in watched.items()},
+        reads,
+        tuple(outputs),
+    )
 
 
-def _tensors(name: str, layer: nn.Module) -> Iterator[str]:
-    for key, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-        if value.dim():
-            yield f"{name}.{key}".lstrip(".")
-
-
-def _holds_units(layer: nn.Module) -> bool:
-    return any(value.dim() > 1 for value in layer.parameters(recurse=False))
+def _tensors(name: str, layer: nn.Module) -> tuple[str, ...]:
+    named = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+    return tuple(f"{name}.{key}".lstrip(".") for key, value in named if value.dim())
 
 
 def refusal(what: str) -> ConfigError:

@@ -4,10 +4,10 @@ Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023: coordinate de
     over layers for two models (Algorithm 1), and matching to the mean of the others for
     many (Algorithm 3).
 
-A larger inner product of the parameters means a smaller Euclidean distance. If a layer
-reads the units that it writes (a gate), the objective is quadratic in their
-permutation. It is linearised at the present permutation, and a step is taken only if
-the objective itself rises.
+A larger inner product of the parameters means a smaller Euclidean distance. If the
+inputs and the outputs of a layer are the same group of units (as in a gate), the
+objective is quadratic in the permutation of this group. It is linearised at the present
+permutation, and a step is taken only if the objective itself rises.
 """
 
 from __future__ import annotations
@@ -91,10 +91,9 @@ def match_pair(
             len(groups), generator=torch_generator(*names, sweep)
         ).tolist():
             group = groups[number]
-            touched = dict.fromkeys(name for name, _ in unit_axes[group.name])
             order = assignments(-_similarities(moved, target, unit_axes[group.name])[None])[0]
 
-            before = {name: moved[name] for name in touched}
+            before = {name: moved[name] for name, _ in unit_axes[group.name]}
             after = structure.permute(before, {group.name: order})
             if inner_product(after, target) - inner_product(before, target) > options.tolerance:
                 moved |= after
@@ -172,8 +171,8 @@ def unit_rows(value: Tensor, unit_axis: UnitAxis) -> Tensor:
     Returns:
         Entries of shape (units, entries).
     """
-    along = value.movedim(unit_axis.axis, 0)
-    picked = along.index_select(0, unit_axis.positions.flatten().to(value.device))
+    positions = unit_axis.positions.flatten().to(value.device)
+    picked = value.movedim(unit_axis.axis, 0).index_select(0, positions)
     return picked.reshape(len(unit_axis.positions), -1)
 
 

@@ -34,7 +34,7 @@ def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, f
 
 
 def one_to_one(structure: Structure, models: int) -> dict[str, float]:
-    """Compute `width_metrics` if every unit has a partner in each model of one network.
+    """Compute `width_metrics` of models whose units have a partner in every model.
 
     Args:
         structure: The structure of the network.

@@ -22,21 +22,14 @@ from dataclasses import dataclass
 
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
-from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
-from fedexp.core.weights import ModelSpec, Weights
-from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import (
-    LastLayer,
-    check_mask,
-    presence,
-    presence_probes,
-    with_masked_output,
-)
+from fedexp.core.weights import Weights
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import LastLayer, MaskableFusion
 
 
 @dataclass(frozen=True)
-class Average(FusionAggregator):
+class Average(MaskableFusion):
     """The mean of the models. Integer buffers take their maximum.
 
     Args:
@@ -47,15 +40,6 @@ class Average(FusionAggregator):
 
     last_layer: LastLayer = "plain"
 
-    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
-
-    def probes(self, env: Env) -> tuple[Probe, ...]:
-        return presence_probes(self.last_layer, env)
-
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models = [result.weights for result in results]
-        fused = averaged(models)
-        if self.last_layer == "masked":
-            fused = with_masked_output(fused, models, presence(results), env.layers[-1])
-        return fused, {}
+        return self.with_last_layer(averaged(models), models, results, env), {}

@@ -14,14 +14,14 @@ Update:
        probability of the label. L_A is the negative KL divergence of D_w from the
        student.
     2. On each batch of the bank, the weights w take a step against the sign of the
-       gradient of D_w's cross-entropy. They stay in [0, 1].
+       gradient of D_w's cross-entropy. The weights stay in [0, 1].
     3. The images join the bank.
     4. The student learns from D_w on the bank's images. Before that, each image is
-       moved by epsilon along the sign of a gradient. It is the gradient of a randomly
-       weighted sum of D_w's softmax outputs.
+       moved by epsilon along the sign of the gradient of a randomly weighted sum of
+       D_w's softmax outputs.
 
-    Step 2 needs only each client's logits of the bank. They are computed once per
-    image, without augmentation.
+    Step 2 needs only each client's logits of the bank. These logits are computed once
+    per image, without augmentation.
 
 Communication:
     Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
@@ -54,21 +54,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.data import Samples
 from fedexp.core.env import Env
-from fedexp.core.seeds import seed_of, torch_generator
+from fedexp.core.seeds import torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
-from fedexp.distillation.bank import samples_of
+from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import TeacherEnsemble, shares_of
-from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import boundary_support, hard_similarity
 from fedexp.distillation.student import answers
-from fedexp.distillation.synthesis import Terms, generate, named
+from fedexp.distillation.synthesis import Terms, named
 from fedexp.distillation.views import View
 from fedexp.methods.bases.data_free import DistillationBatch
+from fedexp.methods.bases.generating import Generating
 from fedexp.methods.bases.replay import BankState, Replay, ensemble_logits
 from fedexp.server_training.batches import batches, on_device
 from fedexp.server_training.gradients import value_and_grad
@@ -88,15 +87,11 @@ class CoBoostingState(BankState):
 
 
 @dataclass(frozen=True)
-class CoBoosting(Replay):
+class CoBoosting(Replay, Generating):
     """The aggregator of Co-Boosting.
 
     Args:
         T_G: Generator steps per epoch.
-        lr_generator: Step size of the generator.
-        generator: Optimizer of the generator.
-        nz: Length of the noise (`fedexp.distillation.generator.Generator`).
-        ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
         h: Exponent of the hardness in L_H.
         lambda_a: Weight of L_A.
         lambda_bn: Weight of L_BN.
@@ -114,10 +109,7 @@ class CoBoosting(Replay):
         default_factory=lambda: Sgd(momentum=0.9, weight_decay=1e-4, clip=10.0)
     )
     T_G: int = 30
-    lr_generator: float = 1e-3
     generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999), clip=10.0))
-    nz: int = 256
-    ngf: int = 64
     h: float = 1.0
     lambda_a: float = 1.0
     lambda_bn: float = 0.0
@@ -129,82 +121,75 @@ class CoBoosting(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("T_G", "lr_generator", "nz", "ngf", "tau_a", "mu_decay", "tau_epsilon"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(self, "T_G", "tau_a", "mu_decay", "tau_epsilon")
         require(self.mu_decay <= 1, f"mu_decay must be at most 1, got {self.mu_decay}")
-        for name in ("h", "lambda_a", "lambda_bn", "mu", "epsilon"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
-
-    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        generator_spec(input_shape, self.nz, self.ngf)
+        require_not_negative(self, "h", "lambda_a", "lambda_bn", "mu", "epsilon")
 
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
-        """Make images with the previous weights, then update the weights on the bank.
+        """Make images with the current weights w, then update w on the bank.
 
         The bank does not contain the new images yet.
         """
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
         weights: Tensor = own.get("weights", even)
-        random = torch_generator(env.seed, "z", env.round, env.step)
-        z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
-        terms_of = self.loss(labels, student, ensemble, weights, View.of("none", env, "synthesis"))
-        spec = generator_spec(env.input_shape, self.nz, self.ngf)
-        seed = seed_of(env.seed, "generator", env.round, env.step)
-        arguments = terms_of, self.generator, self.lr_generator, self.T_G, self.precision
-        made = generate(spec, seed, z, *arguments)
+        view = View.of("none", env, "synthesis")
+        terms_of = partial(self.terms, labels, answers(student), ensemble, weights, view)
+        made = self.optimised_images(terms_of, self.new_noise(env, self.b), self.T_G, env)
         logits: list[Tensor] = own.get("logits", [])
 
-        for batch in own["bank"][len(logits) :]:
-            with torch.no_grad():
-                logits = [
-                    *logits,
-                    ensemble.each(samples_of([batch], env.domain).inputs(slice(None))),
-                ]
+        with torch.no_grad():
+            logits = [*logits, *map(ensemble.each, self.bank_inputs(own, len(logits), env))]
 
         if logits:
             known = torch.cat([batch["y"] for batch in own["bank"]])
             order = batches(len(known), self.B, env.seed, "weights", env.round, env.step)
-            step = self.mu * self.mu_decay ** (env.step - 1)
             weights = reweighted(
-                weights, torch.cat(logits, 1), known, on_device(order, env.device), step
+                weights,
+                torch.cat(logits, 1),
+                known,
+                on_device(order, env.device),
+                self.mu * self.mu_decay ** (env.step - 1),
             )
 
-        metrics = {
-            **named(made.lowest),
-            "weights/min": float(weights.min()),
-            "weights/max": float(weights.max()),
-        }
+        return (
+            made.images,
+            {
+                **named(made.lowest),
+                "weights/min": float(weights.min()),
+                "weights/max": float(weights.max()),
+            },
+            CoBoostingState(bank=own["bank"], weights=weights, logits=logits),
+        )
 
-        state: CoBoostingState = {"bank": own["bank"], "weights": weights, "logits": logits}
-        return made.images, metrics, dict(state)
-
-    def loss(
+    def terms(
         self,
         labels: Tensor,
-        student: Weights,
+        answer: Callable[[Tensor], Tensor],
         ensemble: TeacherEnsemble,
         weights: Tensor,
         view: View,
-    ) -> Callable[[Tensor, int], Terms]:
-        """Return the function that computes the loss and its terms.
+        images: Tensor,
+        step: int,
+    ) -> Terms:
+        """Compute the loss and its terms.
 
-        Its arguments are images (b, c, H, W) and the number of a generator step.
+        Args:
+            labels: Labels of the images, of shape (b,).
+            answer: Function that computes the student's logits.
+            ensemble: The teachers.
+            weights: Weights w of the teachers, of shape (m,).
+            view: The transform of images to network inputs.
+            images: Images of shape (b, c, H, W).
+            step: Number of the step, from 0.
         """
-        answer = answers(student)
-
-        def terms_of(images: Tensor, step: int) -> Terms:
-            inputs = view.inputs(images, step)
-            shown = ensemble.show(inputs, weights, norms=self.lambda_bn > 0)
-            hard = hard_similarity(shown.logits, labels, self.h)
-            adversarial = boundary_support(shown.logits, answer(inputs), self.tau_a, "none")
-            loss = hard + self.lambda_a * adversarial + self.lambda_bn * shown.statistics
-            return {"loss": loss, "hard": hard, "adversarial": adversarial, "bn": shown.statistics}
-
-        return terms_of
+        inputs = view.inputs(images, step)
+        shown = ensemble.show(inputs, weights, norms=self.lambda_bn > 0)
+        hard = hard_similarity(shown.logits, labels, self.h)
+        adversarial = boundary_support(shown.logits, answer(inputs), self.tau_a, "none")
+        loss = hard + self.lambda_a * adversarial + self.lambda_bn * shown.statistics
+        return {"loss": loss, "hard": hard, "adversarial": adversarial, "bn": shown.statistics}
 
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env

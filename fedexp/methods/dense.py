@@ -15,7 +15,7 @@ Update:
     Where the paper and the code differ, the default follows the code. The generator's
     weights are drawn anew in every epoch. z is optimised, too. The batch with the
     lowest loss is stored without augmentation. Distillation passes over the bank of all
-    batches. ``variant=paper_literal`` is Algorithm 1. It has one generator and a fixed
+    batches. ``variant=paper_literal`` is Algorithm 1, with one generator and a fixed
     z. In each epoch the student takes one step, on the images after the generator's
     last step.
 
@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -56,35 +57,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
-from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
-from fedexp.core.weights import ModelSpec, Weights
+from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import TeacherEnsemble
-from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.losses import Mask, boundary_support
-from fedexp.distillation.pictures import generated
 from fedexp.distillation.student import answers
-from fedexp.distillation.synthesis import Terms, generate, generated_by, named, synthesise
+from fedexp.distillation.synthesis import Terms, generated_by, named, synthesise
 from fedexp.distillation.views import View, Views
-from fedexp.methods.bases.data_free import DataFreeState, GeneratorState
-from fedexp.methods.bases.replay import Replay
+from fedexp.methods.bases.data_free import DataFreeState
+from fedexp.methods.bases.generating import Generating, GeneratorState
+from fedexp.methods.bases.replay import Replay, ensemble_logits
 from fedexp.server_training.optimizers import Adam, Optimizer
 
 
 @dataclass(frozen=True)
-class Dense(Replay):
+class Dense(Replay, Generating):
     """The aggregator of DENSE.
 
     Args:
         variant: ``bank``, or ``paper_literal``, whose state holds the generator and its
             optimizer in place of a bank.
         T_G: Generator steps per epoch.
-        lr_generator: Step size of the generator.
-        generator: Optimizer of the generator.
-        nz: Length of the noise (`fedexp.distillation.generator.Generator`).
-        ngf: Width of the generator (`fedexp.distillation.generator.Generator`).
         lambda_1: Weight of L_BN.
         lambda_2: Weight of L_div. With 0 L_div is not computed, and the student takes
             no part in making the images.
@@ -98,10 +93,7 @@ class Dense(Replay):
 
     variant: Literal["bank", "paper_literal"] = "bank"
     T_G: int = 30
-    lr_generator: float = 1e-3
     generator: Optimizer = field(default_factory=lambda: Adam(betas=(0.5, 0.999)))
-    nz: int = 256
-    ngf: int = 64
     lambda_1: float = 1.0
     lambda_2: float = 0.5
     tau_d: float = 1.0
@@ -110,13 +102,8 @@ class Dense(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("T_G", "lr_generator", "nz", "ngf", "tau_d"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-
-        for name in ("lambda_1", "lambda_2"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_positive(self, "T_G", "tau_d")
+        require_not_negative(self, "lambda_1", "lambda_2")
 
         if self.variant == "paper_literal":
             for name in ("keep_bank", "rounding"):
@@ -127,21 +114,10 @@ class Dense(Replay):
                     f"set {name}={default}",
                 )
 
-    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
-        generator_spec(input_shape, self.nz, self.ngf)
-
     def begin(self, own: State, env: Env) -> State:
         if self.variant == "bank":
             return super().begin(own, env)
-        if own:
-            return own
-        spec = generator_spec(env.input_shape, self.nz, self.ngf)
-        generator = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
-        state: GeneratorState = {
-            "generator": generator,
-            "optimizer": self.generator.init(generator.params),
-        }
-        return state
+        return Generating.begin(self, own, env)
 
     def epoch(
         self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
@@ -152,35 +128,23 @@ class Dense(Replay):
             self.labels(env), state["student"], ensemble, state["own"], env
         )
         inputs = View.of(self.views, env, "distillation").inputs(images, 0)
-        with torch.no_grad():
-            batch = inputs, ensemble(inputs)
+        batch = inputs, ensemble_logits(ensemble, inputs)
         state, trained = self.train_student({**state, "own": own}, [batch], lr, env)
         return state, {**made, **trained}
 
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         if self.variant == "bank":
             return super().synthetic_images(state, env)
-        return generated(state["own"]["generator"], state["student"], self.nz, env)
+        return Generating.synthetic_images(self, state, env)
 
     def synthesise(
         self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, own: State, env: Env
     ) -> tuple[Tensor, Metrics, State]:
-        random = torch_generator(env.seed, "z", env.round, env.step)
-        z = torch.randn(self.b, self.nz, generator=random).to(env.device, env.dtype)
-        terms_of = self.loss(
-            labels, student, ensemble, View.of(self.synthesis_views, env, "synthesis")
-        )
-        arguments = terms_of, self.generator, self.lr_generator, self.T_G
-
+        z = self.new_noise(env, self.b)
+        view = View.of(self.synthesis_views, env, "synthesis")
+        terms_of = partial(self.terms, labels, answers(student), ensemble, view)
         if self.variant == "bank":
-            spec = generator_spec(env.input_shape, self.nz, self.ngf)
-            made = generate(
-                spec,
-                seed_of(env.seed, "generator", env.round, env.step),
-                z,
-                *arguments,
-                self.precision,
-            )
+            made = self.optimised_images(terms_of, z, self.T_G, env)
             return made.images, named(made.lowest), own
 
         generator = own["generator"]
@@ -189,38 +153,50 @@ class Dense(Replay):
             generator.params,
             own["optimizer"],
             lambda params: images_of({**params, "z": z}),
-            *arguments,
+            terms_of,
+            self.generator,
+            self.lr_generator,
+            self.T_G,
         )
-        after = Weights(generator.spec, made.learned, generator.buffers)
-
         with torch.no_grad():
             images = images_of({**made.learned, "z": z})
 
-        return images, named(made.terms[-1]), {"generator": after, "optimizer": made.optimizer}
+        after = GeneratorState(
+            generator=Weights(generator.spec, made.learned, generator.buffers),
+            optimizer=made.optimizer,
+        )
+        return images, named(made.terms[-1]), after
 
-    def loss(
-        self, labels: Tensor, student: Weights, ensemble: TeacherEnsemble, view: View
-    ) -> Callable[[Tensor, int], Terms]:
-        """Return the function that computes Eq. 7 and its terms.
+    def terms(
+        self,
+        labels: Tensor,
+        answer: Callable[[Tensor], Tensor],
+        ensemble: TeacherEnsemble,
+        view: View,
+        images: Tensor,
+        step: int,
+    ) -> Terms:
+        """Compute the loss of Eq. 7 and its terms.
 
-        Its arguments are images (b, c, H, W) and the number of a generator step.
+        Args:
+            labels: Labels of the images, of shape (b,).
+            answer: Function that computes the student's logits.
+            ensemble: The teachers.
+            view: The transform of images to network inputs.
+            images: Images of shape (b, c, H, W).
+            step: Number of the step, from 0.
         """
-        answer = answers(student)
+        inputs = view.inputs(images, step)
+        shown = ensemble.show(inputs, norms=self.lambda_1 > 0)
+        ce = F.cross_entropy(shown.logits, labels)
+        terms = {
+            "loss": ce + self.lambda_1 * shown.statistics,
+            "ce": ce,
+            "bn": shown.statistics,
+        }
 
-        def terms_of(images: Tensor, step: int) -> Terms:
-            inputs = view.inputs(images, step)
-            shown = ensemble.show(inputs, norms=self.lambda_1 > 0)
-            ce = F.cross_entropy(shown.logits, labels)
-            terms = {
-                "loss": ce + self.lambda_1 * shown.statistics,
-                "ce": ce,
-                "bn": shown.statistics,
-            }
+        if self.lambda_2 > 0:
+            terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
+            terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
 
-            if self.lambda_2 > 0:
-                terms["div"] = boundary_support(shown.logits, answer(inputs), self.tau_d, self.mask)
-                terms["loss"] = terms["loss"] + self.lambda_2 * terms["div"]
-
-            return terms
-
-        return terms_of
+        return terms

@@ -15,7 +15,7 @@ State:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -81,6 +81,8 @@ class Ensemble(Local):
         weights = (
             torch.stack([given[client] for client in state["models"]]).float() if given else None
         )
-        members = super().outcome(state)
-        combine: Literal["logits", "probs"] = "probs" if self.combine == "probs" else "logits"
-        return Outcome(members.models, self.delivers, combine, weights, members.clients)
+        return replace(
+            super().outcome(state),
+            combine="probs" if self.combine == "probs" else "logits",
+            weights=weights,
+        )

@@ -28,20 +28,21 @@ Logged:
 Differences from the paper:
     The sigmoid is an addition: the authors optimise normalised pixels without bounds.
     Total variation and norm are therefore computed on images in [0, 1]. R_f is divided
-    by the number of teachers. It is 0 if the teachers have no BatchNorm.
+    by the number of teachers. R_f is 0 if the teachers have no BatchNorm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.seeds import torch_generator
@@ -85,12 +86,8 @@ class FedAdi(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("N_inv", "lr_pixels"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("w_f", "w_tv", "w_2", "w_c", "shift"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_positive(self, "N_inv", "lr_pixels")
+        require_not_negative(self, "w_f", "w_tv", "w_2", "w_c", "shift")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 3:
@@ -110,50 +107,58 @@ class FedAdi(Replay):
         offsets = torch.randint(
             -self.shift, self.shift + 1, (self.N_inv, 2), generator=random
         ).tolist()
-        terms_of = self.loss(labels, student, ensemble, offsets, View.of("none", env, "synthesis"))
-        state = self.pixels.init(u)
-        arguments = terms_of, self.pixels, self.lr_pixels, self.N_inv, "pixels"
-        made = synthesise(u, state, lambda u: u["u"].sigmoid(), *arguments)
+        view = View.of("none", env, "synthesis")
+        terms_of = partial(self.terms, labels, answers(student), ensemble, offsets, view)
+        made = synthesise(
+            u,
+            self.pixels.init(u),
+            lambda u: u["u"].sigmoid(),
+            terms_of,
+            self.pixels,
+            self.lr_pixels,
+            self.N_inv,
+            "pixels",
+        )
         return made.images, named(made.lowest), own
 
-    def loss(
+    def terms(
         self,
         labels: Tensor,
-        student: Weights,
+        answer: Callable[[Tensor], Tensor],
         ensemble: TeacherEnsemble,
         offsets: list[list[int]],
         view: View,
-    ) -> Callable[[Tensor, int], Terms]:
-        """Return the function that computes the loss and its terms.
+        images: Tensor,
+        step: int,
+    ) -> Terms:
+        """Compute the loss and its terms.
 
-        The function's arguments are images (b, c, H, W) and the number of the step. The
-        step's offset is ``offsets[step]``.
+        Args:
+            labels: Labels of the images, of shape (b,).
+            answer: Function that computes the student's logits.
+            ensemble: The teachers.
+            offsets: The offset (rows, columns) of each step.
+            view: The transform of images to network inputs.
+            images: Images of shape (b, c, H, W).
+            step: Number of the step, from 0.
         """
-        answer = answers(student)
+        v = images.roll(offsets[step], (2, 3))
+        inputs = view.inputs(v, step)
+        shown = ensemble.show(inputs, norms=self.w_f > 0)
 
-        def terms_of(images: Tensor, step: int) -> Terms:
-            v = images.roll(offsets[step], (2, 3))
-            inputs = view.inputs(v, step)
-            shown = ensemble.show(inputs, norms=self.w_f > 0)
+        terms = {
+            "ce": F.cross_entropy(shown.logits, labels),
+            "f": shown.statistics,
+            "tv": total_variation(v, self.tv),
+            "norm": torch.linalg.vector_norm(v),
+        }
 
-            terms = {
-                "ce": F.cross_entropy(shown.logits, labels),
-                "f": shown.statistics,
-                "tv": total_variation(v, self.tv),
-                "norm": torch.linalg.vector_norm(v),
-            }
+        loss = (
+            terms["ce"] + self.w_f * terms["f"] + self.w_tv * terms["tv"] + self.w_2 * terms["norm"]
+        )
 
-            loss = (
-                terms["ce"]
-                + self.w_f * terms["f"]
-                + self.w_tv * terms["tv"]
-                + self.w_2 * terms["norm"]
-            )
+        if self.w_c > 0:
+            terms["c"] = competition(shown.logits, answer(inputs))
+            loss = loss + self.w_c * terms["c"]
 
-            if self.w_c > 0:
-                terms["c"] = competition(shown.logits, answer(inputs))
-                loss = loss + self.w_c * terms["c"]
-
-            return {"loss": loss, **terms}
-
-        return terms_of
+        return {"loss": loss, **terms}

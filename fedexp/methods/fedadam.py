@@ -6,8 +6,9 @@ Reference:
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
 
 Update:
-    U is the averaged update. Both methods use ``b = beta_1 b + (1 - beta_1) U``.
-    FedAdam uses ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi uses
+    U is the averaged update. FedAdam and FedYogi use
+    ``b = beta_1 b + (1 - beta_1) U``. FedAdam uses
+    ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi uses
     ``v = v - (1 - beta_2) U^2 sign(v - U^2)``. Then ``w += lr b / (sqrt(v) + tau)``. v
     starts at tau^2.
 
@@ -26,7 +27,7 @@ from typing import TypedDict
 import torch
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
@@ -58,11 +59,10 @@ class FedAdam(ServerOptimizer):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr", "tau")
         require(
             0 <= self.beta_1 < 1 and 0 <= self.beta_2 < 1, "beta_1 and beta_2 must be in [0, 1)"
         )
-        require(self.tau > 0, f"tau must be positive, got {self.tau}")
 
     def init(self, weights: Weights) -> FedAdamState:
         v = {name: torch.full_like(value, self.tau**2) for name, value in weights.params.items()}

@@ -7,8 +7,8 @@ Reference:
 Update:
     ``w <- w + sum_i p_i (y_i - w)``, where y_i is client i's trained model. By default
     p_i is client i's share of the participants' samples. The result is the paper's
-    weighted mean of models. The mean is written as an update so that all averaging
-    methods round identically.
+    weighted mean of models. The mean is written as an update so that floating-point
+    rounding is the same in all averaging methods.
 
 Communication:
     Up: y_i. Down: w.
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require_positive
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, Trainer
@@ -70,7 +70,7 @@ class PlainServerStep(ServerOptimizer):
     lr: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
 
     @property
     def changes_update(self) -> bool:

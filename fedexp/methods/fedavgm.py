@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats
@@ -50,7 +50,7 @@ class FedAvgM(ServerOptimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
         require(0 <= self.beta < 1, f"beta must be in [0, 1), got {self.beta}")
 
     def init(self, weights: Weights) -> FedAvgMState:

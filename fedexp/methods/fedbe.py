@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -89,16 +89,13 @@ class FedBE(Distilling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.samples >= 0, f"samples must not be negative, got {self.samples}")
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
-        require(self.swa_start >= 0, f"swa_start must not be negative, got {self.swa_start}")
+        require_not_negative(self, "samples", "swa_start")
+        require_positive(self, "alpha", "temperature")
         require(self.swa_every >= 1, f"swa_every must be at least 1, got {self.swa_every}")
 
     def collect(
         self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        collected |= {"models": [], "p": []}
         for result in results:
             collected["models"].append(result.weights)
             collected["p"].append(self.weight(result.num_examples))
@@ -106,8 +103,7 @@ class FedBE(Distilling):
 
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         models, p = collected["models"], torch.tensor(collected["p"], dtype=torch.float64)
-        net = network(env.server_spec, env.device, env.dtype)
-        net.train(False)
+        net = network(env.server_spec, env.device, env.dtype).train(False)
         log_probs = partial(_log_probs, net=net, env=env)
         log_mean = torch.logaddexp(log_probs(mean), log_probs(models[0]))
         for teacher in (*models[1:], *self.drawn(models, p / p.sum(), start, mean, env)):
@@ -124,7 +120,7 @@ class FedBE(Distilling):
             p: (m,) float64 weights of `models`, which sum to 1.
             start: The round's global model.
             mean: The clients' mean.
-            env: The world at this step.
+            env: The environment at this step.
         """
         live = {
             name: torch.stack([model.params[name] for model in models]) for name in mean.trainable

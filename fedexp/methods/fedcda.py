@@ -204,13 +204,13 @@ class FedCDA(Mean):
         start: Weights = base["weights"]
         caches: dict[str, ClientEntries] = {}
         if self.unseen == "initial":
-            entry: CacheEntry = {
-                "model": env.store(start),
-                "loss": 0.0,
-                "norm": trees.squared_norm(start.trainable),
-                "round": -1,
-            }
-            alike: ClientEntries = {"entries": [entry], "chosen": 0}
+            entry = CacheEntry(
+                model=env.store(start),
+                loss=0.0,
+                norm=trees.squared_norm(start.trainable),
+                round=-1,
+            )
+            alike = ClientEntries(entries=[entry], chosen=0)
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
 
         total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
@@ -354,13 +354,11 @@ class FedCDA(Mean):
             order = numpy_generator(env.seed, "groups", env.round).permutation(m)
 
         picks = problem.choose(np.array_split(order, min(self._groups(env), m)))
-        selection_metrics = {
+        return picks, {
             "selection/J": problem.objective(picks),
             "selection/J_newest": problem.objective([0] * m),
             "selection/J_random": problem.objective(_random_picks(fresh, env)),
         }
-
-        return picks, selection_metrics
 
 
 @dataclass(frozen=True)
@@ -436,8 +434,8 @@ def products(
     """Compute inner products in float64.
 
     The vectors are the n `candidates` minus `centre`, then ``fixed - count * centre``,
-    then `centre`. Memory holds one tensor of all candidates at a time, and a block of
-    its values in float64.
+    then `centre`. Parameters are processed one after the other. Memory holds the
+    current parameter of all candidates, and a block of its values in float64.
 
     Returns:
         Products of shape (n + 2, n + 2).
@@ -447,8 +445,8 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # All blocks share one piece of memory. Otherwise the first touch of new pages takes
-    # half the time.
+    # All blocks share one buffer. With a new buffer for every block, half of the time
+    # would go into the first access to its memory pages.
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
 
     for name, at in centre.items():
@@ -523,8 +521,8 @@ def _mean_of(
     """Compute the mean of the `chosen` models and of the models at rest.
 
     `at_rest` is the number of models at rest. `fixed` is their sum, which is changed in
-    place. The mean is ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that it
-    rounds as in every averaging method.
+    place. The mean is ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that
+    floating-point rounding is the same as in every averaging method.
 
     Returns:
         The mean, and the sum of all models.

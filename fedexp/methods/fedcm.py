@@ -6,9 +6,9 @@ Reference:
 Update:
     A local step uses ``v = alpha g + (1 - alpha) Delta``. Delta is fixed during the
     round. After the round, ``Delta = -U / (tau lr)``. U is the aggregate of the m
-    clients' updates, before the server's step size. Delta is in units of a gradient:
-    tau and lr are the number of local steps and the step size of the round that made
-    it. Delta starts at zero. Under a constant gradient g it is
+    clients' updates, before the server's step size. tau and lr are the number of local
+    steps and the local step size of this round. Delta is therefore in units of a
+    gradient. Delta starts at zero. Under a constant gradient g it is
     ``(1 - (1 - alpha)^t) g`` after t rounds.
 
 Communication:
@@ -23,7 +23,8 @@ Logged:
 Differences from the paper:
     In the paper and in FL-Simulator all clients have the same tau. If the tau_i of the
     clients differ, tau is their mean with the weights p_i, so that every local step
-    counts alike. A mean of the u_i / (tau_i lr) would send D more numbers up. As in
+    counts alike. For a mean of the u_i / (tau_i lr), each client would have to send D
+    more numbers. As in
     FL-Simulator, weight decay comes after clipping, outside the mix v. Delta carries
     the decay from round to round. The fixed points are then those of the decay
     ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With

@@ -35,7 +35,7 @@ Differences from the authors' code:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,7 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -91,7 +91,7 @@ class FedDF(Distilling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
+        require_positive(self, "temperature")
         for name in ("validate_every", "patience"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1 or null, got {value}")
@@ -140,13 +140,12 @@ class FedDF(Distilling):
     def collect(
         self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        collected |= {"teachers": [], "ensemble": _TeacherMean(self.average, self.temperature)}
+        collected["ensemble"] = _TeacherMean(self.average, self.temperature)
         for result in results:
             if self.augment:
                 collected["teachers"].append(env.store(result.weights))
             else:
-                net = network(result.weights.spec, env.device, env.dtype)
-                net.train(False)
+                net = network(result.weights.spec, env.device, env.dtype).train(False)
                 collected["ensemble"].add(logits_of(net, result.weights, proxy_of(env)))
             yield result
 
@@ -222,15 +221,10 @@ class _TeacherMean:
 
     def add(self, logits: Tensor) -> None:
         term = logits / self._temperature
+        plus: Callable[[Tensor, Tensor], Tensor] = torch.add
         if self._average == "probs":
-            term = F.log_softmax(term, 1)
-
-        if self._m == 0:
-            self._sum = term
-        elif self._average == "logits":
-            self._sum = self._sum + term
-        else:
-            self._sum = torch.logaddexp(self._sum, term)
+            term, plus = F.log_softmax(term, 1), torch.logaddexp
+        self._sum = plus(self._sum, term) if self._m else term
         self._m += 1
 
     def target(self) -> Tensor:

@@ -21,8 +21,8 @@ Communication:
 
 State:
     Clients: g_i (D floats, initially zero). Server: ``d = -h/a`` (D floats, initially
-    zero), the mean over all N clients of the sum of their updates u_i so far. With d in
-    place of h the server does not need a.
+    zero). d is the sum of all updates u_i that all clients have sent so far, divided by
+    N. With d in place of h the server does not need a.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative
 from fedexp.core.needs import Needs
 from fedexp.core.server_optimizer import ServerOptimizer
 from fedexp.core.task import Metrics
@@ -58,7 +58,7 @@ class FedExP(ServerOptimizer):
     eps_scaling: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        require(self.eps >= 0, f"eps must not be negative, got {self.eps}")
+        require_not_negative(self, "eps")
 
     @property
     def needs(self) -> Needs:

@@ -22,8 +22,8 @@ State:
 Differences from the authors' code:
     As in the code, the network is in training mode. The code's BatchNorm statistics
     never leave the server. Here they start from the clients' mean. The code's StepLR
-    halves the step size every 20 epochs. It is left out, because it has no effect on a
-    training of 20 epochs.
+    halves the step size every 20 epochs. StepLR is left out, because it has no effect
+    on a training of 20 epochs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.kernel import StepNoise
@@ -83,7 +83,7 @@ class FedLAW(ServerTrained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
 
     @property
     def needs(self) -> Needs:
@@ -92,7 +92,6 @@ class FedLAW(ServerTrained):
     def collect(
         self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        collected |= {"models": [], "p": []}
         for result in results:
             collected["models"].append(_vector(result.weights.trainable))
             collected["p"].append(self.weight(result.num_examples))
@@ -103,11 +102,10 @@ class FedLAW(ServerTrained):
         p = torch.tensor(collected["p"], dtype=models.dtype, device=models.device)
         x = (p / p.sum()).log() if self.form == "exp" else torch.full_like(p, len(p) ** -0.5)
         z = torch.zeros_like(p[0]) if self.form == "exp" else torch.ones_like(p[0])
-        optimizers = {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})}
         return {
             "models": models,
             "scalars": {"x": x, "z": z},
-            "optimizers": optimizers,
+            "optimizers": {"x": self.optimizer.init({"x": x}), "z": self.optimizer.init({"z": z})},
             "averaged": None,
         }
 
@@ -184,12 +182,15 @@ class FedLAW(ServerTrained):
         params = with_frozen(weights, _tree(self.mixed(scalars, models), like))
         work = {**work, "scalars": scalars, "optimizers": optimizers, "averaged": averaged}
         shares, gamma = self.mixing(scalars)
-        metrics = {"server/gamma": float(gamma), "server/lambda_max": float(shares.max())}
 
         return (
             Weights(weights.spec, params, buffers),
             work,
-            metrics | mean_loss(losses, self.total(env), env),
+            {
+                "server/gamma": float(gamma),
+                "server/lambda_max": float(shares.max()),
+                **mean_loss(losses, self.total(env), env),
+            },
         )
 
 

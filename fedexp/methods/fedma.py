@@ -13,8 +13,8 @@ Update:
     are matched in the only step of the round.
 
     In later rounds every client trains its part of the fused network. This part has the
-    widths of the client's first network. It is cut out by the client's stored
-    assignments.
+    widths of the client's first network. It consists of the units to which the client's
+    units were assigned in the last round.
 
 Communication:
     Up: models (in retraining steps, too) and the class counts n_{s,c}. Down: the model
@@ -50,22 +50,17 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal, TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.core.aggregator import Aggregator
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.kernel import overrides
 from fedexp.core.local_training import LocalTraining
-from fedexp.core.needs import Needs
-from fedexp.core.outcome import Outcome
-from fedexp.core.seeds import numpy_generator
 from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
-from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.beta_bernoulli import BetaBernoulli
 from fedexp.matching.embedding import Embedding, units_of
@@ -75,9 +70,9 @@ from fedexp.matching.structure import Structure, structure_of, with_widths
 from fedexp.matching.tainting import norm_layers
 from fedexp.matching.widths import width_metrics
 from fedexp.methods.bases.class_counts import ClassCounts, counts
-from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.fusion import FusionState, averaged
 from fedexp.methods.bases.output_layer import check_classes
-from fedexp.methods.pfnm import class_shares
+from fedexp.methods.pfnm import UnitMatching, class_shares, visiting_orders
 
 
 class Matching(TypedDict):
@@ -86,8 +81,8 @@ class Matching(TypedDict):
     Args:
         cohort: Clients of the round.
         models: Models of these clients, with the matched layers replaced.
-        units: Common unit of each of a model's units, of shape (models, n), by matched
-            group of hidden units.
+        units: For each matched group of hidden units, the number of the common unit to
+            which each unit of each model is assigned, of shape (models, n).
         counted: Number of training samples of each class, of shape (models, classes).
     """
 
@@ -97,20 +92,19 @@ class Matching(TypedDict):
     counted: Tensor
 
 
-class FedMAState(TypedDict):
+class FedMAState(FusionState):
     """The state of FedMA.
 
     Args:
-        weights: The fused model.
         round: Number of finished rounds.
         cohort: Clients of the last finished round.
-        units: Common unit of each of a model's units, of shape (models, n), by group of
-            hidden units. The models are those of `cohort`.
+        units: For each group of hidden units, the number of the common unit to which
+            each unit of each model is assigned, of shape (models, n). The models are
+            those of `cohort`.
         stage: Number of finished steps in the round.
         matching: The cohort of the round, or None before its first step.
     """
 
-    weights: Weights
     round: int
     cohort: list[int]
     units: dict[str, Tensor]
@@ -119,19 +113,10 @@ class FedMAState(TypedDict):
 
 
 @dataclass(frozen=True)
-class FedMA(Aggregator):
+class FedMA(UnitMatching):
     """The aggregator of FedMA (layer-wise matched averaging).
 
-    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
-    `sweeps`, `popularity` and `caps`.
-
     Args:
-        sigma: Variance of the noise.
-        sigma0: Variance of the prior.
-        gamma: Mass of the Indian buffet process.
-        sweeps: Number of sweeps of the matching.
-        popularity: Coefficient of the popularity.
-        caps: Whether the code's caps apply.
         widths: ``inferred``, or ``fixed`` (the widths of the local models).
         merge: How matched units are merged. ``posterior``: posterior means, and rows of
             the output layer weighted by class counts. ``mean``: plain means over the
@@ -143,7 +128,7 @@ class FedMA(Aggregator):
         retrain_epochs: Epochs of retraining and of all training in later rounds. None:
             the epochs of the config's local training.
         retrain_lr: Step size of retraining and of all training in later rounds. None:
-            ``local.lr``. It decays as ``local.lr`` does.
+            ``local.lr``. The step size decays as ``local.lr`` does.
         output_epochs_factor: Factor of the epochs in the step that trains only the
             output layer.
         output_lr_factor: Factor of the step size in the step that trains only the
@@ -151,12 +136,7 @@ class FedMA(Aggregator):
         output_weight_decay: Weight decay in the step that trains only the output layer.
     """
 
-    sigma: float = 1.0
-    sigma0: float = 1.0
     gamma: float = 7.0
-    sweeps: int = 5
-    popularity: Literal[1, 2] = 1
-    caps: bool = True
     widths: Literal["inferred", "fixed"] = "inferred"
     merge: Literal["posterior", "mean"] = "posterior"
     fold_batch_norm: bool = True
@@ -169,24 +149,13 @@ class FedMA(Aggregator):
 
     def __post_init__(self) -> None:
         self.matching()
-        for name in ("retrain_epochs", "retrain_lr", "output_epochs_factor", "output_lr_factor"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} must be positive, got {value}")
-        require(
-            self.output_weight_decay >= 0,
-            f"output_weight_decay must not be negative, got {self.output_weight_decay}",
+        require_positive(
+            self, "retrain_epochs", "retrain_lr", "output_epochs_factor", "output_lr_factor"
         )
+        require_not_negative(self, "output_weight_decay")
 
     def matching(self) -> BetaBernoulli:
-        """Return the options of the matching."""
-        fixed = self.widths == "fixed"
-        return BetaBernoulli(
-            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps, fixed
-        )
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(same_architecture=True)
+        return replace(super().matching(), fixed=self.widths == "fixed")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         spec = self._matched(spec, input_shape)
@@ -229,10 +198,7 @@ class FedMA(Aggregator):
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> FedMAState:
-        keeps = (
-            type(env.trainer).init_state is not Trainer.init_state
-            or type(env.trainer).finish is not Trainer.finish
-        )
+        keeps = overrides(env.trainer, "init_state") or overrides(env.trainer, "finish")
         if keeps and (self.retrain or self.widths == "inferred"):
             raise ConfigError(
                 "the trainer stores a state at the clients or sends more than the model, "
@@ -243,7 +209,7 @@ class FedMA(Aggregator):
             )
 
         return {
-            "weights": env.initial_weights(),
+            **super().init(env),
             "round": 0,
             "cohort": [],
             "units": {},
@@ -260,13 +226,17 @@ class FedMA(Aggregator):
 
     def _training(self, state: FedMAState, env: Env) -> list[ClientJob]:
         """Return the jobs of a round's first step, which trains whole models."""
-        probes = (ClassCounts(env.num_classes),)
         local_training = self._local_training(env) if self.retrain and env.round else None
         cohort = env.sample()
-        starts = zip(cohort, self._starts(state, cohort, env), strict=True)
         return [
-            env.job(client, start, {}, probes=probes, local_training=local_training)
-            for client, start in starts
+            env.job(
+                client,
+                start,
+                {},
+                probes=(ClassCounts(env.num_classes),),
+                local_training=local_training,
+            )
+            for client, start in zip(cohort, self._starts(state, cohort, env), strict=True)
         ]
 
     def _starts(self, state: FedMAState, cohort: Sequence[int], env: Env) -> list[Weights]:
@@ -277,8 +247,12 @@ class FedMA(Aggregator):
             return [fused for _ in cohort]
         small = structure_of(self._matched(env.server_spec, env.input_shape), env.input_shape)
         large = structure_of(fused.spec, env.input_shape)
-        owned = [units_of(client, state["units"], state["cohort"]) for client in cohort]
-        return [Embedding(small, large, own).cut_out(fused) for own in owned]
+        return [
+            Embedding(small, large, units_of(client, state["units"], state["cohort"])).cut_out(
+                fused
+            )
+            for client in cohort
+        ]
 
     def _retraining(self, matching: Matching, env: Env) -> list[ClientJob]:
         """Return the jobs that train the layers above the matched ones.
@@ -294,11 +268,10 @@ class FedMA(Aggregator):
         local_training = self._local_training(
             env, only_output_layer=len(common) == len(structure.layers) - 1
         )
-        pairs = zip(matching["cohort"], models, strict=True)
 
         return [
             env.job(client, model, {}, frozen=frozen, local_training=local_training)
-            for client, model in pairs
+            for client, model in zip(matching["cohort"], models, strict=True)
         ]
 
     def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
@@ -343,11 +316,8 @@ class FedMA(Aggregator):
         options = self.matching()
 
         for number in range(done, done + 1 if again else groups):
-            stream = numpy_generator(env.seed, "visiting order", env.round, number)
-            order = np.asarray(
-                [stream.permutation(len(arrived)) for _ in range(self.sweeps)], dtype=np.int64
-            )
-            matched = matched.match_next(env.input_shape, options, order.reshape(-1, len(arrived)))
+            orders = visiting_orders(env, number, self.sweeps, len(arrived))
+            matched = matched.match_next(env.input_shape, options, orders)
 
         matched = matched.laid_out(
             env.input_shape, replace(options, sigma0=inf) if self.merge == "mean" else options
@@ -356,13 +326,12 @@ class FedMA(Aggregator):
         widths = [group.size for group in structure.groups]
 
         if again:
-            models = [env.store(model) for model in matched.models]
-            matching: Matching = {
-                "cohort": cohort,
-                "models": models,
-                "units": dict(matched.units),
-                "counted": counted,
-            }
+            matching = Matching(
+                cohort=cohort,
+                models=[env.store(model) for model in matched.models],
+                units=dict(matched.units),
+                counted=counted,
+            )
             metrics = {"clients": len(arrived), f"fusion/width_{done + 1}": float(widths[done])}
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
 
@@ -390,9 +359,6 @@ class FedMA(Aggregator):
             models = [fold_batch_norm(model, env.input_shape) for model in models]
         return PartlyMatched(models, {}), counts(arrived)
 
-    def outcome(self, state: FedMAState) -> Outcome:
-        return Outcome((state["weights"],), self.delivers)
-
 
 def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> Weights:
     """Merge models that agree on all hidden layers into one model.
@@ -407,13 +373,12 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
     """
     first = models[0]
     *hidden, output = structure.layers
-    agreed = {
+    merged = {
         name: first.params[name]
         for layer in hidden
         for name in (layer.weight, layer.bias)
         if name is not None
     }
-    merged = {}
 
     for name in (output.weight, output.bias):
         if name is not None:
@@ -421,13 +386,5 @@ def _fused(models: Sequence[Weights], structure: Structure, shares: Tensor) -> W
             share = shares.to(value.device).reshape(*shares.shape, *[1] * (value.dim() - 2))
             merged[name] = (share * value).sum(0).to(first.params[name])
 
-    known = {**agreed, **merged}
-    others = [
-        Weights(m.spec, {k: v for k, v in m.params.items() if k not in known}, m.buffers)
-        for m in models
-    ]
-    rest = averaged(others)
-
-    return Weights(
-        first.spec, {name: {**known, **rest.params}[name] for name in first.params}, rest.buffers
-    )
+    mean = averaged(models)
+    return Weights(first.spec, {**mean.params, **merged}, mean.buffers)

@@ -6,8 +6,8 @@ Reference:
 
 Update:
     ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. The trainer
-    computes a_i, because it depends on the local steps: on momentum
-    (`Trainer.normalizer`) or a proximal pull (`FedProx.normalizer`).
+    computes a_i, because a_i depends on the rule of the local steps: on momentum
+    (`Trainer.normalizer`) or on a proximal pull (`FedProx.normalizer`).
 
 Communication:
     Up: u_i and a_i. Down: w.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 
@@ -36,7 +36,7 @@ class FedProx(Trainer):
     mu: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
+        require_not_negative(self, "mu")
 
     @elementwise
     def adjustment(self, ctx: Ctx) -> Adjustment | None:

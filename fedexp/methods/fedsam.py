@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.trainer import Ascent, Ctx, Trainer
 
 
@@ -42,8 +42,8 @@ class FedSAM(Trainer):
     eps: float = 1e-7
 
     def __post_init__(self) -> None:
-        require(self.rho >= 0, f"rho must not be negative, got {self.rho}")
-        require(self.eps > 0, f"eps must be positive, got {self.eps}")
+        require_not_negative(self, "rho")
+        require_positive(self, "eps")
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
         return Ascent(self.rho, self.eps) if self.rho else None

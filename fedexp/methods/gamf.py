@@ -12,12 +12,12 @@ Update:
     The library pygmtools is not used. Its graduated assignment for many graphs
     (`gamgm`) takes one affinity matrix per pair of graphs and one adjacency matrix per
     graph, which are fixed. Here a layer's affinities are recomputed in every sweep.
-    They compare rows and columns that are permuted by the current assignments of the
-    neighbouring layers. In `gamgm` all temperatures have the same number of Sinkhorn
-    iterations, and a temperature ends only by the change of U. `gamgm` does not accept
-    the constants of the authors' code. The `sinkhorn` of pygmtools equals
-    `doubly_stochastic` without the early stop. Its `hungarian` is scipy's solver, as
-    here.
+    These affinities compare rows and columns that are permuted by the current
+    assignments of the neighbouring layers. In `gamgm` all temperatures have the same
+    number of Sinkhorn iterations, and a temperature ends only by the change of U.
+    `gamgm` does not accept the constants of the authors' code. The `sinkhorn` of
+    pygmtools equals `doubly_stochastic` without the early stop. Its `hungarian` is
+    scipy's solver, as here.
 
 Communication:
     Up: models. Down: the model that the client starts from.
@@ -28,7 +28,7 @@ State:
 Logged:
     ``gamf/moved``: share of the hidden units that moved, over all models but the first.
     ``gamf/sweeps``: number of sweeps of the joint mode.
-    `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
+    The metrics of `fedexp.matching.widths.one_to_one`.
 
 Differences from the paper:
     Common units take the order of the first model's units, which does not change the
@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
 from fedexp.core.task import Metrics
@@ -87,10 +87,7 @@ class GAMF(FusionAggregator):
     pairwise: Pairwise = field(default_factory=Pairwise)
 
     def __post_init__(self) -> None:
-        require(
-            self.early_stop is None or self.early_stop > 0,
-            f"early_stop must be positive, got {self.early_stop}",
-        )
+        require_positive(self, "early_stop")
         least = self.joint.final
         require(
             self.later_sweeps > least,
@@ -135,9 +132,8 @@ class GAMF(FusionAggregator):
         moved = [
             structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)
         ]
-        metrics |= {
+        return averaged(moved), {
+            **metrics,
             "gamf/moved": moved_share(structure, maps[1:]),
             **one_to_one(structure, len(models)),
         }
-
-        return averaged(moved), metrics

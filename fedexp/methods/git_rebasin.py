@@ -18,7 +18,7 @@ State:
 Logged:
     ``git_rebasin/moved``: share of the hidden units that moved, over all models but the
     first. ``git_rebasin/sweeps``: number of sweeps over all groups of units.
-    `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
+    The metrics of `fedexp.matching.widths.one_to_one`.
 
 Differences from the paper:
     Two models have the weight 1/2 each. The paper interpolates between them. With more
@@ -80,9 +80,8 @@ class GitRebasin(FusionAggregator):
             ]
 
         others = found.maps if len(models) == 2 else found.maps[1:]
-        metrics = {
+        return averaged(moved), {
             "git_rebasin/moved": moved_share(structure, others),
             "git_rebasin/sweeps": found.sweeps,
+            **one_to_one(structure, len(models)),
         }
-
-        return averaged(moved), {**metrics, **one_to_one(structure, len(models))}

@@ -55,8 +55,10 @@ class Krum(Collecting):
     m: int = 1
 
     def __post_init__(self) -> None:
-        fits = self.f >= 0 and (isinstance(self.f, int) or self.f < 0.5)
-        require(fits, f"f must be a count (2) or a fraction below one half (0.2), got {self.f}")
+        require(
+            self.f >= 0 and (isinstance(self.f, int) or self.f < 0.5),
+            f"f must be a count (2) or a fraction below one half (0.2), got {self.f}",
+        )
         require(self.m >= 1, f"m must be at least 1, got {self.m}")
 
     def attackers(self, n: int) -> int:

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.errors import ConfigError
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
@@ -67,8 +67,8 @@ class Ldam(Trainer):
     beta: float = 0.9999
 
     def __post_init__(self) -> None:
-        require(self.M >= 0, f"M must not be negative, got {self.M}")
-        require(self.s > 0, f"s must be positive, got {self.s}")
+        require_not_negative(self, "M")
+        require_positive(self, "s")
         require(
             self.drw is None or 0 <= self.drw <= 1,
             f"drw is a share of the steps, from 0 to 1, got {self.drw}",

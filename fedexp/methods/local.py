@@ -45,8 +45,10 @@ class Local(Aggregator):
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         models = state["models"]
-        starts = {c: models.get(str(c)) or env.initial_weights(c) for c in env.sample()}
-        return [env.job(c, start, {}, probes=self.probes(env)) for c, start in starts.items()]
+        return [
+            env.job(c, models.get(str(c)) or env.initial_weights(c), {}, probes=self.probes(env))
+            for c in env.sample()
+        ]
 
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.layers import check_head
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
@@ -57,15 +57,15 @@ class Moon(Trainer):
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, f"mu must not be negative, got {self.mu}")
-        require(self.temperature > 0, f"temperature must be positive, got {self.temperature}")
+        require_not_negative(self, "mu")
+        require_positive(self, "temperature")
 
     @property
     def needs(self) -> Needs:
-        demand = Demand(
-            "task", Classification, "adds its term to the cross-entropy of class labels"
+        return Needs(
+            (Demand("task", Classification, "adds its term to the cross-entropy of class labels"),),
+            global_model=self.mu > 0,
         )
-        return Needs((demand,), global_model=self.mu > 0)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.mu:

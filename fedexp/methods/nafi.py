@@ -50,9 +50,9 @@ class NAFI(PFNM):
             before and after an assignment), ``code2020`` or ``code2022`` (the forms of
             the code).
         lam: The factor lambda, or several for a grid.
-        continued: With ``visits=raw``, whether a lambda draws its orders from the
-            stream after the orders of the lambda before it. Otherwise every lambda
-            starts at the state in which the split left the stream.
+        continued: With ``visits=raw``, whether the orders of a lambda continue the
+            stream of random numbers after the orders of the previous lambda. If not,
+            every lambda starts from the stream's state after the split of the data.
     """
 
     sigma: float = 0.9

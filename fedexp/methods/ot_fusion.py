@@ -14,7 +14,7 @@ State:
 
 Logged:
     ``ot/moved``: share of the hidden units that moved, over all models but the
-    reference. `fedexp.matching.widths.one_to_one` gives the metrics of equal widths.
+    reference. The metrics of `fedexp.matching.widths.one_to_one`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,17 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
-from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.alignment import Alignment, align, movable, moved_share
 from fedexp.matching.structure import structure_of
 from fedexp.matching.widths import one_to_one
-from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import (
-    LastLayer,
-    check_mask,
-    presence,
-    presence_probes,
-    with_masked_output,
-)
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import LastLayer, MaskableFusion
 
 
 @dataclass(frozen=True)
-class OTFusion(FusionAggregator):
+class OTFusion(MaskableFusion):
     """The aggregator of OT fusion, the mean of aligned models.
 
     Args:
@@ -66,23 +59,21 @@ class OTFusion(FusionAggregator):
     alignment: Alignment = field(default_factory=Alignment)
 
     def __post_init__(self) -> None:
-        masked = self.last_layer == "masked"
+        if self.last_layer != "masked":
+            return
         require(
-            not (masked and self.fold != "reference"),
+            self.fold == "reference",
             f"last_layer=masked needs fold=reference, got fold={self.fold}",
         )
         require(
-            not (masked and self.alignment.output == "transported"),
+            self.alignment.output == "inputs",
             "last_layer=masked needs alignment.output=inputs: "
             "transported rows belong to other classes",
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         structure_of(spec, input_shape)
-        check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")
-
-    def probes(self, env: Env) -> tuple[Probe, ...]:
-        return presence_probes(self.last_layer, env)
+        super().check(spec, input_shape)
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         models = [result.weights for result in results]
@@ -93,16 +84,13 @@ class OTFusion(FusionAggregator):
             fused, maps = models[0], []
             for number, model in enumerate(models[1:], 1):
                 maps += align([model], fused, structure, self.alignment)
-                moved = self.alignment.apply(model, structure, maps[-1])
+                onto_fused = self.alignment.apply(model, structure, maps[-1])
                 weight = number if self.fold == "uniform" else 1
-                fused = averaged([fused] * weight + [moved])
+                fused = averaged([fused] * weight + [onto_fused])
             return fused, {"ot/moved": moved_share(structure, maps), **sizes}
 
         moved, _, share = aligned(models, env, self.alignment)
-        fused = averaged(moved)
-        if self.last_layer == "masked":
-            fused = with_masked_output(fused, moved, presence(results), env.layers[-1])
-
+        fused = self.with_last_layer(averaged(moved), moved, results, env)
         return fused, {"ot/moved": share, **sizes}
 
 
@@ -126,13 +114,14 @@ def aligned(
     """
     structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0
-    others = [number for number in range(len(models)) if number != target]
-    found = align([models[number] for number in others], models[target], structure, options)
+    others = [*models[:target], *models[target + 1 :]]
+    found = align(others, models[target], structure, options)
     identities = {
         group.name: torch.arange(group.size) for group in movable(structure, models[target])
     }
-    maps, moved = [identities for _ in models], list(models)
-    for number, own in zip(others, found, strict=True):
-        maps[number] = own
-        moved[number] = options.apply(models[number], structure, own)
-    return moved, maps, moved_share(structure, found)
+    moved = [options.apply(model, structure, own) for model, own in zip(others, found, strict=True)]
+    return (
+        [*moved[:target], models[target], *moved[target:]],
+        [*found[:target], identities, *found[target:]],
+        moved_share(structure, found),
+    )

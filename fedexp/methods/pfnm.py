@@ -12,11 +12,11 @@ Update:
     the bias.
 
     In rounds after the first, every client trains its part of the fused network. The
-    part is cut out by the client's assignments of the round before. Matching then
-    begins with these assignments. In later rounds the authors' code trains with weight
-    decay towards the received model and a step size that falls by 1 % per round.
-    ``trainer=fedprox`` (whose penalty includes the biases) and ``local.lr_decay=0.99``
-    correspond to this.
+    part consists of the units to which the client's units were assigned in the round
+    before. Matching then begins with these assignments. In later rounds the authors'
+    code trains with weight decay towards the received model and a step size that falls
+    by 1 % per round. ``trainer=fedprox`` (whose penalty includes the biases) and
+    ``local.lr_decay=0.99`` correspond to this.
 
 Communication:
     Up: models and the class counts n_{s,c}. Down: the model that the client starts
@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -63,7 +63,7 @@ from fedexp.matching.chains import Chain, Fused, chain_structure, fuse_chains
 from fedexp.matching.embedding import Embedding, units_of
 from fedexp.matching.structure import Structure, with_widths
 from fedexp.methods.bases.class_counts import ClassCounts, counts
-from fedexp.methods.bases.fusion import FusionAggregator, FusionState
+from fedexp.methods.bases.fusion import FusionAggregator, FusionState, OneModel
 from fedexp.storage.files import file_sha256
 
 _ONE_MATCHING = Demand(
@@ -74,12 +74,43 @@ _ONE_MATCHING = Demand(
 )
 
 
+@dataclass(frozen=True)
+class UnitMatching(OneModel):
+    """The base of aggregators that match units by a Beta-Bernoulli process.
+
+    `fedexp.matching.beta_bernoulli.BetaBernoulli` describes the process and its
+    options.
+
+    Args:
+        sigma: Variance of the noise.
+        sigma0: Variance of the prior.
+        gamma: Mass of the Indian buffet process.
+        sweeps: Number of sweeps of the matching.
+        popularity: Coefficient of the popularity.
+        caps: Whether the code's caps apply.
+    """
+
+    sigma: float = 1.0
+    sigma0: float = 1.0
+    gamma: float = 1.0
+    sweeps: int = 5
+    popularity: Literal[1, 2] = 1
+    caps: bool = True
+
+    def matching(self) -> BetaBernoulli:
+        """Return the options of the matching."""
+        return BetaBernoulli(
+            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps
+        )
+
+
 class PFNMState(FusionState):
     """The fused model, the last cohort and its assignments.
 
     Args:
-        units: Global unit of each of a model's units, of shape (models, n), by group of
-            hidden units. Empty before the first round.
+        units: For each group of hidden units, the number of the global unit to which
+            each unit of each model is assigned, of shape (models, n). Empty before the
+            first round.
         cohort: Clients of the last cohort.
     """
 
@@ -88,24 +119,15 @@ class PFNMState(FusionState):
 
 
 @dataclass(frozen=True)
-class PFNM(FusionAggregator):
+class PFNM(UnitMatching, FusionAggregator):
     """The aggregator of PFNM (probabilistic federated neural matching).
 
-    `fedexp.matching.beta_bernoulli.BetaBernoulli` defines `sigma`, `sigma0`, `gamma`,
-    `sweeps`, `popularity` and `caps`.
-
     Args:
-        sigma: Variance of the noise.
-        sigma0: Variance of the prior.
-        gamma: Mass of the Indian buffet process.
-        sweeps: Number of sweeps of the matching.
         later_sweeps: Number of sweeps in rounds after the first, which begin with the
             assignments of the round before.
-        popularity: Coefficient of the popularity.
-        caps: Whether the code's caps apply.
         class_frequency: Whether outgoing weights to class c have the precision f_{s,c}
-            / sigma, where f_{s,c} is the client's share of the class's samples.
-            Otherwise it is 1 / sigma.
+            / sigma, where f_{s,c} is the client's share of the class's samples. If not,
+            their precision is 1 / sigma.
         class_counts: Path of a .npy file of n_{s,c}, integers of shape (clients,
             classes). None: the clients count their samples.
         visits: The order in which sweeps visit the cohort's models. ``seed``: random
@@ -124,13 +146,7 @@ class PFNM(FusionAggregator):
         "class_counts": file_sha256,
     }
 
-    sigma: float = 1.0
-    sigma0: float = 1.0
-    gamma: float = 1.0
-    sweeps: int = 5
     later_sweeps: int = 3
-    popularity: Literal[1, 2] = 1
-    caps: bool = True
     class_frequency: bool = True
     class_counts: str | None = None
     visits: Literal["seed", "raw", "ascending"] = "seed"
@@ -138,18 +154,15 @@ class PFNM(FusionAggregator):
 
     def __post_init__(self) -> None:
         self.matching()
-        require(
-            self.later_sweeps >= 0, f"later_sweeps must not be negative, got {self.later_sweeps}"
-        )
+        require_not_negative(self, "later_sweeps")
 
         if self.orders is not None:
             require(
                 self.visits == "seed",
                 f"orders from a file and visits={self.visits} cannot be combined",
             )
-            enough = self.later_sweeps <= self.sweeps
             require(
-                enough,
+                self.later_sweeps <= self.sweeps,
                 f"orders are given for {self.sweeps} sweeps, "
                 f"fewer than later_sweeps={self.later_sweeps}",
             )
@@ -157,12 +170,6 @@ class PFNM(FusionAggregator):
     @property
     def needs(self) -> Needs:
         return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
-
-    def matching(self) -> BetaBernoulli:
-        """Return the options of the matching."""
-        return BetaBernoulli(
-            self.sigma, self.sigma0, self.gamma, self.sweeps, self.popularity, self.caps
-        )
 
     @property
     def strengths(self) -> tuple[float, ...]:
@@ -217,9 +224,10 @@ class PFNM(FusionAggregator):
         owned = [units_of(client, state["units"], state["cohort"]) for client in clients]
         begin = [[own[name] for own in owned] for name in state["units"]] or None
         weights, fused = self._fused(cohort, env, begin)
-        names = [group.name for group in chain_structure(env.server_spec, env.input_shape).groups]
+        groups = chain_structure(env.server_spec, env.input_shape).groups
         units = {
-            name: torch.stack(layer.units) for name, layer in zip(names, fused.matched, strict=True)
+            group.name: torch.stack(layer.units)
+            for group, layer in zip(groups, fused.matched, strict=True)
         }
 
         return {"weights": weights, "units": units, "cohort": clients}, {
@@ -241,8 +249,8 @@ class PFNM(FusionAggregator):
         Args:
             results: The cohort's results.
             env: The environment.
-            begin: Initial global units of the models' units, by hidden layer and model.
-                None: matching begins without assignments.
+            begin: Assignments with which matching begins, by hidden layer and model:
+                the global unit of each unit. None: it begins without assignments.
 
         Returns:
             The fused model and the matched network.
@@ -268,15 +276,18 @@ class PFNM(FusionAggregator):
 
         for number, fused, weights in zip(numbers, found, networks, strict=True):
             if env.trace.wants(number):
-                values = {"lam": self.strengths[number], **fused.metrics()}
-                env.trace(number, {"fused": Outcome((weights,), "global")}, values=values)
+                env.trace(
+                    number,
+                    {"fused": Outcome((weights,), "global")},
+                    values={"lam": self.strengths[number], **fused.metrics()},
+                )
 
         return networks[0], found[0]
 
     def _network(self, fused: Fused, structure: Structure, like: Weights, env: Env) -> Weights:
-        names = [group.name for group in structure.groups]
         widths = {
-            name: len(layer.members) for name, layer in zip(names, fused.matched, strict=True)
+            group.name: len(layer.members)
+            for group, layer in zip(structure.groups, fused.matched, strict=True)
         }
         spec = with_widths(env.server_spec, env.input_shape, widths) if widths else env.server_spec
         values: dict[str, Tensor] = {}
@@ -328,9 +339,11 @@ class PFNM(FusionAggregator):
         if self.orders is not None:
             given = self._given_orders(self.orders, layers)
             if given.shape[2] != models:
-                got = given.shape[2]
                 raise _file_error(
-                    "orders", "are for another number of models", f"{models} in the cohort", got
+                    "orders",
+                    "are for another number of models",
+                    f"{models} in the cohort",
+                    given.shape[2],
                 )
             return given[None, :, :sweeps].repeat(len(lambdas), 0)
 
@@ -340,14 +353,9 @@ class PFNM(FusionAggregator):
         if self.visits == "ascending":
             return np.broadcast_to(np.arange(models), (len(lambdas), layers, sweeps, models))
 
-        streams = [
-            numpy_generator(env.seed, "visiting order", env.round, layer) for layer in range(layers)
-        ]
-        orders = np.array(
-            [[rng.permutation(models) for _ in range(sweeps)] for rng in streams], dtype=np.int64
-        )
-
-        return orders.reshape(1, layers, sweeps, models).repeat(len(lambdas), 0)
+        orders = [visiting_orders(env, layer, sweeps, models) for layer in range(layers)]
+        shape = (1, layers, sweeps, models)
+        return np.array(orders, dtype=np.int64).reshape(shape).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
         """Return the index of the raw stream's segment for lambda number `number`.
@@ -381,6 +389,23 @@ class PFNM(FusionAggregator):
                 "orders", "are not permutations", "0 ... N - 1 once in every sweep", path
             )
         return orders
+
+
+def visiting_orders(env: Env, layer: int, sweeps: int, models: int) -> np.ndarray:
+    """Draw the random orders in which the sweeps over a layer visit the models.
+
+    Args:
+        env: The environment.
+        layer: Number of the layer, from 0.
+        sweeps: Number of sweeps.
+        models: Number of models.
+
+    Returns:
+        Orders of shape (sweeps, models), int64.
+    """
+    stream = numpy_generator(env.seed, "visiting order", env.round, layer)
+    orders = [stream.permutation(models) for _ in range(sweeps)]
+    return np.array(orders, dtype=np.int64).reshape(sweeps, models)
 
 
 def class_shares(counts: Tensor) -> Tensor:

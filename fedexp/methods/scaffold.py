@@ -23,13 +23,13 @@ Differences from the paper:
     ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)``, where n is the number of samples of
     all N clients. Then c estimates the gradient of the sample-weighted loss, which
     weighted averaging minimises. ``correction=step`` is an extension that allows
-    momentum. It applies ``w -= lr (c - c_i)`` after the optimizer's step, outside the
-    momentum buffer. With momentum rho only this form is stable: inside the buffer,
-    option II's recursion is undamped at rho = 0.5 and diverges at 0.9. With momentum,
-    tau steps with a gradient g move w by ``lr a g``, where a is `Trainer.normalizer`.
-    The correction moves w by ``lr tau (c - c_i)``. Option I therefore multiplies its
-    gradient by a / tau, which tends to ``1 / (1 - rho)``. In option II, ``w^t - y_i``
-    already contains this factor.
+    momentum. This form applies ``w -= lr (c - c_i)`` after the optimizer's step,
+    outside the momentum buffer. With momentum rho only this form is stable: inside the
+    buffer, option II's recursion is undamped at rho = 0.5 and diverges at 0.9. With
+    momentum, tau steps with a gradient g move w by ``lr a g``, where a is
+    `Trainer.normalizer`. The correction moves w by ``lr tau (c - c_i)``. Option I
+    therefore multiplies its gradient by a / tau, which tends to ``1 / (1 - rho)``. In
+    option II, ``w^t - y_i`` already contains this factor.
 """
 
 from __future__ import annotations

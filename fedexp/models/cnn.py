@@ -99,8 +99,7 @@ class ConvNet(nn.Module):
             nn.Conv2d(a, b, kernel, padding=pad, bias=bias) for a, b in pairwise(depths)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(depth) for depth in channels if norm == "batch")
-        drops = (Dropout(conv_dropout) for _ in channels)
-        self.dropouts = nn.ModuleList(drops if conv_dropout else ())
+        self.dropouts = nn.ModuleList(Dropout(conv_dropout) for _ in channels if conv_dropout)
 
         widths = (depths[-1] * math.prod(side), *hidden)
 

@@ -41,8 +41,7 @@ class CvaeDecoder(nn.Module):
         hidden: tuple[int, ...] = (256, 512),
     ) -> None:
         super().__init__()
-        pixels = math.prod(input_shape)
-        widths = (latent + num_classes, *hidden, pixels)
+        widths = (latent + num_classes, *hidden, math.prod(input_shape))
         require(
             min(latent, num_classes, *widths) >= 1,
             f"every width must be at least 1, got {latent=}, {hidden=}",
@@ -59,11 +58,7 @@ class CvaeDecoder(nn.Module):
 
         The sigmoid of a logit is the probability of a white pixel.
         """
-        x = code.flatten(1)
-        for layer in self.decoder[:-1]:
-            x = torch.relu(layer(x))
-        logits: Tensor = self.decoder[-1](x)
-        return logits
+        return _decoded(self.decoder, code.flatten(1))
 
 
 class Cvae(nn.Module):
@@ -101,10 +96,9 @@ class Cvae(nn.Module):
         self.normalisation = mean, std
         self.num_classes = num_classes
 
-        generator = CvaeDecoder(
+        self.decoder = CvaeDecoder(
             input_shape=input_shape, num_classes=num_classes, latent=latent, hidden=hidden
-        )
-        self.decoder = generator.decoder
+        ).decoder
 
         widths = (math.prod(input_shape) + num_classes, *reversed(hidden))
         self.encoder = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
@@ -137,13 +131,9 @@ class Cvae(nn.Module):
             hidden = torch.relu(layer(hidden))
 
         mean, logvar = self.mean(hidden), self.logvar(hidden)
-
         z = mean if noise is None else mean + noise * torch.exp(0.5 * logvar)
-        code = torch.cat([z, label], dim=1)
-        for layer in self.decoder[:-1]:
-            code = torch.relu(layer(code))
 
-        logits = self.decoder[-1](code)
+        logits = _decoded(self.decoder, torch.cat([z, label], dim=1))
         missed = functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(
             1
         )
@@ -163,6 +153,14 @@ class Cvae(nn.Module):
             for values in self.normalisation
         )
         return x * std + mean
+
+
+def _decoded(layers: nn.ModuleList, code: Tensor) -> Tensor:
+    """Apply a decoder's layers, with ReLU between them, to codes (batch, n)."""
+    for layer in layers[:-1]:
+        code = torch.relu(layer(code))
+    logits: Tensor = layers[-1](code)
+    return logits
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
@@ -203,10 +201,5 @@ def generate(decoder: Weights, labels: Tensor, z: Tensor) -> Tensor:
     """
     given = dict(decoder.spec.kwargs)
     label = one_hot(labels, given["num_classes"], z.dtype)
-    net = Net(decoder.spec, z.device, z.dtype)
-    net.train(False)
-    return (
-        net(decoder.params, {}, torch.cat([z, label], dim=1))
-        .sigmoid()
-        .reshape(-1, *given["input_shape"])
-    )
+    logits = Net.for_evaluation(decoder)(decoder.params, {}, torch.cat([z, label], dim=1))
+    return logits.sigmoid().reshape(-1, *given["input_shape"])

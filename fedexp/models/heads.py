@@ -33,6 +33,8 @@ def head(inputs: int, num_classes: int, bias: bool, cosine_scale: float | None) 
 
     A head of cosines has no bias.
     """
-    if cosine_scale is None:
-        return nn.Linear(inputs, num_classes, bias=bias)
-    return CosineHead(inputs, num_classes, cosine_scale)
+    return (
+        nn.Linear(inputs, num_classes, bias=bias)
+        if cosine_scale is None
+        else CosineHead(inputs, num_classes, cosine_scale)
+    )

@@ -50,8 +50,7 @@ class MLP(nn.Module):
 
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
         self.output = nn.Linear(widths[-1], num_classes, bias=bias)
-        drops = (Dropout(dropout) for _ in hidden)
-        self.dropouts = nn.ModuleList(drops if dropout else ())
+        self.dropouts = nn.ModuleList(Dropout(dropout) for _ in hidden if dropout)
 
         if init == "normal":
             for name, parameter in self.named_parameters():

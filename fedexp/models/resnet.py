@@ -32,11 +32,11 @@ class BasicBlock(nn.Module):
         self.norm1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = norm(width)
-        self.shortcut: nn.Module | None = None
-        if stride != 1 or inputs != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, width, 1, stride, bias=False), norm(width)
-            )
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), norm(width))
+            if stride != 1 or inputs != width
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, width, h', w').
@@ -116,26 +116,24 @@ class ResNet(nn.Module):
         def make_norm(channels: int) -> nn.Module:
             return nn.GroupNorm(groups, channels) if norm == "group" else nn.BatchNorm2d(channels)
 
-        if stem == "imagenet":
-            self.conv = nn.Conv2d(input_shape[0], width, 7, 2, padding=3, bias=False)
-        else:
-            self.conv = nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False)
+        kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.conv = nn.Conv2d(
+            input_shape[0], width, kernel, stride, padding=kernel // 2, bias=False
+        )
         self.norm = make_norm(width)
         self.pool: nn.Module = (
             nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
         )
 
-        stages = []
+        self.stages = nn.ModuleList()
         inputs = width
         for stage, count in enumerate(_BLOCKS[depth]):
-            blocks = []
-            for block in range(count):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(BasicBlock(inputs, width << stage, stride, make_norm))
-                inputs = width << stage
-            stages.append(nn.Sequential(*blocks))
+            outputs = width << stage
+            first = BasicBlock(inputs, outputs, 2 if stage > 0 else 1, make_norm)
+            others = (BasicBlock(outputs, outputs, 1, make_norm) for _ in range(count - 1))
+            self.stages.append(nn.Sequential(first, *others))
+            inputs = outputs
 
-        self.stages = nn.ModuleList(stages)
         self.final_pool = final_pool
         self.output = head(inputs, num_classes, True, cosine_scale)
 

@@ -89,9 +89,12 @@ class ResNetExtractor(nn.Module):
         self.resize = resize
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            shape = (3, *input_shape[1:])
             self.resnet = ResNet(
-                input_shape=shape, num_classes=1, depth=depth, norm="batch", width=width
+                input_shape=(3, *input_shape[1:]),
+                num_classes=1,
+                depth=depth,
+                norm="batch",
+                width=width,
             )
 
         self.features = self.resnet.output.in_features
@@ -123,7 +126,13 @@ class ResNetExtractor(nn.Module):
             )
 
         weights = renamed(_read(file))
-        missing, unexpected = self._differences(weights)
+        own = self.resnet.state_dict()
+        fits = {
+            name
+            for name, value in weights.items()
+            if name in own and own[name].shape == value.shape
+        }
+        missing, unexpected = sorted(own.keys() - fits), sorted(weights.keys() - fits)
         if missing or unexpected:
             raise ConfigError(
                 "the pre-trained weights do not belong to this network",
@@ -135,15 +144,6 @@ class ResNetExtractor(nn.Module):
             )
 
         self.resnet.load_state_dict(weights)
-
-    def _differences(self, weights: Tree) -> tuple[list[str], list[str]]:
-        own = self.resnet.state_dict()
-        fits = {
-            name
-            for name, value in weights.items()
-            if name in own and own[name].shape == value.shape
-        }
-        return sorted(own.keys() - fits), sorted(weights.keys() - fits)
 
     def train(self, mode: bool = True) -> ResNetExtractor:
         """Stay in evaluation mode, whatever `mode` is."""
@@ -234,8 +234,7 @@ class ResNetFeatures(nn.Module):
             "hidden": (own.pop("hidden", 256),),
             "bias": own.pop("bias", False),
         }
-        features = (own.get("width", 64) * 8,)
-        head["input_shape"] = features
+        features = head["input_shape"] = (own.get("width", 64) * 8,)
         return _spec(ResNetExtractor, own), _spec(MLP, head), features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -250,14 +249,9 @@ def _spec(kind: type[nn.Module], kwargs: Mapping[str, Any]) -> ModelSpec:
 
 def renamed(weights: Tree) -> Tree:
     """Return torchvision's state dictionary under our names, without its last layer."""
-    found: Tree = {}
-    for name, value in weights.items():
-        if name.startswith("fc."):
-            continue
-        own = name
-        for pattern, ours in _RENAMED:
-            own = re.sub(pattern, ours, own)
-        found[own] = value
+    found = {name: value for name, value in weights.items() if not name.startswith("fc.")}
+    for pattern, ours in _RENAMED:
+        found = {re.sub(pattern, ours, name): value for name, value in found.items()}
     return found
 
 

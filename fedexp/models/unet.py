@@ -6,6 +6,7 @@ Every convolution's width is an argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,8 +26,9 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, widths: tuple[int, ...], norm: bool, bias: bool) -> None:
         super().__init__()
-        pairs = zip((inputs, *widths), widths, strict=False)
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=bias) for a, b in pairs)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=bias) for a, b in pairwise((inputs, *widths))
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths if norm)
 
     def forward(self, x: Tensor) -> Tensor:

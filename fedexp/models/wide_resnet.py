@@ -79,17 +79,14 @@ class WideResNet(nn.Module):
 
         self.conv = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
 
-        groups = []
+        self.groups = nn.ModuleList()
         inputs = 16
         for group in range(3):
             width = 16 * widen << group
-            blocks = []
-            for block in range((depth - 4) // 6):
-                stride = 2 if group > 0 and block == 0 else 1
-                blocks.append(PreActivationBlock(inputs, width, stride))
-                inputs = width
-            groups.append(nn.Sequential(*blocks))
-        self.groups = nn.ModuleList(groups)
+            first = PreActivationBlock(inputs, width, 2 if group > 0 else 1)
+            others = (PreActivationBlock(width, width, 1) for _ in range((depth - 4) // 6 - 1))
+            self.groups.append(nn.Sequential(first, *others))
+            inputs = width
 
         self.norm = nn.BatchNorm2d(inputs)
         self.output = head(inputs, num_classes, True, cosine_scale)

@@ -118,7 +118,7 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
 @contextmanager
 def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Print the work of the block if it takes longer than 3 seconds.
+    """Print a notice that names the block's work if the work takes more than 3 s.
 
     Args:
         what: Work that the block does, for the message.
@@ -128,8 +128,10 @@ def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
     from fedexp.data.partitions.bounded import BoundedPartitioner
 
     if isinstance(partitioner, BoundedPartitioner):
-        limit = f"{partitioner.max_seconds:g} s of computing (partition.max_seconds)"
-        what += f" repeatedly, for at most {limit}"
+        what += (
+            f" repeatedly, for at most {partitioner.max_seconds:g} s of computing "
+            "(partition.max_seconds)"
+        )
     timer = threading.Timer(_NOTICE_AFTER_SECONDS, lambda: print(what, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from fedexp import __version__
 from fedexp.core import user_code
@@ -32,7 +33,7 @@ from fedexp.evaluation.evaluate import Evaluator
 from fedexp.running.costs import Meter, costs
 from fedexp.running.experiment import Experiment, data_content
 from fedexp.running.peak_memory import peak_memory, reset_peak
-from fedexp.running.profile import PROFILE, Profile
+from fedexp.running.profile import PROFILE, NamedEngine, profiled
 from fedexp.running.remarks import remarks
 from fedexp.running.run_engine import RunEngine, first_numerics
 from fedexp.running.steps import RecordedStep, has_reached_target, steps
@@ -261,7 +262,9 @@ class _Run:
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
-        write_text(path / "config.yaml", _yaml(self.resolved.to_stored()))
+        write_text(
+            path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(self.resolved.to_stored()))
+        )
         write_json(path / "environment.json", environment())
         store_sources(self.resolved.values, path)
         experiment = self.experiment or Experiment.of(self.resolved)
@@ -399,10 +402,10 @@ class _Run:
             )
 
             if config.profile:
-                profile = stack.enter_context(
-                    Profile(self.folder.path / "trace.json.gz", env.device, self.note)
+                stack.enter_context(
+                    profiled(self.folder.path / "trace.json.gz", env.device, self.note)
                 )
-                trainer = profile.watch(trainer)
+                trainer = NamedEngine(trainer)
 
             try:
                 for step in steps(experiment, env, data, trainer, snapshot, progress.client):
@@ -413,8 +416,9 @@ class _Run:
                     with phase("log"):
                         self._store_trace(step)
                         if step.ends_round:
-                            at = env.at(step.row["round"] - 1, step.within)
-                            grids = experiment.aggregator.pictures(snapshot.state, at)
+                            grids = experiment.aggregator.pictures(
+                                snapshot.state, env.at(step.row["round"] - 1, step.within)
+                            )
                             draw_pictures(grids, self.folder.path, snapshot.step)
                         journal.append(step.row)
                         saver.note(step)
@@ -517,8 +521,9 @@ class _Run:
         }
 
         if outcome.kind == "local":
-            evaluator = Evaluator(experiment.task, config.eval.batch_size)
-            result["per_client"] = evaluator.each(outcome, data.test, "test")
+            result["per_client"] = Evaluator(experiment.task, config.eval.batch_size).each(
+                outcome, data.test, "test"
+            )
         if (profiled := read_json(path / PROFILE)) is not None:
             result["profile"] = profiled
         write_json(path / "result.json", result, seal=True)
@@ -527,23 +532,21 @@ class _Run:
         return result
 
     def _feed(self, journal: Journal) -> Feed:
-        logger = build(Logger, self.resolved["logger"], "logger")  # type: ignore[type-abstract]
-        feed = Feed(logger, warn=self.note)
-        info = RunInfo.of(
-            self.resolved,
-            self.folder.hashes,
-            self.folder.path,
-            self.group,
-            resumed=bool(journal.rows),
+        feed = Feed(
+            build(Logger, self.resolved["logger"], "logger"),  # type: ignore[type-abstract]
+            warn=self.note,
         )
-        feed.open(info, list(journal.rows))
+        feed.open(
+            RunInfo.of(
+                self.resolved,
+                self.folder.hashes,
+                self.folder.path,
+                self.group,
+                resumed=bool(journal.rows),
+            ),
+            list(journal.rows),
+        )
         return feed
-
-
-def _yaml(config: dict[str, Any]) -> str:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(config))
 
 
 class _Saver:

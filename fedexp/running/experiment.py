@@ -136,11 +136,12 @@ class Experiment:
             check_device(self.config.device)
         check_scheme(self.dataset, self.partitioner)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
-        plugins = (self.trainer, self.aggregator, self.server_optimizer)
         check_validation(self.config.eval.held_out, bool(self.partitioner.val_fraction))
         check_needs(
             self.config,
-            *plugins,
+            self.trainer,
+            self.aggregator,
+            self.server_optimizer,
             proxy=self.proxy,
             validation=self.has_validation,
             specs=self.specs,
@@ -173,12 +174,11 @@ class Experiment:
 
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
-            dtype = getattr(torch, self.config.dtype)
             check_stored_models(
                 self.stored_models,
                 self.config.clients,
                 self.specs,
-                dtype,
+                getattr(torch, self.config.dtype),
                 self.dataset,
                 self.trainer,
             )
@@ -203,7 +203,12 @@ class Experiment:
         """
         config = self.config
         sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
-        return Extent(config.rounds, config.clients, sampling, config.limit.server_steps)
+        return Extent(
+            config.rounds,
+            config.clients,
+            sampling,
+            limit_server_steps=config.limit.server_steps,
+        )
 
     @property
     def has_validation(self) -> bool:
@@ -555,9 +560,9 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     )
 
 
-def load_data(config: ResolvedConfig, device: str = "cpu") -> FederatedData:
-    """Load the data and split of a resolved config."""
-    return Experiment.of(config).load(torch.device(device))
+def load_data(config: ResolvedConfig) -> FederatedData:
+    """Load the data and split of a resolved config onto the CPU."""
+    return Experiment.of(config).load(torch.device("cpu"))
 
 
 def choose_numerics(config: Config) -> Numerics:

@@ -6,7 +6,7 @@ Such combinations are refused before any data are loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from fedexp.config.folders import conf_dirs
@@ -66,16 +66,15 @@ def check_needs(
     }
 
     for one, other in combinations(plugins, 2):
-        for a in plugins[one].needs.demands:
-            for b in plugins[other].needs.demands:
-                if a.key == b.key and not _are_compatible(a.value, b.value):
-                    raise ConfigError(
-                        f"{names[one]} and {names[other]} exclude each other: "
-                        f"{names[one]} {a.why}, {names[other]} {b.why}",
-                        where=a.key,
-                        expected=f"{_as_written(a.value)} and {_as_written(b.value)}",
-                        do=f"set another {one} or another {other}",
-                    )
+        for a, b in product(plugins[one].needs.demands, plugins[other].needs.demands):
+            if a.key == b.key and not _are_compatible(a.value, b.value):
+                raise ConfigError(
+                    f"{names[one]} and {names[other]} exclude each other: "
+                    f"{names[one]} {a.why}, {names[other]} {b.why}",
+                    where=a.key,
+                    expected=f"{_as_written(a.value)} and {_as_written(b.value)}",
+                    do=f"set another {one} or another {other}",
+                )
 
     for group, plugin in plugins.items():
         for demand in plugin.needs.demands:
@@ -84,9 +83,8 @@ def check_needs(
         _check_samples(names[group], plugin.needs, dataset, images)
         _check_specs(names[group], plugin.needs, config, specs)
 
-    own = aggregator.delivers != "global" or not aggregator.communicates
     comparing = [names[group] for group, plugin in plugins.items() if plugin.needs.global_model]
-    if comparing and own:
+    if comparing and (aggregator.delivers != "global" or not aggregator.communicates):
         raise ConfigError(
             f"{comparing[0]} compares a client's model with the one it receives, "
             f"and with {names['aggregator']} they are the same",

@@ -1,7 +1,7 @@
 """The peak memory of a run in bytes.
 
-The peak is measured. An estimate only decides whether the memory is probed ahead, which
-takes two training steps.
+The peak is measured. If an estimate is near the free memory, two training steps and an
+evaluation batch measure the peak before the first round (`probe_memory`).
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def is_near_limit(
 
     The memory is that of the device that holds the data.
     """
-    free = free_memory(data.train.x.device)
-    return bool(jobs) and estimate(jobs, data, engine.jobs_at_once, eval_batch) > _NEAR * free
+    return bool(jobs) and (
+        estimate(jobs, data, engine.jobs_at_once, eval_batch)
+        > _NEAR * free_memory(data.train.x.device)
+    )
 
 
 def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:

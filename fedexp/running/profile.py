@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,12 +22,14 @@ _SHOWN = 5
 PROFILE = "profile.json"
 
 
-class Profile:
-    """A context manager that profiles this process. Worker processes are not profiled.
+@contextmanager
+def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> Iterator[None]:
+    """Profile this process in a block. Worker processes are not profiled.
 
-    It writes `PROFILE` beside the trace, with the trace's path and the costliest phases
-    and ops. Each entry has a name, seconds and the share of the profiled time. The time
-    of a phase does not include nested phases. The time of ops is kernel time on CUDA.
+    If the block ends without an exception, the trace and `PROFILE` beside it are
+    written. `PROFILE` has the trace's path and the costliest phases and ops. Each entry
+    has a name, seconds and the share of the profiled time. The time of a phase does not
+    include nested phases. The time of ops is kernel time on CUDA.
 
     Args:
         trace: File to write, ``.json`` or ``.json.gz``.
@@ -35,67 +37,57 @@ class Profile:
         note: Shows the user a note that the trace is being written, which takes
             seconds.
     """
+    cuda = device.type == "cuda"
+    kinds = torch.profiler.ProfilerActivity
+    profiler = torch.profiler.profile(
+        activities=[kinds.CPU, kinds.CUDA] if cuda else [kinds.CPU], acc_events=True
+    )
+    profiler.start()
+    try:
+        yield
+    finally:
+        profiler.stop()
 
-    def __init__(self, trace: Path, device: torch.device, note: Callable[[str], None]) -> None:
-        self._trace, self._cuda, self._note = trace, device.type == "cuda", note
-        kinds = torch.profiler.ProfilerActivity
-        self._profiler = torch.profiler.profile(
-            activities=[kinds.CPU, kinds.CUDA] if self._cuda else [kinds.CPU], acc_events=True
-        )
+    note(f"writing {trace}")
+    profiler.export_chrome_trace(str(trace))
+    phases = phase_seconds(profiler.events() or [])  # type: ignore[no-untyped-call]
+    ops = Counter[str]()
 
-    def watch(self, engine: Engine) -> Engine:
-        """Return `engine` with its work named in the trace."""
-        return _NamedEngine(engine)
+    for op in profiler.key_averages():
+        if not op.key.startswith(PREFIX):
+            ops[op.key] += (op.self_device_time_total if cuda else op.self_cpu_time_total) / 1e6
 
-    def __enter__(self) -> Profile:
-        self._profiler.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._profiler.stop()
-        if error is None:
-            self._note(f"writing {self._trace}")
-            self._profiler.export_chrome_trace(str(self._trace))
-            phases = phase_seconds(self._profiler.events() or [])  # type: ignore[no-untyped-call]
-            ops = Counter[str]()
-
-            for op in self._profiler.key_averages():
-                if not op.key.startswith(PREFIX):
-                    ops[op.key] += (
-                        op.self_device_time_total if self._cuda else op.self_cpu_time_total
-                    ) / 1e6
-
-            total = sum(phases.values())
-            report = {
-                "trace": str(self._trace),
-                "phases": _costliest(phases, total),
-                "ops": _costliest(ops, total),
-            }
-            write_json(self._trace.with_name(PROFILE), report)
+    total = sum(phases.values())
+    write_json(
+        trace.with_name(PROFILE),
+        {
+            "trace": str(trace),
+            "phases": _costliest(phases, total),
+            "ops": _costliest(ops, total),
+        },
+    )
 
 
-class _NamedEngine(Engine):
+class NamedEngine(Engine):
+    """An engine that names the training of the `inner` engine in the trace.
+
+    Args:
+        inner: Engine that executes the jobs.
+    """
+
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        results = self._inner.map(jobs, data)
-        try:
+        with closing(self._inner.map(jobs, data)) as results:
             while True:
                 with phase("train"):
                     result = next(results, None)
                 if result is None:
                     return
                 yield result
-        finally:
-            results.close()
 
 
 def phase_seconds(events: Iterable[FunctionEvent]) -> Counter[str]:

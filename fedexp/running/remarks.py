@@ -14,7 +14,6 @@ from fedexp.running.experiment import Experiment
 def remarks(experiment: Experiment) -> Iterator[str]:
     """Yield one line per setting with less effect, or another effect, than expected."""
     config = experiment.config
-    trainer = type(experiment.trainer).__name__
     if experiment.stored_models is not None and fields(experiment.trainer):
         when = (
             "from the second round on"
@@ -23,7 +22,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         )
         yield (
             "client_models.path gives the first round's models: "
-            f"trainer {trainer} and its keys take effect {when}"
+            f"trainer {type(experiment.trainer).__name__} and its keys take effect {when}"
         )
 
     share = config.clients_per_round

@@ -129,8 +129,8 @@ class RunEngine(Engine):
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )
         rounds = config.rounds - jobs[0].round
-        # Stored models replace the training of this round. Later rounds may train, as
-        # this round would have.
+        # Stored models replace the training of this round. If there are later rounds,
+        # the engine is chosen as if this round's jobs trained.
         if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)

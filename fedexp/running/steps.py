@@ -111,8 +111,11 @@ def steps(
                 )
 
             row = {"round": step.round + 1, "step": step.after.step, **step.metrics}
-            iteration = traced.of_step(step.within)
-            row |= {f"traced/{name}": value for name, value in iteration.items() if name not in row}
+            row |= {
+                f"traced/{name}": value
+                for name, value in traced.of_step(step.within).items()
+                if name not in row
+            }
 
             if step.ends_run or (step.ends_round and (step.round + 1) % config.eval.every == 0):
                 with phase("evaluate"):

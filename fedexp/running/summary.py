@@ -125,8 +125,10 @@ def _summarise_trace(
 
     if not last:
         return {}
-    oracles = {f"oracle/{key}": value for key, value in best.items() if "/val/" not in key}
-    return {"traced": {"last": last, "best": best, "at": at}, **oracles}
+    return {
+        "traced": {"last": last, "best": best, "at": at},
+        **{f"oracle/{key}": value for key, value in best.items() if "/val/" not in key},
+    }
 
 
 def target_name(target: float) -> str:

@@ -1,6 +1,6 @@
 """Process-wide settings of torch for exact and reproducible arithmetic.
 
-They apply for the time of a run.
+The settings apply for the time of a run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
     enters this context. bf16 needs no setting here, because `fedexp.core.net.Net`
     applies it.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_tf32(numerics.precision == "tf32"))
-        if numerics.deterministic:
-            stack.enter_context(_deterministic())
+    deterministic = _deterministic() if numerics.deterministic else contextlib.nullcontext()
+    with _tf32(numerics.precision == "tf32"), deterministic:
         yield
 
 
@@ -50,7 +48,10 @@ def _tf32(on: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Allow only bit-reproducible operations. Others make torch raise an error."""
+    """Allow only bit-reproducible operations.
+
+    Torch raises an error for any other operation.
+    """
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")

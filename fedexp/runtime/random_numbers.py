@@ -1,9 +1,9 @@
 """Guard against plug-ins that draw from a process's global random-number generators.
 
-The random numbers of a run are a function of names. A run that draws from a global
-generator could not be resumed bit-exactly and would differ between engines. Its run ID
-would stand for several results. Such a run is therefore refused at the first client or
-step that draws.
+The random numbers of a run are a function of names (`fedexp.core.seeds`). A run that
+draws from a global generator could not be resumed bit-exactly and would differ between
+engines. Its run ID would stand for several results. Such a run is therefore refused at
+the first client or step that draws.
 
 The guard compares the states of the generators before and after the work of a plug-in.
 It detects every draw, whether from `torch.rand`, an unseeded `DataLoader` or a library.
@@ -61,9 +61,11 @@ def _numpy_state() -> object:
     ``state`` is read.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if isinstance(generator, np.random.MT19937):
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return repr(generator.state)
+    return (
+        ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+        if isinstance(generator, np.random.MT19937)
+        else repr(generator.state)
+    )
 
 
 class WatchedPlugins(NamedTuple):
@@ -71,9 +73,9 @@ class WatchedPlugins(NamedTuple):
 
     Args:
         paths: Class paths by config group.
-        watch_python: Whether a user's module among the plug-ins imports `random`.
-            Otherwise the generator of Python is not compared, because the threads of
-            trackers draw from it too.
+        watch_python: Whether the generator of Python is compared. This is so only if a
+            user's module among the plug-ins imports `random`, because the threads of
+            trackers draw from this generator too.
     """
 
     paths: Mapping[str, str]

@@ -12,8 +12,10 @@ from typing import Any, Literal
 def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
     """Return how many of a sweep's jobs share the cores at a time.
 
-    joblib runs ``n_jobs`` jobs, and submitit_local starts all at once. Slurm and Ray
-    give every job its own cores. Hydra's basic launcher runs one job after the other.
+    joblib runs ``n_jobs`` jobs. A negative ``n_jobs`` counts down from the number of
+    cores, so -1 stands for all cores. submitit_local starts all jobs together. Slurm
+    and Ray give every job its own cores. Hydra's basic launcher runs one job after the
+    other.
 
     Args:
         launcher: Config node of Hydra's launcher.
@@ -56,9 +58,10 @@ def take_gpu(job: int) -> None:
 
     count = torch.cuda.device_count()
     if count > 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        worker = worker_number(multiprocessing.current_process().name, job)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(
-            worker, os.environ.get("CUDA_VISIBLE_DEVICES"), count
+            worker_number(multiprocessing.current_process().name, job),
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            count,
         )
 
 
@@ -86,6 +89,9 @@ def available_cores() -> int:
 
 def num_threads_of_run(threads: Literal["auto"] | int) -> int:
     """Return the number of threads that all processes of a run share.
+
+    With ``auto``, the available cores are divided among the jobs that run at the same
+    time (``FEDEXP_CONCURRENT_JOBS``). ``OMP_NUM_THREADS`` is an upper bound.
 
     Args:
         threads: The config's ``threads``.

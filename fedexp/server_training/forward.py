@@ -65,10 +65,9 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
         sums["count"] = sums.get("count", torch.zeros((), device=inputs.device)) + len(inputs)
 
     count = sums.pop("count")
-    frozen = weights.frozen
+    trained = sums.keys() - weights.frozen
     buffers = {
-        name: sums[name] / count if name in sums.keys() - frozen else v
-        for name, v in weights.buffers.items()
+        name: sums[name] / count if name in trained else v for name, v in weights.buffers.items()
     }
 
     return Weights(weights.spec, weights.params, buffers)

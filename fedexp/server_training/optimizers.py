@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.kernel import Vectors, clipped
 from fedexp.core.local_optimizers import adam_step, sgd_step
 from fedexp.core.trees import Tree
@@ -36,9 +36,7 @@ class Optimizer(ABC):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}"
-        )
+        require_not_negative(self, "weight_decay")
         require(
             self.clip is None or self.clip > 0, f"clip must be positive or null, got {self.clip}"
         )
@@ -102,8 +100,8 @@ class Sgd(Optimizer):
     def _move(
         self, params: list[Tensor], direction: list[Tensor], state: State, lr: float
     ) -> State:
-        buffer = list(state.get("buffer", {}).values())
-        sgd_step(params, direction, buffer, lr, self.momentum, self.nesterov)
+        buffers = trees.tensors(state.get("buffer", {}))
+        sgd_step(params, direction, buffers, lr, self.momentum, self.nesterov)
         return state
 
 
@@ -119,7 +117,7 @@ class Adam(Optimizer):
         require(
             all(0 <= b < 1 for b in self.betas), f"betas must be in [0, 1), got {list(self.betas)}"
         )
-        require(self.eps > 0, f"eps must be positive, got {self.eps}")
+        require_positive(self, "eps")
 
     def init(self, params: Tree) -> State:
         return {"t": 0, "first": trees.zeros_like(params), "second": trees.zeros_like(params)}

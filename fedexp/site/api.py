@@ -61,20 +61,27 @@ def page_of(module: str) -> str:
 
 def pages() -> list[Page]:
     """Return one page per module, after a page that lists them."""
-    trees = {module: ast.parse(_source(module).read_text()) for module in MODULES}
+    sources = {
+        module: PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py") for module in MODULES
+    }
+    trees = {module: ast.parse(path.read_text()) for module, path in sources.items()}
+
     links = {module: Path(page_of(module)).name for module in MODULES}
     for module, tree in trees.items():
         for node in _public(tree):
             links.setdefault(node.name, f"{links[module]}#{node.name}")
             links[f"{module}.{node.name}"] = f"{links[module]}#{node.name}"
+
     rows = [
         [
             f"[{code(module)}]({links[module]})",
-            docstring(_first(tree), links),
+            # The first paragraph.
+            docstring((ast.get_docstring(tree) or "").partition("\n\n")[0], links),
             _names(tree, links[module]),
         ]
         for module, tree in trees.items()
     ]
+
     about = docstring(
         ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or "", links
     )
@@ -86,19 +93,12 @@ def pages() -> list[Page]:
     return [index, *(_page(module, tree, links) for module, tree in trees.items())]
 
 
-def _source(module: str) -> Path:
-    return PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-
-
-def _public(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            yield node
-
-
-def _first(tree: ast.Module) -> str:
-    """Return the first paragraph of the module's docstring."""
-    return (ast.get_docstring(tree) or "").partition("\n\n")[0]
+def _public(tree: ast.Module) -> list[ast.ClassDef | ast.FunctionDef]:
+    return [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    ]
 
 
 def _names(tree: ast.Module, page: str) -> str:
@@ -131,12 +131,14 @@ def _class(node: ast.ClassDef, links: dict[str, str]) -> Iterator[str]:
         for item in node.body
         if isinstance(item, ast.AnnAssign) and not _hidden(item)
     ]
+
     yield f"## {node.name} {{#{node.name}}}"
     yield fenced(
         "\n".join([f"class {node.name}{bases}:", *(f"    {line}" for line in fields or ["..."])]),
         "python",
     )
     yield docstring(ast.get_docstring(node) or "", links)
+
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and not _hidden(item):
             yield from _function(item, f"{node.name}.{item.name}", "###", links)

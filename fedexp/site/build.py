@@ -57,6 +57,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             "mkdocs-material, which builds the site, is not installed",
             do="pip install 'fedexp[site]'",
         )
+
     if (
         out.exists()
         and not (out / "index.html").is_file()
@@ -67,6 +68,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             where=str(out),
             do="give another folder: --out DIR",
         )
+
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
     read = records.read(folder)
@@ -78,6 +80,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
         *api.pages(),
         *results.benchmarks(folder),
     ]
+
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         docs, made = Path(scratch) / "docs", Path(scratch) / "site"
@@ -87,6 +90,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_bytes(docs / path, data)
         for picture in folder.glob(f"*{_PICTURE}"):
             write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
+
         make(pages, docs, made)
         if out.exists():
             shutil.rmtree(out)
@@ -112,11 +116,13 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     from mkdocs.exceptions import Abort, MkDocsException
 
     for name in _ASSETS:
-        asset = files("fedexp.site").joinpath("assets", name)
-        write_text(docs / "assets" / name, asset.read_text(encoding="utf-8"))
+        text = files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8")
+        write_text(docs / "assets" / name, text)
+
     source = docs.parent / "mkdocs.yml"
     # mkdocs can read the file, because JSON is also YAML.
     write_json(source, config(pages, docs, out))
+
     faults, log = _Faults(), logging.getLogger("mkdocs")
     log.addHandler(faults)
     log.propagate = False
@@ -206,8 +212,8 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 def navigation(pages: Iterable[Page]) -> list[Any]:
     """Return the navigation, which has the pages in their order, grouped by folder.
 
-    The ``index.md`` of a folder is the page of its section. The first page of a section
-    below the top level also names the section.
+    The ``index.md`` of a folder is the page of its section. `_SECTIONS` names the
+    sections at the top level. Any other section has the title of its first page.
     """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}

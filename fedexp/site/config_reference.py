@@ -5,6 +5,7 @@ Defaults and comments are read from the config folders.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ class Key:
     Args:
         name: The dotted key, such as ``local.lr``.
         default: The default as it is written, or None if the key contains other keys.
-        comment: The comment on the key's line, or of the entries of its list. If the
-            line of another key has no comment, the comment lines above that key.
-        note: The comment lines above the key, if they are not `comment`. The header
-            comment of the file is not part of the first key's note.
+        comment: The comment on the key's line. For a key with a list, the comments of
+            the entries. If any other key has no comment on its line, this is the
+            comment above the key.
+        note: The comment lines above the key, or "" if `comment` is taken from them.
+            The header comment of the file is not part of the first key's note.
     """
 
     name: str
@@ -45,7 +47,8 @@ class Key:
 def keys_of(path: Path) -> list[Key]:
     """Return the keys of a config file in their order.
 
-    The key ``defaults`` has the options that the file chooses for groups.
+    The key ``defaults`` is one of them. It has the options that the file chooses for
+    groups.
     """
     text = path.read_text()
     root = yaml.compose(text)
@@ -91,13 +94,10 @@ def _comment_above(lines: list[str], line: int) -> str:
 
 def header(path: Path) -> str:
     """Return the comment at the beginning of a config file as one line."""
-    found = []
-    for line in path.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @package"):
-            found.append(line.removeprefix("#").strip())
-    return " ".join(found)
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return " ".join(
+        line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")
+    )
 
 
 def about(group: str, option: str) -> str:
@@ -128,10 +128,13 @@ def pages() -> list[Page]:
 
 def _main(folder: Path, options: dict[str, list[str]]) -> Page:
     path = folder / "config.yaml"
-    chosen: dict[str, str | None] = {}
-    for entry in read_yaml(path)["defaults"]:
-        if isinstance(entry, dict):
-            chosen.update(entry)
+    chosen = {
+        group: option
+        for entry in read_yaml(path)["defaults"]
+        if isinstance(entry, dict)
+        for group, option in entry.items()
+    }
+
     rows = [
         [
             f"[{code(name)}]({name}.md)",
@@ -140,6 +143,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         ]
         for name in options
     ]
+
     parts = [
         "# Configuration",
         escaped(header(path)),
@@ -158,10 +162,14 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
-    """Yield a table of the top-level keys, then one section per key with subkeys."""
+    """Yield tables of the keys without subkeys, and a section per key with subkeys.
+
+    The order is that of the keys.
+    """
     by_top: dict[str, list[Key]] = {}
     for key in keys:
         by_top.setdefault(key.top, []).append(key)
+
     flat: list[Key] = []
     titled = False
     for top, below in by_top.items():
@@ -190,21 +198,21 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
         return
     if title:
         yield title
-    rows = []
-    for key in keys:
-        if key.default is None and not key.comment:
-            continue
-        parts = (key.note, key.comment) if prefix else (key.comment,)
-        meaning = " ".join(filter(None, parts))
-        anchor = f'<a id="{prefix}{key.name}"></a>'
-        rows.append(
-            [
-                anchor + code(key.name),
-                "" if key.default is None else code(key.default),
-                escaped(meaning),
-            ]
-        )
+    rows = [_row(key, prefix) for key in keys if key.default is not None or key.comment]
     yield table(["key", "default", "meaning"], rows)
+
+
+def _row(key: Key, prefix: str) -> list[str]:
+    """Return the row of a key.
+
+    The note is part of the row on the pages of groups, where anchors have a prefix.
+    """
+    meaning = " ".join(filter(None, (key.note if prefix else "", key.comment)))
+    return [
+        f'<a id="{prefix}{key.name}"></a>{code(key.name)}',
+        "" if key.default is None else code(key.default),
+        escaped(meaning),
+    ]
 
 
 def _group(folder: Path, name: str, options: list[str]) -> Page:
@@ -225,6 +233,7 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
             name,
             "\n\n".join([*parts, table(["option", "description"], rows)]) + "\n",
         )
+
     for option in options:
         path = folder / name / f"{option}.yaml"
         anchor = re.sub(r"[^\w-]", "-", option)

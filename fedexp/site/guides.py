@@ -24,8 +24,8 @@ class Guide:
     Args:
         name: Name of the page's file.
         title: Title of the page.
-        sections: Pairs of a file and a heading, in their order. A file of `guides/` is
-            used as a whole and has the heading "".
+        sections: Pairs of a file and a heading, in the order of the page. A file of
+            `guides/` is used as a whole, and its heading is given as "".
     """
 
     name: str
@@ -71,8 +71,8 @@ def pages() -> list[Page]:
     """Return the pages of the guides.
 
     Raises:
-        ConfigError: README.md or CONTRIBUTING.md is missing (in an installed package),
-            or it does not contain a heading.
+        ConfigError: README.md or CONTRIBUTING.md does not exist (in an installed
+            package), or has no section with a heading that a guide names.
     """
     root = conf_dir().parent
     sections = {name: sections_of(_read(root / name)) for name in (README, CONTRIBUTING)}
@@ -112,16 +112,6 @@ def sections_of(text: str) -> dict[str, str]:
     return {heading: "\n".join(lines).strip() for heading, lines in found.items()}
 
 
-def _section(sections: Mapping[str, Mapping[str, str]], file: str, heading: str) -> str:
-    if heading not in sections[file]:
-        raise ConfigError(
-            f"a guide needs the section '{heading}' of {file}, which does not exist",
-            where="fedexp.site.guides.GUIDES",
-            expected=", ".join(sections[file]),
-        )
-    return sections[file][heading]
-
-
 def slug(heading: str) -> str:
     """Return a heading's anchor, as GitHub makes it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
@@ -137,8 +127,14 @@ def _page(
         if not heading:
             parts.append((Path(__file__).parent / "guides" / file).read_text().strip())
             continue
+        if heading not in sections[file]:
+            raise ConfigError(
+                f"a guide needs the section '{heading}' of {file}, which does not exist",
+                where="fedexp.site.guides.GUIDES",
+                expected=", ".join(sections[file]),
+            )
         title = f"## {heading} {{#{slug(heading)}}}" if heading != guide.title else ""
-        parts += [title, _relinked(_section(sections, file, heading), file, places)]
+        parts += [title, _relinked(sections[file][heading], file, places)]
     return Page(
         f"guides/{guide.name}.md", guide.title, "\n\n".join(part for part in parts if part) + "\n"
     )
@@ -147,7 +143,7 @@ def _page(
 def _relinked(text: str, file: str, places: Mapping[tuple[str, str], tuple[str, str]]) -> str:
     """Replace links to files and headings by links to pages.
 
-    If a target has no page, only the words of the link stay.
+    If the target of a link has no page, the link is replaced by its words.
     """
 
     def made(link: re.Match[str]) -> str:

@@ -98,12 +98,7 @@ class _Method:
 
     @property
     def parts(self) -> dict[str, Trainer | Aggregator | ServerOptimizer]:
-        run = self.experiment
-        return {
-            "trainer": run.trainer,
-            "aggregator": run.aggregator,
-            "server_optimizer": run.server_optimizer,
-        }
+        return {group: getattr(self.experiment, group) for group in _PARTS}
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -117,10 +112,8 @@ class _Method:
         server optimizer's class if the server optimizer is not ``sgd``. If both are
         ``sgd``, it is the aggregator's class.
         """
-        trainer, aggregator, server_optimizer = self.classes
-        own = [trainer] if self.choices["trainer"] != "sgd" else []
-        own += [server_optimizer] if self.choices["server_optimizer"] != "sgd" else []
-        return [*own, aggregator][0]
+        own = [group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"]
+        return type(self.parts[[*own, "aggregator"][0]])
 
     @property
     def kind(self) -> str:
@@ -138,24 +131,26 @@ def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
     """
     base = compose([])
     methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
+
     families: dict[tuple[type, ...], list[_Method]] = {}
     for method in methods:
         families.setdefault(method.classes, []).append(method)
+
     links = {module: f"../{api.page_of(module)}" for module in api.MODULES}
     for family in families.values():
         first = _plain(family)
         for part in first.parts.values():
             links.setdefault(type(part).__module__, f"{first.name}.md")
+
     made = []
     for method in methods:
-        family = families[method.classes]
-        text = "\n\n".join(_page(method, family, base, links, tables.get(method.name, ())))
-        made.append(Page(f"methods/{method.name}.md", method.name, f"{text}\n"))
+        parts = _page(method, families[method.classes], base, links, tables.get(method.name, ()))
+        made.append(Page(f"methods/{method.name}.md", method.name, "\n\n".join(parts) + "\n"))
     return [_index(methods, tables), *made]
 
 
 def _plain(family: Sequence[_Method]) -> _Method:
-    """Return the preset with the shortest name, which the other presets vary."""
+    """Return the preset with the shortest name, of which the others are variants."""
     return min(family, key=lambda method: len(method.name))
 
 
@@ -188,10 +183,10 @@ def by_dataset(path: Path) -> list[str]:
     Returns:
         Paths under ``conf``, without their suffix.
     """
-    groups = [group for how, group, _ in defaults_of(read_yaml(path)) if how == "optional"]
     return [
         f"{group}/{file.stem}"
-        for group in groups
+        for how, group, _ in defaults_of(read_yaml(path))
+        if how == "optional"
         for file in sorted((conf_dir() / group).glob("*.yaml"))
     ]
 
@@ -247,8 +242,8 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
 def _does(method: _Method, methods: Sequence[_Method]) -> str:
     """Describe a preset in one sentence.
 
-    For a plain preset, the first sentence about its most particular part is returned.
-    For another preset, the sentence names the plain preset that it varies.
+    For a plain preset, this is the first sentence about its most particular part. For
+    another preset, the sentence names the plain preset with the same classes.
     """
     plain = _plain([one for one in methods if one.classes == method.classes])
     if method is not plain:
@@ -267,30 +262,38 @@ def _page(
     yield f"# {method.name}"
     yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"), links)
     yield fenced(f"fedexp method={method.name}", "sh")
+
     if mentions:
         yield "## Our results"
         yield "\n".join(
             f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
         )
+
     yield "## Parts"
-    rows = []
-    for group in _PARTS:
-        option = method.choices[group]
-        place = f"[{code(f'{group}={option}')}](../config/{group}.md#{option})"
-        rows.append([place, escaped(about(group, option), links)])
+    rows = [
+        [
+            f"[{code(f'{group}={option}')}](../config/{group}.md#{option})",
+            escaped(about(group, option), links),
+        ]
+        for group, option in method.choices.items()
+    ]
     yield table(["part", "description"], rows)
+
     if len(family) > 1:
         yield from _variants(method, family)
+
     shown: set[str] = set()
     for group, kind in zip(_PARTS, method.classes, strict=True):
         if group == "aggregator" or method.choices[group] != base.choices[group]:
             yield from _description(
                 group, kind, {one.__module__ for one in method.classes}, links, shown
             )
+
     yield "## Needs"
     yield "\n".join(f"- {line}" for line in _needs(method)) or "It needs only the clients' data."
     yield "## Traffic and state"
     yield from _traffic(method)
+
     yield "## Settings"
     preset = f"method/{method.name}"
     parts = [f"{group}/{option}" for group, option in method.choices.items()]
@@ -306,13 +309,14 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     """
     plain = _plain(family)
     yield "## Presets of the same parts"
-    others = (one for one in family if one is not method)
     yield "\n".join(
         f"- [{code(one.name)}]({one.name}.md): {escaped(about('method', one.name))}"
-        for one in others
+        for one in family
+        if one is not method
     )
     if method is plain:
         return
+
     keys = [
         key
         for key in {**plain.settings, **method.settings}
@@ -350,7 +354,8 @@ def _description(
         kind: Class of the part.
         own: Modules of the method's parts.
         links: Link targets of words in backticks.
-        shown: Modules whose docstring is on the page. It is updated.
+        shown: Modules whose docstrings are on the page already. This function adds the
+            modules whose docstrings it yields.
     """
     yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
     yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
@@ -358,6 +363,7 @@ def _description(
         shown.add(kind.__module__)
         yield docstring(_module_doc(kind), links)
     yield docstring(_class_doc(kind), links)
+
     for base in kind.__mro__[1:]:
         if not base.__module__.startswith("fedexp.") or base is _PARTS[group]:
             continue
@@ -402,9 +408,11 @@ def _needs(method: _Method) -> Iterator[str]:
             )
             where = f"[{code(demand.key)}](../{link(demand.key)})"
             yield f"{where} = {code(value)}: the {name} {escaped(demand.why)}"
+
         for need in (need for need in NEEDS if getattr(part.needs, need) and need not in seen):
             seen.add(need)
             yield f"{escaped(NEEDS[need], keys)} (the {name})"
+
         for hook, what in (("check", "networks"), ("check_extent", "rounds or numbers of clients")):
             if getattr(type(part), hook, None) is not getattr(_PARTS[group], hook, None):
                 yield (
@@ -424,9 +432,13 @@ def _traffic(method: _Method) -> Iterator[str]:
     if not method.experiment.aggregator.communicates:
         rows = []
         yield "Clients and server exchange nothing, and no bytes are counted."
-    rows.append(["stored at a client", *_sizes("", counted.client, counted)])
-    rows.append(["stored at the server", *_sizes("", counted.server, counted)])
+
+    rows += [
+        ["stored at a client", *_sizes("", counted.client, counted)],
+        ["stored at the server", *_sizes("", counted.server, counted)],
+    ]
     yield table(["place", "size", "contents"], rows)
+
     chosen = ", ".join(
         code(f"{group}={method.config.choices[group]}") for group in ("dataset", "model")
     )
@@ -438,10 +450,10 @@ def _traffic(method: _Method) -> Iterator[str]:
 
 
 def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tuple[str, str]:
-    """Return the total size, and the size of each tree.
+    """Return the total size and the sizes of the trees, both as text.
 
     Args:
-        first: Name of the model in the text if the model itself is sent, else "".
+        first: Words for the model if the model itself is sent, else "".
         trees: Sizes of the other trees in bytes, by name.
         counted: The counts, for the size of the model.
     """

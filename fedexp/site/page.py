@@ -27,8 +27,8 @@ class Mention:
 
     Args:
         label: The table's name.
-        link: Its page or a cell of it, relative to the site's root.
-        text: Our results as text, "85.6 ± 0.3 (n = 3), reduced".
+        link: Page of the table, or a cell on the page, relative to the site's root.
+        text: Our results as text, such as "85.6 ± 0.3 (n = 3), reduced".
     """
 
     label: str

@@ -81,6 +81,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
                 "scripts/results"
             ),
         )
+
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
     # Drawing takes most of the time, so several processes draw. Processes that are not
@@ -96,6 +97,7 @@ def read(folder: Path) -> dict[str, list[Result]]:
                     do="make one of both: fedexp-table report ... --from DIR --from DIR --out DIR",
                 )
             results.setdefault(result.report.name, []).append(result)
+
     for own in results.values():
         own.sort(key=lambda result: _VARIANTS.index(result.report.variant))
     tables = {name: load_table(name) for name in table_names()}
@@ -127,15 +129,14 @@ def absent(table: Table) -> Result:
 
 
 def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
-    """Count the runs that have a value, and all runs of the variant.
+    """Return the number of runs that have a value, and of all runs of the variant.
 
     A run that several cells share counts once.
     """
-    values: dict[tuple[str, ...], bool] = {}
-    for planned in planned_cells(table, found.variant):
-        for job in planned.jobs:
-            run = found.runs.get(run_key(table, planned, job))
-            values[job.overrides] = values.get(job.overrides, False) or (
-                run is not None and run.value is not None
-            )
-    return sum(values.values()), len(values)
+    runs = [
+        (job.overrides, found.runs.get(run_key(table, planned, job)))
+        for planned in planned_cells(table, found.variant)
+        for job in planned.jobs
+    ]
+    done = {overrides for overrides, run in runs if run is not None and run.value is not None}
+    return len(done), len({overrides for overrides, _ in runs})

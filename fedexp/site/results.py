@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
+
+from jinja2 import Environment
+from markupsafe import Markup
 
 from fedexp.site.page import Mention, Page
 from fedexp.site.prose import escaped
@@ -29,9 +32,6 @@ from fedexp.tables.report.report import (
     Report,
 )
 from fedexp.tables.report.shown_cells import shown_rows
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 # Largest number of columns that the first page names for a single row.
 _FEW = 6
@@ -106,13 +106,18 @@ class Paper:
             for claim in entry.claims
         )
 
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """A sort key: papers with more full or partial tables come first.
+
+        The number of tables that were run decides between equal papers, then the name.
+        """
+        decided = sum(entry.main.variant in ("full", "partial") for entry in self.entries)
+        return -decided, -len(self.run), self.name
+
 
 def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
-    """Return the papers, sorted by their numbers of tables that were run.
-
-    Only tables whose main variant is full or partial count at first. The largest number
-    comes first.
-    """
+    """Return the papers in the order of the first page (`Paper.rank`)."""
     grouped: dict[str, list[Entry]] = {}
     for name, own in results.items():
         grouped.setdefault(name.partition("/")[0], []).append(Entry(name, own))
@@ -121,11 +126,7 @@ def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
         entries.sort(key=_order_in_paper)
         cited = Counter(entry.report.paper for entry in entries).most_common(1)[0][0]
         made.append(Paper(key, cited.partition(",")[0], cited, entries))
-    return sorted(made, key=lambda paper: (-_decided(paper), -len(paper.run), paper.name))
-
-
-def _decided(paper: Paper) -> int:
-    return sum(entry.main.variant in ("full", "partial") for entry in paper.entries)
+    return sorted(made, key=lambda paper: paper.rank)
 
 
 def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
@@ -190,8 +191,7 @@ def _image_files(picture: Picture) -> dict[str, bytes]:
     """
     if "currentColor" not in picture.svg:
         return {".png": picture.png}
-    start = picture.svg.index("<svg")
-    dark = f'{picture.svg[:start]}<svg color="{_DARK}"{picture.svg[start + 4 :]}'
+    dark = picture.svg.replace("<svg", f'<svg color="{_DARK}"', 1)
     return {".svg": picture.svg.encode(), "-dark.svg": dark.encode()}
 
 
@@ -209,8 +209,13 @@ def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]
                 f"{result.report.title}"
             )
             for method, mine in cells.items():
-                text = f"{_range(mine, result.report)}, {result.variant} variant"
-                made.setdefault(method, []).append(Mention(label, f"results/{name}.md", text))
+                made.setdefault(method, []).append(
+                    Mention(
+                        label,
+                        f"results/{name}.md",
+                        f"{_range(mine, result.report)}, {result.variant} variant",
+                    )
+                )
 
     return made
 
@@ -219,9 +224,8 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
     places, unit = layout.places(report), layout.unit(report)
     means = sorted(cell.mean for cell in cells if cell.mean is not None)
     if len(cells) == 1:
-        [cell] = cells
-        spread = texts.spread(cell.sd, places)
-        return layout.minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cell.n})")
+        spread = texts.spread(cells[0].sd, places)
+        return layout.minus(f"{layout.number(means[0], places)}{spread} {unit} (n = {cells[0].n})")
     ends = " to ".join(layout.number(mean, places) for mean in (means[0], means[-1]))
     return layout.minus(f"{len(cells)} numbers, {ends} {unit}")
 
@@ -230,12 +234,12 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
 
 
 def finding(report: Report) -> str:
-    """Return the result in one sentence, or "" if one sentence cannot tell it.
+    """Return the result in one sentence, or "" if there is no such sentence.
 
-    For a single row, the sentence has the numbers of the row. For several rows, it has
-    the means of the proposed method and of the best baseline over the rows of the
-    proposed method. If the paper has curves instead of numbers, it has the number of
-    rows in which the proposed method is ahead of every baseline.
+    For a single row, the sentence has the numbers of the row. For several rows, the
+    sentence has the means of the proposed method and of the best baseline, over the
+    rows of the proposed method. If the report has no numbers of the paper, the sentence
+    has the number of rows in which the proposed method is ahead of every baseline.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: _label(method, report) for method in layout.by_role(report)}
@@ -301,9 +305,9 @@ def _mean_over_cells(cells: Sequence[Cell]) -> float:
 
 
 def _above(a: Cell, b: Cell | None, sign: int) -> bool:
-    """Return whether `a` is better than `b`.
+    """Return whether `a` has a better mean than `b`.
 
-    The result is also True if `b` does not exist, or if one of them has no mean.
+    The result is also True if `b` is None, or if `a` or `b` has no mean.
     """
     return b is None or a.mean is None or b.mean is None or sign * (a.mean - b.mean) > 0
 
@@ -371,7 +375,7 @@ def _environment() -> Environment:
         lambda name: folder.joinpath(name).read_text(encoding="utf-8")
     )
     # Templates escape what is in HTML blocks. `md` is for text outside of them.
-    environment.filters["md"] = lambda text: _safe(escaped(text))
+    environment.filters["md"] = lambda text: Markup(escaped(text))
     environment.globals |= {
         "finding": finding,
         "verdict": verdict,
@@ -392,22 +396,11 @@ def _missed(report: Report) -> list[tuple[Method, int, int]]:
     Returns:
         (column, number of cells beyond the tolerance, number of judged cells).
     """
-    judged: dict[str, list[Cell]] = {}
-    for cell in layout.judged_cells(report):
-        judged.setdefault(cell.method, []).append(cell)
-    counts = [
-        (
-            method,
-            sum(cell.verdict == "different" for cell in judged[method.key]),
-            len(judged[method.key]),
-        )
+    cells = list(layout.judged_cells(report))
+    judged = Counter(cell.method for cell in cells)
+    beyond = Counter(cell.method for cell in cells if cell.verdict == "different")
+    return [
+        (method, beyond[method.key], judged[method.key])
         for method in report.methods
-        if method.key in judged
+        if beyond[method.key]
     ]
-    return [one for one in counts if one[1]]
-
-
-def _safe(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)

@@ -45,7 +45,10 @@ class Counted:
 
 
 def first_step(experiment: Experiment) -> Counted:
-    """Train one client of `experiment` for its first step. Nothing is stored."""
+    """Train the first client of `experiment` for one step, and return the sizes.
+
+    Nothing is stored.
+    """
     data = _data(experiment.dataset, experiment.division)
     env = experiment.env(data, _CPU)
     now = Snapshot(0, experiment.aggregator.init(env))
@@ -77,7 +80,14 @@ def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
 
 
 def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
-    """Return the trees of a nested state by dotted key, with each tensor once."""
+    """Return the trees of a nested state by dotted key.
+
+    Args:
+        state: State of an aggregator.
+        name: Dotted key of `state`, "" at the top.
+        seen: IDs of the tensors that are in a tree already. It is updated, so that each
+            tensor is counted once.
+    """
     if isinstance(state, Weights):
         state = {**state.params, **state.buffers}
     elif isinstance(state, Tensor):

@@ -1,7 +1,8 @@
 """Checkpoints of a run.
 
-A checkpoint is a manifest that is renamed into place last. It refers to trees of the
-server's state by content and to segments of client states.
+A checkpoint is a manifest, which is written after all files that it refers to. These
+files are the trees of the server's state, named by their content, and segments of
+client states.
 """
 
 from __future__ import annotations

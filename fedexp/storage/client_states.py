@@ -10,17 +10,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 
 from fedexp.core.client_states import ClientStates
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
-from fedexp.storage.tensors import read_facts, save_tree
+from fedexp.storage.tensors import opened, read_facts, save_tree
 
-_MOST = 128  # states per segment: few files and flushes, yet short headers to read one state
+# Most states per segment. More states make fewer files. Fewer states make shorter
+# headers, which are read with every state.
+_MOST = 128
 _MOST_BYTES = 16e6  # bytes per segment, which is composed in memory
-_SLACK = 1024  # number of superseded states on disk that do not yet need a clean-up
+_SLACK = 1024  # see `_clean_up`
 
 
 class StoredClientStates(ClientStates):
@@ -43,6 +44,17 @@ class StoredClientStates(ClientStates):
 
     def __init__(self, folder: Path, device: torch.device, limit: float) -> None:
         self.folder, self._device, self._limit = folder, device, limit
+        last = max(self._on_disk(), default=0)
+        self._reset(last + 1, last)
+        self._obsolete.extend(self._on_disk())
+
+    def _reset(self, first: int, last: int) -> None:
+        """Forget all states. The next segment has the number after `last`.
+
+        Args:
+            first: Number of the first segment that the next `flush` covers.
+            last: Number of the last segment that exists.
+        """
         self._held: dict[int, Trees] = {}  # states in memory, the longest unchanged first
         self.bytes = 0  # bytes of the states in memory
         self._unsaved: dict[int, None] = {}  # clients in memory whose states are not on disk
@@ -52,12 +64,12 @@ class StoredClientStates(ClientStates):
         self._dead = 0  # number of superseded states on disk
         self._written: dict[int, int] = {}  # number of all states, by segment
 
-        self._obsolete = list(self._on_disk())  # segments that only the last checkpoint refers to
+        self._obsolete: list[int] = []  # segments that only the last checkpoint refers to
+        self._first, self._next = first, last + 1
         # Segments up to this number may belong to the last checkpoint.
-        self._durable = max(self._on_disk(), default=0)
-        self._first = self._next = self._durable + 1
+        self._durable = last
         # Segments up to this number were not written by this object.
-        self._inherited = self._durable
+        self._inherited = last
         # Verified states of those segments, as (segment, client).
         self._verified: set[tuple[int, int]] = set()
 
@@ -126,15 +138,10 @@ class StoredClientStates(ClientStates):
         for part in self.folder.glob(".*.part"):
             part.unlink()
 
-        self._held, self._unsaved, self.bytes, self._obsolete = {}, {}, 0, []
-        self._place, self._live, self._written, self._dead = {}, {}, {}, 0
-        self._first, self._next, self._durable = first, last + 1, last
-        self._inherited, self._verified = last, set()
-
+        self._reset(first, last)
         for number in sorted(self._on_disk()):
             with self._open(number) as (_, facts):
-                clients = [int(client) for client in facts["layout"]]
-            self._enter(number, clients)
+                self._enter(number, [int(client) for client in facts["layout"]])
         if range_ and len(self._place) != range_["clients"]:
             raise _unusable(self.folder)
 
@@ -150,11 +157,10 @@ class StoredClientStates(ClientStates):
         return self._read(self._place[client], [client])[client]
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._place
-        yield from (client for client in self._unsaved if client not in self._place)
+        return iter({**self._place, **self._unsaved})
 
     def __len__(self) -> int:
-        return len(self._place) + sum(client not in self._place for client in self._unsaved)
+        return len({**self._place, **self._unsaved})
 
     def __contains__(self, client: object) -> bool:
         return client in self._unsaved or client in self._place
@@ -205,9 +211,11 @@ class StoredClientStates(ClientStates):
             self._path(number).unlink(missing_ok=True)
 
     def _clean_up(self) -> None:
-        """Write the states of half-empty segments again.
+        """Write the current states of the emptiest segments again.
 
-        This is done only if it halves the use of the disk.
+        In these segments at least half of the states are superseded. They are written
+        again only if the superseded states on disk outnumber the current states on disk
+        by more than `_SLACK`.
         """
         if self._dead <= len(self._place) + _SLACK:
             return
@@ -249,15 +257,9 @@ class StoredClientStates(ClientStates):
         """
         path = self._path(number)
         try:
-            with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
+            with opened(path, self._device) as file:
                 yield file, read_facts(file)
-        except (
-            FileNotFoundError,
-            safetensors.SafetensorError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (FileNotFoundError, StorageError) as error:
             raise _unusable(path) from error
 
     def _on_disk(self) -> dict[int, Path]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 
+from fedexp.storage.sources import git
+
+_PACKAGES = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
+
 
 def environment() -> dict[str, Any]:
     """Return versions, platform, commit and command line."""
-    names = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
-        "packages": {name: version(name) for name in names},
+        "packages": {name: version(name) for name in _PACKAGES},
         "commit": _commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
@@ -34,16 +37,11 @@ def _processor() -> str:
 
     On Linux, the name is in ``/proc/cpuinfo``.
     """
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine()
-    names = [
-        line.partition(":")[2].strip()
-        for line in text.splitlines()
-        if line.startswith("model name")
-    ]
-    return names[0] if names else platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 @functools.cache
@@ -56,9 +54,4 @@ def _commit() -> str | None:
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():
         return None
-    command = ["git", "-C", str(home), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+    return git(home, "describe", "--always", "--dirty=+", "--exclude=*") or None

@@ -44,9 +44,9 @@ def replacing(path: Path) -> Iterator[Path]:
 def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
     """Return the path of a temporary file or folder next to `path`.
 
-    This process creates and removes the temporary file. It contains data that are not
-    complete yet or are being deleted. Its name contains the host name and the process
-    ID.
+    This process creates and removes the temporary file. The file contains data that are
+    not complete yet or are being deleted. Its name contains the host name and the
+    process ID.
     """
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{kind}")
 
@@ -60,8 +60,8 @@ def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
 
     Args:
         folder: Folder to search.
-        ours: Whether the folder belongs to this process only. Its subfolders are
-            searched too, and every temporary file in them is stale.
+        ours: Whether the folder belongs to this process only. If so, its subfolders are
+            searched too, and every temporary file in all these folders is stale.
     """
     for path in folder.rglob(".*") if ours else folder.glob(".*"):
         if (found := _TEMPORARY.fullmatch(path.name)) and (
@@ -195,8 +195,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        lines = path.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
     except ValueError as error:
         raise damaged(path, str(error)) from error
 

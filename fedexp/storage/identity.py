@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import LIBRARIES, is_ours
 
-# Keys that do not change what is computed. They decide only where and how fast it is
-# computed and what is shown. Increase the version when the list changes.
+# Keys that do not change the numbers of a result. They decide only where and how fast a
+# run computes and what it shows. Increase the version when the list changes.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
@@ -71,21 +71,24 @@ def scientific(config: ResolvedConfig) -> dict[str, Any]:
     return {**_without(left_out, config.values), "contents": dict(config.contents)}
 
 
-def _without(left_out: Collection[str], config: Mapping[str, Any]) -> dict[str, Any]:
+def _without(
+    left_out: Collection[str], config: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
     """Return the nested values of `config` without the dotted keys in `left_out`.
 
     Keys in `_LATER` are left out too if they have the value that is given there.
+
+    Args:
+        left_out: Dotted keys, from the top of the config.
+        config: The config, or a node of it.
+        prefix: Dotted key of the node with a final dot. Empty for the whole config.
     """
-
-    def cut(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        return {
-            key: cut(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-            for key, value in node.items()
-            if (name := f"{prefix}{key}") not in left_out
-            and not (name in _LATER and value == _LATER[name])
-        }
-
-    return cut(config, "")
+    return {
+        key: _without(left_out, value, f"{name}.") if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if (name := f"{prefix}{key}") not in left_out
+        and not (name in _LATER and value == _LATER[name])
+    }
 
 
 def config_hash(config: ResolvedConfig) -> str:
@@ -127,8 +130,7 @@ def probe_code_hash(probe: object) -> str:
 
 def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:
     """Return the modules outside fedexp that `code_hash` covers, by name."""
-    found = targets(_without(NON_SCIENTIFIC, config))
-    return _walk({name for name in found if not is_ours(name)}, ours=False)
+    return _walk(targets(_without(NON_SCIENTIFIC, config)), ours=False)
 
 
 @functools.cache
@@ -139,9 +141,10 @@ def imports_random(modules: tuple[str, ...]) -> bool:
         modules: Modules of plug-ins. Those outside fedexp and the user's modules that
             they import are searched.
     """
-    own = _walk({name for name in modules if not is_ours(name)}, ours=False)
     return any(
-        name.partition(".")[0] == "random" for source in own.values() for name in source.imported
+        name.partition(".")[0] == "random"
+        for source in _walk(modules, ours=False).values()
+        for name in source.imported
     )
 
 
@@ -152,11 +155,10 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
         modules: Names of modules.
         ours: Whether modules of fedexp are included and their imports followed.
     """
-    roots = sorted(modules)
-    tops = {name.partition(".")[0] for name in roots} - set(_FRAMEWORKS)
+    waiting = sorted(modules)
+    tops = {name.partition(".")[0] for name in waiting} - set(_FRAMEWORKS)
 
     seen: dict[str, Source] = {}
-    waiting = list(roots)
     while waiting:
         name = waiting.pop()
         if name in seen or (is_ours(name) and not ours):
@@ -282,11 +284,8 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
 
 def _strip_docstrings(tree: ast.AST) -> None:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:] or [ast.Pass()]
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]

@@ -125,11 +125,10 @@ def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> Non
 
     if outcome.weights is not None:
         tensors["weights"] = outcome.weights
-    specs = [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models]
     facts = {
         "kind": _KIND_IN_FILE[outcome.kind],
         "combine": outcome.combine,
-        "specs": specs,
+        "specs": [{"arch": m.spec.arch, "kwargs": dict(m.spec.kwargs)} for m in outcome.models],
         "buffers": buffers,
     }
     if clients is not None:
@@ -143,10 +142,12 @@ class ModelFolder:
 
     Args:
         path: Path of the folder.
-        kind: Kind of the outcome as it is stored in the file.
+        kind: Kind of the outcome as the file names it: ``model``, ``ensemble`` or
+            ``per_client``.
         specs: Spec of each model.
         buffers: Keys in the file that are not parameters.
-        keys: Keys of each model's tensors, in the order of its network.
+        keys: Key in the file of each tensor, by the tensor's name, for each model. The
+            tensors are in the order of the network.
         clients: Clients that the models belong to, if the folder has them.
     """
 
@@ -154,7 +155,7 @@ class ModelFolder:
     kind: str
     specs: tuple[ModelSpec, ...]
     buffers: frozenset[str]
-    keys: tuple[tuple[str, ...], ...]
+    keys: tuple[dict[str, str], ...]
     clients: Clients | None
 
     @classmethod
@@ -171,7 +172,7 @@ class ModelFolder:
         verify(path)
         with _reading(path) as file:
             facts = read_facts(file)
-            specs = tuple(ModelSpec(s["arch"], _arguments(s["kwargs"])) for s in facts["specs"])
+            specs = tuple(ModelSpec.from_stored(s["arch"], s["kwargs"]) for s in facts["specs"])
             kind, buffers = facts["kind"], frozenset(facts["buffers"])
             keys = _by_model(facts["order"], kind, len(specs))
 
@@ -192,13 +193,12 @@ class ModelFolder:
         Raises:
             StorageError: The file is gone or damaged.
         """
-        start = len(_prefix(self.kind, number))
         params: Tree = {}
         buffers: Tree = {}
         with _reading(self.path, device) as file:
-            for key in self.keys[number]:
+            for name, key in self.keys[number].items():
                 tree = buffers if key in self.buffers else params
-                tree[key[start:]] = file.get_tensor(key)
+                tree[name] = file.get_tensor(key)
         return Weights(self.specs[number], params, buffers)
 
     def layouts(self) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
@@ -208,9 +208,8 @@ class ModelFolder:
         """
         layouts = []
         with _reading(self.path) as file:
-            for number, keys in enumerate(self.keys):
-                start = len(_prefix(self.kind, number))
-                parts = {key[start:]: file.get_slice(key) for key in keys}
+            for keys in self.keys:
+                parts = {name: file.get_slice(key) for name, key in keys.items()}
                 layouts.append(
                     {
                         name: (part.get_dtype(), tuple(part.get_shape()))
@@ -292,21 +291,13 @@ def _prefix(kind: str, number: int) -> str:
     return "" if kind == "model" else f"{number}/"
 
 
-def _by_model(keys: list[str], kind: str, count: int) -> tuple[tuple[str, ...], ...]:
+def _by_model(keys: list[str], kind: str, count: int) -> tuple[dict[str, str], ...]:
+    """Return one mapping per model from a tensor's name to its key in the file."""
     if kind == "model":
-        return (tuple(keys),)
-    groups: dict[str, list[str]] = {str(number): [] for number in range(count)}
+        return ({key: key for key in keys},)
+    groups: dict[str, dict[str, str]] = {str(number): {} for number in range(count)}
     for key in keys:
-        number, slash, _ = key.partition("/")
+        number, slash, name = key.partition("/")
         if slash:  # the other keys belong to the ensemble
-            groups[number].append(key)
-    return tuple(map(tuple, groups.values()))
-
-
-def _arguments(stored: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the keyword arguments of a spec from JSON, which has no tuples."""
-
-    def frozen(value: Any) -> Any:
-        return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-    return tuple(sorted((name, frozen(value)) for name, value in stored.items()))
+            groups[number][name] = key
+    return tuple(groups.values())

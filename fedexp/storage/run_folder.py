@@ -1,6 +1,7 @@
-"""Folder of a run, addressed by content and locked while a process works in it.
+"""Folder of a run. Its files are the record of the run.
 
-Its files are the record of the run.
+The folder's name contains the hashes of the run's config and code. The folder is locked
+while a process works in it.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class RunFolder:
         hashes = {"config": config_hash(config), "code": code_hash(config.values)}
         method, dataset = config["method"], config.choices.get("dataset", "data")
         name = f"{_plain(method)}-{_plain(dataset)}-{hashes['config'][:16]}"
-        root = Path(config["output_root"]).expanduser().resolve()
-        return cls(root / "runs" / name / hashes["code"][:8], hashes)
+        runs = Path(config["output_root"]).expanduser().resolve() / "runs"
+        return cls(runs / name / hashes["code"][:8], hashes)
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
         """Become the only process that works in this folder.
@@ -107,11 +108,10 @@ class RunFolder:
                 delete_path(path)
             if self.hashes:
                 self._compare(self.once(_IDENTITY, self.hashes), _IDENTITY)
-        except OSError as error:
+        except BaseException as error:
             self.release()
-            raise self._unusable(error) from error
-        except BaseException:
-            self.release()
+            if isinstance(error, OSError):
+                raise self._unusable(error) from error
             raise
 
         if what := damage(self.path, "status.json"):
@@ -169,7 +169,9 @@ class RunFolder:
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
         aside.mkdir()
-        for entry in sorted(contents, key=_first_of_all):
+        # Wherever a crash stops the move, the rest is a run that can resume or begin.
+        first = {"result.json": 0, "checkpoint": 1}
+        for entry in sorted(contents, key=lambda entry: first.get(entry.name, 2)):
             entry.replace(aside / entry.name)
         return aside
 
@@ -193,8 +195,8 @@ class RunFolder:
     def set_ended(self, status: Literal["failed", "interrupted"], **facts: Any) -> None:
         """Store how the run ended, as `set_status` does.
 
-        If no file can be written any more, one word of the old file is replaced in
-        place.
+        If no file can be written any more, the word "running" in the old file is
+        replaced in place.
         """
         try:
             self.set_status(status, **facts)
@@ -221,7 +223,8 @@ class RunFolder:
     def _state(self) -> dict[str, Any]:
         """Return the contents of status.json, empty if it is absent or damaged.
 
-        A damaged file is no error, because the file is written again all the time.
+        A damaged file raises no error, because every change of the status writes the
+        whole file again.
         """
         return read_mapping(self.path / "status.json")
 
@@ -244,15 +247,6 @@ def _plain(name: object) -> str:
     An option may be in a subfolder of its group, and a method may have any name.
     """
     return re.sub(r"[^\w.+=-]+", "_", str(name))[:_LONGEST].lstrip(".")
-
-
-def _first_of_all(entry: Path) -> int:
-    """Return the rank of an entry in the order in which entries are set aside.
-
-    Wherever a crash stops the move, the remaining entries are a run that can resume or
-    begin.
-    """
-    return {"result.json": 0, "checkpoint": 1}.get(entry.name, 2)
 
 
 def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -289,7 +283,8 @@ class Journal:
     Args:
         folder: Folder of the run.
         mark: Value of `mark` when the resumed checkpoint was saved, or None without a
-            checkpoint. Later rows are cut off and computed again, to the same bytes.
+            checkpoint. Later rows are cut off. The run computes them again with the
+            same bytes.
         attempt: Number of the attempt, stored with timings.
 
     Raises:
@@ -330,20 +325,20 @@ class Journal:
         self._metrics.flush()
         self._digest.update(line)
 
-    def time(self, round: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
+    def time(self, round_number: int, step: int, seconds: dict[str, float], **facts: Any) -> None:
         """Write the seconds of a step by phase.
 
         Args:
-            round: Round of the step.
+            round_number: Number of the step's round, from 1.
             step: Number of the step.
             seconds: Seconds by phase.
             **facts: Further values, which may differ if the step is executed again.
         """
         row = {
-            "round": round,
+            "round": round_number,
             "step": step,
             "attempt": self._attempt,
-            "seconds": {k: round_6(v) for k, v in seconds.items()},
+            "seconds": {k: round(v, 6) for k, v in seconds.items()},
             **facts,
         }
         self._timing.write(json.dumps(row) + "\n")
@@ -364,11 +359,6 @@ class Journal:
     def close(self) -> None:
         self._metrics.close()
         self._timing.close()
-
-
-def round_6(value: float) -> float:
-    """Round to six decimals."""
-    return round(value, 6)
 
 
 def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:

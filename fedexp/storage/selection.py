@@ -95,8 +95,9 @@ class Condition:
 def value_of(run: StoredRun, key: str) -> Any:
     """Return the value of `run` under `key`, or `ABSENT`.
 
-    A key is a property of the run (such as ``status``), a config group (its option), a
-    metric (its last value) or a dotted key of the config.
+    A key is a property of the run (such as ``status``), a config group, a metric or a
+    dotted key of the config. The value of a config group is the chosen option. The
+    value of a metric is its last value.
     """
     if key in _FACTS:
         return _FACTS[key](run)
@@ -216,7 +217,7 @@ def _is(value: Any, text: str) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number. A flag is not."""
+    """Return whether a value is a number. A bool does not count as a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

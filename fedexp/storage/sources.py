@@ -56,23 +56,23 @@ def _path(folder: Path, sha256: str) -> Path:
     return folder.parents[2] / _FOLDER / f"{sha256}.py"
 
 
-@cache  # A sweep asks in every job. The sources are cached too, when they are first read.
+# Every job of a sweep calls this function. The sources themselves are cached too, in
+# `fedexp.storage.identity`.
+@cache
 def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
     """Return the Git commit of the checkout around `folder`, or None outside of Git.
 
     A ``+`` follows if `files` have changes or are not in the commit.
     """
-    described = _git(folder, "describe", "--always", "--exclude=*")
+    described = git(folder, "describe", "--always", "--exclude=*")
     if not described:
         return None
-    return described + (
-        ""
-        if _git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files)) == ""
-        else "+"
-    )
+    changes = git(folder, "status", "--porcelain", "--ignored", "--", *map(str, files))
+    return described if changes == "" else f"{described}+"
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of a Git command in `folder`, or None if the command fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

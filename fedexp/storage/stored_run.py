@@ -18,6 +18,7 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.files import read_json
 
 # <codehash8>, or <codehash8>.<k> for files that were set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
@@ -28,8 +29,7 @@ _SHOWN_MATCHES = 8
 class StoredRun:
     """A run folder on disk.
 
-    The files behind each property may be absent or damaged. No property raises an error
-    for that.
+    No property raises an error if the file behind it is absent or damaged.
     """
 
     path: Path
@@ -59,9 +59,10 @@ class StoredRun:
         """Contents of ``config.yaml``, empty if it is absent or damaged."""
         import yaml
 
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        from fedexp.config.yaml_files import read_yaml
+
         try:
-            value = yaml.load((self.path / "config.yaml").read_text(), loader)
+            value = read_yaml(self.path / "config.yaml")
         except (OSError, yaml.YAMLError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -115,9 +116,10 @@ class StoredRun:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            owner = f"process {self.state.get('pid', '?')} on {self.state.get('host', '?')}"
             raise StorageError(
-                "this run is being executed", where=str(self.path), got=owner
+                "this run is being executed",
+                where=str(self.path),
+                got=f"process {self.state.get('pid', '?')} on {self.state.get('host', '?')}",
             ) from None
 
         try:
@@ -187,9 +189,10 @@ class StoredRun:
 
 def find_runs(root: Path) -> list[StoredRun]:
     """Return all runs in ``<root>/runs``, newest first."""
-    folders = (path for path in (root / "runs").glob("*/*") if _is_run(path))
     return sorted(
-        (StoredRun(path) for path in folders), key=lambda run: (run.updated, run.name), reverse=True
+        (StoredRun(path) for path in (root / "runs").glob("*/*") if _is_run(path)),
+        key=lambda run: (run.updated, run.name),
+        reverse=True,
     )
 
 
@@ -225,16 +228,16 @@ def find_run(root: Path, name: str) -> StoredRun:
         )
 
     runs.sort(key=lambda run: not run.is_aside)  # suggest files that were set aside last
-    parts = {
-        run: (
+    known = {
+        key: run.name
+        for run in runs
+        for key in (
             run.name,
             run.path.parent.name.rpartition("-")[0],
             run.path.parent.name,
             run.path.name,
         )
-        for run in runs
     }
-    known = {key: run.name for run, keys in parts.items() for key in keys}
     near = nearest(name, known)
     raise FedexpError(
         f"no run '{name}'",
@@ -248,8 +251,6 @@ def find_run(root: Path, name: str) -> StoredRun:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`, empty if it is absent or damaged."""
-    from fedexp.storage.files import read_json
-
     try:
         value = read_json(path)
     except (OSError, StorageError):
@@ -267,8 +268,6 @@ def damage(folder: Path, *names: str) -> str:
         *names: Names of the files to check. Without names, ``result.json`` and
             ``status.json`` are checked.
     """
-    from fedexp.storage.files import read_json
-
     for name in names or ("result.json", "status.json"):
         try:
             value = read_json(folder / name)

@@ -1,7 +1,7 @@
 """Models that the state of a run refers to.
 
-They are in memory up to a limit. Beyond it, and for checkpoints, each is a file in the
-tensor store.
+The models are in memory up to a limit. Models beyond the limit, and models of
+checkpoints, are files in the tensor store.
 """
 
 from __future__ import annotations

@@ -163,9 +163,10 @@ class TensorStore:
     def put(self, tree: Tree, name: str | None = None) -> str:
         """Store `tree` unless it is already stored, and return its name.
 
-        The quick hash covers names, dtypes, shapes and the first four numbers of each
-        tensor. If no earlier tree has the same quick hash, the tree is hashed while it
-        is written.
+        A quick hash covers names, dtypes, shapes and the first four numbers of each
+        tensor. If no earlier tree has the same quick hash, the tree is new. A new tree
+        is hashed while it is written. Any other tree is hashed first, because its file
+        may exist.
 
         Args:
             tree: Tree to store.
@@ -216,8 +217,8 @@ class TensorStore:
     def tensor(self, name: str, key: str, device: torch.device) -> Tensor:
         """Return one tensor of a stored tree.
 
-        No other tensor is read. If another process wrote the file, all are read once to
-        verify it.
+        No other tensor is read. If another process wrote the file, all its tensors are
+        read once to verify the file.
         """
         if name not in self._trusted:
             return self.get(name, device)[key]

@@ -1,6 +1,6 @@
 """The report of a table, built from the record of its runs.
 
-It has numbers, verdicts, claims and warnings.
+The report has numbers, verdicts, claims and warnings.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from fedexp.tables.cells import PlannedCell, command, declared_seeds, key_of, pl
 from fedexp.tables.chance import is_at_chance
 from fedexp.tables.claims import decide_claims
 from fedexp.tables.drawing import Drawing, DrawnRun
+from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import FAILED, CellRun
 from fedexp.tables.ranks import spearman, tied
 from fedexp.tables.record import RunRecord, TableRecord, pictures, placed, split_seed_of
 from fedexp.tables.report import layout, texts
+from fedexp.tables.report import pictures as number_pictures
 from fedexp.tables.report.configs import flat
 from fedexp.tables.report.report import Agreement, Cell, Origin, Picture, Report, Summary, Variant
 from fedexp.tables.schema import Grid, Table, fits
 from fedexp.tables.verdicts import judge, mean_interval
 
-# Most names that a warning lists.
+# Largest number of names in a warning.
 _SHOWN = 6
 
 
@@ -41,7 +43,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         _judged_cell(table, planned, record, smaller.what if smaller else "", blamed)
         for planned in cells
     ]
-    done = [run for planned in cells for run in record.runs_of(table, planned) if run.done]
+    done = {run.run: run for planned in cells for run in record.runs_of(table, planned) if run.done}
     present = {cell.method for cell in made}
 
     variant: Variant = (
@@ -50,7 +52,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         else record.variant
     )
 
-    objections = [_objection(record.runs_of(table, planned), "", blamed) for planned in cells]
+    objections = (_objection(record.runs_of(table, planned), "", blamed) for planned in cells)
 
     return Report(
         name=table.name,
@@ -70,7 +72,7 @@ def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord
         tolerance=None if table.tolerance is None else table.tolerance.within,
         assumptions=tuple(_assumptions(table, present)),
         warnings=tuple(_warnings(table, variant, cells, made, record, blamed)),
-        facts=tuple(_facts(cells, done)),
+        facts=tuple(_facts(cells, list(done.values()))),
         command=record.command,
         claims=decide_claims(
             table, variant, made, record.curves, next(filter(None, objections), "")
@@ -100,10 +102,10 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 
 
 def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
-    """Return whether the runs are fewer than, or different from, those of the variant.
+    """Return whether a report lacks runs of its variant, or contains other runs.
 
-    Either the user asked for some cells, other seeds or other overrides, or some runs
-    have no number.
+    The result is True if the user asked for only some cells, for other seeds or for
+    other overrides, or if some runs have no number.
     """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
@@ -126,8 +128,6 @@ def draw_figures(
     Returns:
         The pictures, and one reason for every figure that could not be drawn.
     """
-    from fedexp.tables.report.pictures import RESERVED
-
     # One run may measure all points of a grid, so each run is drawn once.
     runs = [
         DrawnRun(
@@ -150,18 +150,18 @@ def draw_figures(
         for number, node in enumerate(table.drawings)
     ]
     pictures: tuple[Picture, ...] = ()
+    taken = {*number_pictures.RESERVED}
     missed = []
     notes = [texts.variant_note(report), texts.stamp(report)]
     for drawing in drawings:
         try:
             new = drawing.draw(runs, notes)
-            if twice := {picture.name for picture in new} & {
-                *RESERVED,
-                *(picture.name for picture in pictures),
-            }:
+            names = [picture.name for picture in new]
+            if twice := taken.intersection(names):
                 raise ConfigError(
                     f"another picture is called {', '.join(sorted(twice))}: give it a name"
                 )
+            taken.update(names)
             pictures += new
         except FedexpError as error:
             missed.append(f"{type(drawing).__name__} is not drawn: {error.what}")
@@ -179,10 +179,8 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
         drawings: Pictures of `draw_figures`.
         missed: Reasons why figures could not be drawn, which become warnings.
     """
-    from fedexp.tables.report.pictures import pictures as number_pictures
-
     if layout.has_reference(report) or not drawings:
-        drawings += number_pictures(report)
+        drawings += number_pictures.pictures(report)
     return replace(report, pictures=drawings, warnings=(*report.warnings, *missed))
 
 
@@ -205,8 +203,8 @@ def _judged_cell(
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
-    # If only some of the runs have values of the last ten rounds, no values are pooled,
-    # since they would not belong to the mean.
+    # If only some of the runs have values of the last ten rounds, no values are pooled.
+    # Their mean would be over fewer runs than the mean of the cell.
     cell = Cell(
         conditions=dict(planned.conditions),
         method=planned.method,
@@ -226,7 +224,7 @@ def _judged_cell(
         did_not_learn=tuple(
             is_at_chance(table, column, run, record.configs.get(run.config)) for run in done
         ),
-        parts=tuple(_mean_parts(done, table.headline.scale)),
+        parts=_mean_parts(done, table.headline.scale),
         failed=tuple(
             dict.fromkeys(f"{run.run}: {run.error}" for run in runs if run.status in FAILED)
         ),
@@ -234,29 +232,29 @@ def _judged_cell(
     )
     cell = _with_verdict(cell, table, _objection(runs, reduced, extra))
     if cell.verdict == "not run":
-        cell = replace(cell, reason=column.why or incomplete or _why_not_run(runs))
-    elif incomplete:
-        cell = replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete])))
-    if any(run.other_code for run in done):
-        cell = replace(
-            cell,
-            reason="; ".join(
-                filter(None, [cell.reason, "made by other code than the current one"])
-            ),
-        )
-    return cell
+        return replace(cell, reason=column.why or incomplete or _why_not_run(runs))
+    other = "made by other code than the current one" if any(r.other_code for r in done) else ""
+    return replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete, other])))
 
 
-def _mean_parts(runs: Sequence[RunRecord], scale: float) -> Iterable[tuple[str, float]]:
-    for name in runs[0].parts if runs else ():
-        if all(name in run.parts for run in runs):
-            yield name, sum(run.parts[name] for run in runs) / len(runs) * scale
+def _mean_parts(runs: Sequence[RunRecord], scale: float) -> tuple[tuple[str, float], ...]:
+    return tuple(
+        (name, sum(run.parts[name] for run in runs) / len(runs) * scale)
+        for name in (runs[0].parts if runs else ())
+        if all(name in run.parts for run in runs)
+    )
 
 
 def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
     where = {**run.conditions, **run.pooled}
-    typed = command(table, record.variant, record.extra, where, run.method, run.seed)
-    return Origin(run.run, typed, run.config, run.split, run.commit, run.date)
+    return Origin(
+        run.run,
+        command(table, record.variant, record.extra, where, run.method, run.seed),
+        run.config,
+        run.split,
+        run.commit,
+        run.date,
+    )
 
 
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
@@ -272,9 +270,6 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
     """
     if grid is None:
         return list(runs), ""
-    by_seed: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        by_seed.setdefault(run.split_seed, []).append(run)
 
     def score(run: RunRecord) -> float:
         value = run.value if grid.by is None else run.criterion
@@ -283,7 +278,7 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
         return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
 
     best, lacking = [], []
-    for split_seed, own in by_seed.items():
+    for split_seed, own in grouped((run.split_seed, run) for run in runs).items():
         absent = [run for run in own if run.value is None]
         if not absent:
             best.append(max(own, key=score))
@@ -337,17 +332,13 @@ def _objection(runs: Iterable[RunRecord], reduced: str, extra: Sequence[str]) ->
 
 
 def _why_not_run(runs: Sequence[RunRecord]) -> str:
-    failed = next((run for run in runs if run.status in FAILED), None)
-    if failed is not None:
-        return f"failed: {failed.error}"
-    return next((run.error for run in runs if run.error), "no run is done")
+    failures = [f"failed: {run.error}" for run in runs if run.status in FAILED]
+    errors = [run.error for run in runs if run.error]
+    return [*failures, *errors, "no run is done"][0]
 
 
 def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
-    rows: dict[str, list[Cell]] = {}
-    for cell in cells:
-        rows.setdefault(repr(cell.conditions), []).append(cell)
-    for row in rows.values():
+    for row in grouped((repr(cell.conditions), cell) for cell in cells).values():
         pairs = [
             (cell.paper, cell.mean)
             for cell in row
@@ -363,21 +354,20 @@ def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
     Differences are averaged over rows for each seed, then over seeds. Only seeds that
     all rows have count.
     """
+    unfit = ("not comparable", "not run")
     for column in table.methods:
         rows = [
             c
             for c in cells
-            if c.method == column.key and c.paper is not None and c.verdict not in _UNFIT
+            if c.method == column.key and c.paper is not None and c.verdict not in unfit
         ]
         by_row = [_by_seed(cell) for cell in rows]
         seeds = set.intersection(*map(set, by_row)) if by_row else set()
-        if seeds and not any(_endless(cell) for cell in rows):
+        numbers = [value for cell in rows for value in (*cell.values, cell.paper or 0.0)]
+        if seeds and all(map(math.isfinite, numbers)):
             means = [statistics.fmean(row[seed] for row in by_row) for seed in sorted(seeds)]
             interval = mean_interval(means, table.paper_runs or 1)
             yield Summary(column.key, len(rows), len(seeds), statistics.fmean(means), interval)
-
-
-_UNFIT = ("not comparable", "not run")
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
@@ -386,20 +376,15 @@ def _by_seed(cell: Cell) -> dict[int, float]:
     If runs of one seed are pooled in the cell, their mean is used.
     """
     assert cell.paper is not None
-    values: dict[int, list[float]] = {}
-    for seed, value in zip(cell.seeds, cell.values, strict=True):
-        values.setdefault(seed, []).append(value)
+    values = grouped(zip(cell.seeds, cell.values, strict=True))
     return {seed: statistics.fmean(own) - cell.paper for seed, own in values.items()}
 
 
-def _endless(cell: Cell) -> bool:
-    return not all(abs(value) < float("inf") for value in (*cell.values, cell.paper or 0.0))
-
-
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
-    """Yield the paper's cells that we have no number of, then `Table.omits`.
+    """Yield the paper's cells for which we have no number, then `Table.omits`.
 
-    If all cells with one condition, or with one method, are missing, they are one item.
+    If all cells with one value of a condition, or all cells of a method, are missing,
+    these cells are listed as one item.
     """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
@@ -427,7 +412,7 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 
 
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
-    """Yield (what, why) of all that the paper leaves open or that decides verdicts.
+    """Yield the report's assumptions as (what, why).
 
     The order is: the table's assumptions, grids with their own `Grid.by`, tolerances,
     the paper's number of runs.
@@ -437,14 +422,9 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     for column in table.methods:
         if column.grid is not None and column.grid.by is not None and column.key in present:
             grid = column.grid
-            data = (
-                "held-out data choose"
-                if column.grid.held_out
-                else "test data choose, so it is an oracle"
-            )
             yield (
                 f"{column.label}: the {grid.over} with the {grid.best} {grid.by} in every trial",
-                data,
+                "held-out data choose" if grid.held_out else "test data choose, so it is an oracle",
             )
 
     if not table.reference:
@@ -458,11 +438,11 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
 
     for column in table.methods:
         if column.tolerance is not None and column.key in present:
-            what = (
+            yield (
                 f"a tolerance of {column.tolerance.within:g} "
-                f"{layout.difference_unit(table.unit)} for {column.label}"
+                f"{layout.difference_unit(table.unit)} for {column.label}",
+                column.tolerance.why,
             )
-            yield what, column.tolerance.why
 
     if table.paper_runs is None and table.tolerance is not None:
         yield (
@@ -501,18 +481,17 @@ def _warnings(
 
     yield from _few_runs(cells, made)
     yield from _at_chance(made)
-    failed = [cell for cell in made if cell.failed]
-    if failed:
+    if failed := [cell for cell in made if cell.failed]:
         count = sum(len(cell.failed) for cell in failed)
-        names = texts.shortened(list(map(_name, failed)), _SHOWN)
+        names = texts.shortened(
+            [layout.cell_name(cell.method, cell.conditions) for cell in failed], _SHOWN
+        )
         yield f"{texts.count(count, 'run')} failed, in {names}"
     yield from _mixed_splits([run for run in runs if run.done], record.configs)
     done = list({run.run: run for run in runs if run.done}.values())
     yield from _mixed_headlines(done)
     yield from _mixed_versions(done)
-    other = [run for run in done if run.other_code]
-
-    if other:
+    if other := [run for run in done if run.other_code]:
         number, were = texts.count(len(other), "run"), "was" if len(other) == 1 else "were"
         codes = ", ".join(sorted({run.code[:8] for run in other}))
         yield (
@@ -520,9 +499,7 @@ def _warnings(
             "so rows may mix code"
         )
 
-    waiting = {run.run for run in runs if not run.done and run.others}
-
-    if waiting:
+    if waiting := {run.run for run in runs if not run.done and run.others}:
         yield (
             f"{texts.count(len(waiting), 'run')} exist only as results of other code: "
             f"--any-code shows them"
@@ -534,36 +511,29 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
 
     Results of 0.1 do not name their version.
     """
-    rows: dict[str, set[str]] = {}
-    for run in done:
-        row = " ".join(f"{key}={value}" for key, value in run.conditions.items())
-        rows.setdefault(row or "all", set()).add(run.fedexp_version or "0.1")
+    rows = grouped((_row_text(run) or "all", run.fedexp_version or "0.1") for run in done)
     mixed = [
-        f"{row} ({', '.join(sorted(versions))})"
-        for row, versions in rows.items()
-        if len(versions) > 1
+        f"{row} ({_listed(versions)})" for row, versions in rows.items() if len(set(versions)) > 1
     ]
     if mixed:
-        shown = "; ".join(mixed[:3])
-        more = f" and {len(mixed) - 3} more" if len(mixed) > 3 else ""
-        yield f"Runs of one row are of different versions of fedexp: {shown}{more}"
+        yield (
+            "Runs of one row are of different versions of fedexp: "
+            + texts.shortened(mixed, 3, "; ")
+        )
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield warnings about different headlines.
 
-    All runs of a table must have one headline rule (the rounds that count). All runs of
-    one method must have one headline metric.
+    All runs of a table must have the same headline rule, which determines the rounds
+    that count. All runs of a method must have the same headline metric.
     """
     rules = {run.rule for run in done}
     if len(rules) > 1:
-        yield f"Runs have different headline rules: {', '.join(sorted(rules))}"
-    metrics: dict[str, set[str]] = {}
-    for run in done:
-        metrics.setdefault(run.choice, set()).add(run.metric)
-    for method, names in metrics.items():
-        if len(names) > 1:
-            yield f"Runs of {method} have different headline metrics: {', '.join(sorted(names))}"
+        yield f"Runs have different headline rules: {_listed(rules)}"
+    for method, metrics in grouped((run.choice, run.metric) for run in done).items():
+        if len(set(metrics)) > 1:
+            yield f"Runs of {method} have different headline metrics: {_listed(metrics)}"
 
 
 def _at_chance(made: Sequence[Cell]) -> Iterable[str]:
@@ -571,7 +541,9 @@ def _at_chance(made: Sequence[Cell]) -> Iterable[str]:
     flagged = [cell for cell in made if any(cell.did_not_learn)]
     if flagged:
         count = sum(sum(cell.did_not_learn) for cell in flagged)
-        names = texts.shortened(list(map(_name, flagged)), _SHOWN)
+        names = texts.shortened(
+            [layout.cell_name(cell.method, cell.conditions) for cell in flagged], _SHOWN
+        )
         yield (
             f"{texts.count(count, 'run')} did not learn: the accuracy is at chance level, in "
             f"{names}. The numbers count in every mean and test"
@@ -591,7 +563,13 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
             f"see each cell"
         )
     if partial:
-        shown = texts.shortened([f"{_name(cell)} {cell.n}/{of}" for cell, of in partial], _SHOWN)
+        shown = texts.shortened(
+            [
+                f"{layout.cell_name(cell.method, cell.conditions)} {cell.n}/{of}"
+                for cell, of in partial
+            ],
+            _SHOWN,
+        )
         yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
 
 
@@ -606,22 +584,14 @@ def _mixed_splits(
 ) -> Iterable[str]:
     """Yield warnings about different data.
 
-    Methods in one row with one split seed must see one split. One data set must have
-    one fingerprint.
+    All methods must see the same split in a row with one split seed. A data set must
+    have the same fingerprint in all runs.
 
     Args:
         done: Runs with a result.
         configs: Configs of the runs by their hashes.
     """
-    rows: dict[str, list[RunRecord]] = {}
-    data: dict[str, set[str]] = {}
-    for run in done:
-        row = " ".join(
-            [*(f"{key}={value}" for key, value in run.conditions.items()), run.split_seed]
-        )
-        rows.setdefault(row, []).append(run)
-        data.setdefault(run.dataset, set()).add(run.data)
-
+    rows = grouped((" ".join(filter(None, [_row_text(run), run.split_seed])), run) for run in done)
     mixed = {row: runs for row, runs in rows.items() if len({run.split for run in runs}) > 1}
     if mixed:
         shown = texts.shortened(list(mixed), _SHOWN, "; ")
@@ -629,12 +599,14 @@ def _mixed_splits(
         reason = _split_reason(max(mixed.values(), key=len), configs)
         yield f"Methods of one row and seed saw different data splits: {shown}. {reason}"
 
-    for name, hashes in data.items():
-        if len(hashes) > 1:
-            yield (
-                f"Data set {name} was not the same in all runs: "
-                f"{', '.join(sorted(h[:8] for h in hashes))}"
-            )
+    for name, hashes in grouped((run.dataset, run.data) for run in done).items():
+        if len(set(hashes)) > 1:
+            shown = ", ".join(sha[:8] for sha in sorted(set(hashes)))
+            yield f"Data set {name} was not the same in all runs: {shown}"
+
+
+def _row_text(run: RunRecord) -> str:
+    return " ".join(f"{key}={value}" for key, value in run.conditions.items())
 
 
 def _split_reason(runs: Sequence[RunRecord], configs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -660,7 +632,6 @@ def _split_reason(runs: Sequence[RunRecord], configs: Mapping[str, Mapping[str, 
 
 
 def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[tuple[str, str]]:
-    done = list({run.run: run for run in done}.values())
     if not done:
         return
     yield (
@@ -673,25 +644,25 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
     if phases := _phases(done):
         yield "of it", ", ".join(f"{name} {layout.duration(own)}" for name, own in phases)
 
-    for name, key in (
-        ("commit", "commit"),
-        ("hardware", "gpu"),
-        ("processor", "processor"),
-        ("engine", "engine"),
-        ("platform", "platform"),
-    ):
-        if values := sorted({getattr(run, key) for run in done} - {""}):
-            yield name, ", ".join(values)
+    known = {
+        "commit": _listed(run.commit for run in done if run.commit),
+        "hardware": _listed(run.gpu for run in done if run.gpu),
+        "processor": _listed(run.processor for run in done if run.processor),
+        "engine": _listed(run.engine for run in done if run.engine),
+        "threads": _listed(str(run.threads) for run in done if run.threads),
+        "platform": _listed(run.platform for run in done if run.platform),
+    }
+    yield from ((name, values) for name, values in known.items() if values)
 
-    if threads := {run.threads for run in done if run.threads}:
-        yield "threads", _sorted_text(threads)
-    yield "torch", ", ".join(sorted({run.torch for run in done}))
-    yield "seeds", _sorted_text({run.seed for run in done})
-    data = {(run.dataset, run.data) for run in done}
-    yield "data sha256", ", ".join(f"{name} {sha[:16]}" for name, sha in sorted(data))
-    yield "split sha256", ", ".join(sorted({run.split[:8] for run in done}))
-    yield "code hash", ", ".join(sorted({run.code[:8] for run in done}))
-    yield "headline", ", ".join(sorted({f"{run.metric} ({run.rule})" for run in done}))
+    data = sorted({(run.dataset, run.data) for run in done})
+    yield from {
+        "torch": _listed(run.torch for run in done),
+        "seeds": _sorted_text({run.seed for run in done}),
+        "data sha256": ", ".join(f"{name} {sha[:16]}" for name, sha in data),
+        "split sha256": _listed(run.split[:8] for run in done),
+        "code hash": _listed(run.code[:8] for run in done),
+        "headline": _listed(f"{run.metric} ({run.rule})" for run in done),
+    }.items()
 
 
 def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
@@ -704,8 +675,9 @@ def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
     return sorted(((name, own) for name, own in sums.items() if own), key=lambda phase: -phase[1])
 
 
-def _name(cell: Cell) -> str:
-    return layout.cell_name(cell.method, cell.conditions)
+def _listed(values: Iterable[str]) -> str:
+    """Return the different values in alphabetic order."""
+    return ", ".join(sorted(set(values)))
 
 
 def _sorted_text(seeds: Iterable[int]) -> str:

@@ -1,6 +1,6 @@
-"""Jobs of a table: one run for every row, method and seed.
+"""The jobs of a table: one run for every row, method, seed and grid point.
 
-Jobs that share most of their computation are next to each other.
+Cells may share runs. Jobs that share most of their computation are next to each other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from fedexp.core.errors import ConfigError, nearest, suggest
+from fedexp.tables.grouping import grouped
+from fedexp.tables.report.layout import label
 from fedexp.tables.report.report import Value, Variant
 from fedexp.tables.schema import Column, OverrideRule, Table, fits
 
@@ -31,7 +33,8 @@ class Job:
 
     Args:
         seed: Seed of the run.
-        pooled: Conditions of the run that are not conditions of the row.
+        pooled: Conditions of the run that do not identify its row. Runs that differ
+            only in these conditions are in one cell.
         declared: Overrides of the table, then the user's overrides of keys that the
             table leaves to the user.
         overrides: Overrides of the table, then all of the user's that apply to the
@@ -50,7 +53,7 @@ class Job:
 class PlannedCell:
     """A cell of the table with the jobs that it needs.
 
-    A cell has no jobs if its method does not exist.
+    A cell has no jobs if its method does not exist in fedexp.
     """
 
     conditions: dict[str, Value]
@@ -89,12 +92,11 @@ def planned_cells(
         ConfigError: The table has no such variant, or no cell fits `only`.
     """
     table.check(variant)
+    wanted = {key: list(values) for key, values in (only or {}).items()}
     found: dict[tuple[tuple[Value, ...], str], list[Job]] = {}
     for full in _points(table, variant):
         for column in table.methods:
-            if not fits(column.where, full, column.key) or not _wanted(
-                only or {}, {**full, "method": column.key}
-            ):
+            if not all(fits(where, full, column.key) for where in (column.where, wanted)):
                 continue
             place = table.row_key(full), column.key
             jobs = found.setdefault(place, [])
@@ -117,7 +119,8 @@ def planned_cells(
     if table.server_data == "reserved":
         _check_reserved(table, found)
     if not found:
-        raise ConfigError("no cell of the table fits", where="--only", got=_only_text(only or {}))
+        clauses = [f"{key}={','.join(map(str, values))}" for key, values in wanted.items()]
+        raise ConfigError("no cell of the table fits", where="--only", got=" ".join(clauses))
     return tuple(
         PlannedCell(dict(zip(table.keys, place, strict=True)), method, tuple(jobs))
         for (place, method), jobs in found.items()
@@ -168,20 +171,19 @@ def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
     The jobs are sorted by row, pooled conditions, seed and method, so jobs that train
     the same clients are next to each other.
     """
-    keyed: list[tuple[int, int, int, Job]] = []
-    rows: dict[str, int] = {}
-    for cell in cells:
-        for job in cell.jobs:
-            row = rows.setdefault(repr((cell.conditions, job.pooled)), len(rows))
-            keyed.append((row, job.seed, len(keyed), job))
-    return list(
-        {job.overrides: job for *_, job in sorted(keyed, key=lambda item: item[:3])}.values()
+    rows = grouped(
+        (repr((cell.conditions, job.pooled)), job) for cell in cells for job in cell.jobs
     )
+    ordered = [job for jobs in rows.values() for job in sorted(jobs, key=lambda job: job.seed)]
+    return list({job.overrides: job for job in ordered}.values())
 
 
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
     """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``."""
     only: dict[str, list[Value]] = {}
+    points = [
+        point for variant in ("full", "reduced", "smoke") for point in _points(table, variant)
+    ]
     for clause in clauses:
         key, equals, text = clause.partition("=")
         if not equals:
@@ -192,7 +194,7 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
         known = (
             list(table.columns)
             if key == "method"
-            else list(dict.fromkeys(p[key] for p in _all_points(table)))
+            else list(dict.fromkeys(point[key] for point in points))
         )
 
         for value in values:
@@ -230,9 +232,7 @@ def command(
 
 def _typed(value: Value) -> str:
     """Return a value as a text that YAML reads back as the same value."""
-    text = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    text = label(value)
     # YAML reads 1e-05 as text.
     if isinstance(value, float) and "." not in text:
         text = text.replace("e", ".0e")
@@ -265,15 +265,6 @@ def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
                 yield dict(zip(table.conditions, values, strict=True))
 
 
-def _all_points(table: Table) -> Iterator[dict[str, Value]]:
-    for variant in ("full", "reduced", "smoke"):
-        yield from _points(table, variant)
-
-
-def _wanted(only: Mapping[str, Sequence[Value]], cell: Mapping[str, Value]) -> bool:
-    return all(cell[key] in values for key, values in only.items())
-
-
 def _overrides(
     table: Table, variant: Variant, full: dict[str, Value], method: str, by_point: tuple[str, ...]
 ) -> list[str]:
@@ -284,20 +275,17 @@ def _overrides(
     """
     smaller = table.smaller(variant)
     found = [f"experiment={table.experiment}"] if table.experiment else []
+    conditions = table.conditions | (smaller.conditions if smaller else {})
     for key, value in full.items():
-        templates = (smaller.conditions if smaller else {}).get(key, table.conditions[key])
-        found += [
-            _filled(table, key, text, full) for text in _templates(table, key, value, templates)
-        ]
+        templates = _templates(table, key, value, conditions[key])
+        found += [_filled(table, key, template, full) for template in templates]
     if table.server_data == "reserved":
         found += _RESERVED
     found += [*(table.columns[method].overrides or ()), *by_point]
     found += _ruled(table.rules, full, method)
-    return (
-        found
-        if smaller is None
-        else [*found, *smaller.overrides, *_ruled(smaller.rules, full, method)]
-    )
+    if smaller is not None:
+        found += [*smaller.overrides, *_ruled(smaller.rules, full, method)]
+    return found
 
 
 def _ruled(rules: Sequence[OverrideRule], full: dict[str, Value], method: str) -> list[str]:
@@ -341,7 +329,3 @@ def _filled(table: Table, key: str, template: str, full: dict[str, Value]) -> st
             expected="conditions in braces, e.g. clients={clients}: " + ", ".join(full),
             do=suggest(str(error.args[0]), full) if isinstance(error, KeyError) else None,
         ) from None
-
-
-def _only_text(only: Mapping[str, Sequence[Value]]) -> str:
-    return " ".join(f"{key}={','.join(map(str, values))}" for key, values in only.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from string import Formatter
 
 from fedexp.core.build import require
@@ -17,8 +17,7 @@ def check_table(table: Table) -> None:
         ConfigError: The first problem, with its place in the file.
     """
     _check_values(table)
-    for key in table.keys:
-        require_known(key, table.conditions, "keys")
+    require_known(table.keys, table.conditions, "keys")
     _check_condition_grids(table)
     _check_where_clauses(table)
     _check_paths(table)
@@ -32,17 +31,18 @@ def check_table(table: Table) -> None:
 
 def _check_values(table: Table) -> None:
     """Check values that do not depend on other parts of the table."""
-    require(
-        len({column.key for column in table.methods}) == len(table.methods) > 0,
-        "methods: keys must differ",
-    )
+    keys = {column.key for column in table.methods}
+    require(len(keys) == len(table.methods) > 0, "methods: keys must differ")
     check_seeds(table.seeds)
-    require(table.tie >= 0, "tie must not be negative")
-    require(table.flop is None or table.flop > 0, "flop must be positive")
-    require(table.paper_runs is None or table.paper_runs > 0, "paper_runs must be positive")
-    require(
-        len({claim.id for claim in table.claims}) == len(table.claims), "claims: ids must differ"
-    )
+    ids = {claim.id for claim in table.claims}
+    checks = {
+        "tie must not be negative": table.tie >= 0,
+        "flop must be positive": table.flop is None or table.flop > 0,
+        "paper_runs must be positive": table.paper_runs is None or table.paper_runs > 0,
+        "claims: ids must differ": len(ids) == len(table.claims),
+    }
+    for message, holds in checks.items():
+        require(holds, message)
 
 
 def _check_condition_grids(table: Table) -> None:
@@ -51,8 +51,7 @@ def _check_condition_grids(table: Table) -> None:
         smaller = table.smaller(variant)
         for number, grid in enumerate((smaller and smaller.grids) or table.grids):
             where = f"{variant if smaller else ''}.grids[{number}]".lstrip(".")
-            for key in grid:
-                require_known(key, table.conditions, where)
+            require_known(grid, table.conditions, where)
             missing = [key for key in table.conditions if key not in grid]
             require(not missing, f"{where}: no value of {', '.join(missing)}")
 
@@ -60,8 +59,7 @@ def _check_condition_grids(table: Table) -> None:
 def _check_where_clauses(table: Table) -> None:
     """Check that every ``where`` clause names only conditions or ``method``."""
     for where, clause in _where_clauses(table):
-        for key in clause:
-            require_known(key, ["method", *table.conditions], where)
+        require_known(clause, ["method", *table.conditions], where)
 
 
 def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
@@ -76,19 +74,11 @@ def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
 
 def _check_paths(table: Table) -> None:
     """Check the placeholders in the paths at which numbers are read."""
-    for where, path, names in _paths(table):
-        for key in _names_in_braces(path, where):
-            require_known(key, names, where)
-
-
-def _paths(table: Table) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the place of each path in the file, the path, and allowed placeholders."""
-    keys = list(table.keys)
-    yield "headline.value", table.headline.value, keys
-    yield "headline.pooled_rounds", table.headline.pooled_rounds or "", keys
+    for name in ("value", "pooled_rounds"):
+        _check_placeholders(getattr(table.headline, name), table.keys, f"headline.{name}")
     for column in table.methods:
-        names = [*keys, "point"] if column.grid else keys
-        yield f"methods.{column.key}.value", column.value or "", names
+        names = [*table.keys, "point"] if column.grid else table.keys
+        _check_placeholders(column.value, names, f"methods.{column.key}.value")
 
 
 def _check_point_grid(table: Table, column: Column) -> None:
@@ -98,10 +88,8 @@ def _check_point_grid(table: Table, column: Column) -> None:
         return
 
     for override in grid.overrides:
-        for key in _names_in_braces(override, f"{where}.overrides"):
-            require_known(key, ["point"], f"{where}.overrides")
-    for key in _names_in_braces(grid.by or "", f"{where}.by"):
-        require_known(key, [*table.keys, "point"], f"{where}.by")
+        _check_placeholders(override, ["point"], f"{where}.overrides")
+    _check_placeholders(grid.by, [*table.keys, "point"], f"{where}.by")
 
     if problem := _point_grid_problem(table, column):
         raise ConfigError(problem, where=where, expected="see Grid in fedexp.tables.schema")
@@ -131,14 +119,13 @@ def _point_grid_problem(table: Table, column: Column) -> str:
 
 def _check_column_references(table: Table, column: Column) -> None:
     """Check the other columns that a column names."""
-    for other in (column.reads, column.equals and column.equals.column):
-        if other is not None:
-            require_known(other, table.columns, f"methods.{column.key}")
+    others = [column.reads, column.equals and column.equals.column]
+    named = [other for other in others if other is not None]
+    require_known(named, table.columns, f"methods.{column.key}")
     if column.equals is None:
         return
 
-    for key in column.equals.where:
-        require_known(key, table.keys, f"methods.{column.key}.equals.where")
+    require_known(column.equals.where, table.keys, f"methods.{column.key}.equals.where")
     if table.columns[column.equals.column].equals is not None:
         raise ConfigError(
             (
@@ -152,24 +139,22 @@ def _check_column_references(table: Table, column: Column) -> None:
 
 def _check_claim(table: Table, claim: Claim) -> None:
     """Check the columns and conditions that a claim names."""
-    for name in (*claim.a, *claim.b):
-        require_known(name, table.columns, f"claims.{claim.id}")
-    for key in claim.only:
-        require_known(key, table.keys, f"claims.{claim.id}.only")
-    for key in claim.keys_along:
-        require_known(key, table.keys, f"claims.{claim.id}.along")
+    require_known((*claim.a, *claim.b), table.columns, f"claims.{claim.id}")
+    require_known(claim.only, table.keys, f"claims.{claim.id}.only")
+    require_known(claim.keys_along, table.keys, f"claims.{claim.id}.along")
 
 
 def _check_reference(table: Table) -> None:
     """Check the rows of the paper's numbers."""
     for row in table.reference:
-        require_known(row.get("method"), table.columns, "reference")
-        for key in row:
-            require_known(key, [*table.keys, "method", "value", "sd"], "reference")
+        require_known([row.get("method")], table.columns, "reference")
+        require_known(row, [*table.keys, "method", "value", "sd"], "reference")
 
 
-def _names_in_braces(path: str, where: str) -> list[str]:
+def _check_placeholders(text: str | None, known: Collection[str], where: str) -> None:
+    """Check that every placeholder in a text is known."""
     try:
-        return [name for _, name, _, _ in Formatter().parse(path) if name is not None]
+        fields = list(Formatter().parse(text or ""))
     except ValueError as error:
-        raise ConfigError(f"'{path}' cannot be filled in", where=where, got=str(error)) from None
+        raise ConfigError(f"'{text}' cannot be filled in", where=where, got=str(error)) from None
+    require_known([name for _, name, _, _ in fields if name is not None], known, where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scipy.stats import binom, t
@@ -28,7 +28,7 @@ from fedexp.tables.verdicts import LEVEL
 
 # Values of a table's keys, which identify a row.
 RowKey = tuple[Value, ...]
-# Points (iteration or round, value), ascending.
+# Points (iteration or round, value), in ascending order of iterations or rounds.
 Curve = Sequence[tuple[float, float]]
 # Curves by row, column, split seed and the claim's `curve`.
 Curves = Mapping[tuple[RowKey, str, str, str], Curve]
@@ -180,8 +180,9 @@ def _scope(table: Table, variant: Variant) -> str:
 def _objection(claim: Claim, table: Table, variant: Variant) -> str:
     """Return why a smaller variant cannot decide a claim, empty if it can.
 
-    The reduced variant can decide a claim about an order if it has all conditions that
-    the claim names.
+    The reduced variant can decide a claim about an order if it has all rows of the
+    claim, with the same data sets. A claim about rows that only the reduced variant has
+    is decided by them.
     """
     if variant == "smoke":
         return "a smoke run only shows that the pipeline works"
@@ -195,33 +196,31 @@ def _objection(claim: Claim, table: Table, variant: Variant) -> str:
     if any(table.value_path(column).startswith(_COSTS) for column in columns):
         return "a claim about a cost needs the paper's settings"
 
-    for key, values in _named(claim, table).items():
-        full, reduced = (
-            {repr(cell.conditions.get(key)) for cell in planned_cells(table, form)}
-            for form in ("full", "reduced")
-        )
-        lacking = [value for value in values if repr(value) in full - reduced]
-        if lacking:
-            return f"the reduced form lacks {key}={', '.join(map(str, lacking))}"
-    return ""
+    full, reduced = (
+        {place for group in _groups(claim, table, form) for place in group.places}
+        for form in ("full", "reduced")
+    )
+    if lacking := len(full - reduced):
+        return f"the reduced form lacks {lacking} of {len(full)} rows of the claim"
+    datasets = [_datasets(claim, table, form, full) for form in ("full", "reduced")]
+    return "" if datasets[0] == datasets[1] else "the reduced form has other data sets"
 
 
-def _named(claim: Claim, table: Table) -> dict[str, list[Value]]:
-    """Return the values of conditions that a claim names, by key.
-
-    It names the values in `Claim.only`, in its columns' ``where``, and every step of a
-    trend.
-    """
-    columns = [table.columns[name] for name in (*claim.a, *claim.b)]
-    named: dict[str, list[Value]] = {}
-    for where in (claim.only, *(column.where for column in columns)):
-        for key, value in where.items():
-            named.setdefault(key, []).extend(value if isinstance(value, list) else [value])
-    for key in claim.keys_along:
-        named.setdefault(key, []).extend(
-            place.conditions[key] for place in planned_cells(table, "full")
-        )
-    return {key: list(dict.fromkeys(values)) for key, values in named.items() if key in table.keys}
+def _datasets(
+    claim: Claim, table: Table, variant: Variant, places: Collection[RowKey]
+) -> dict[tuple[RowKey, str], set[str]]:
+    """Return the overrides of ``dataset`` in a claim's cells, by row and column."""
+    names = {*claim.a, *claim.b}
+    return {
+        (place, planned.method): {
+            override
+            for job in planned.jobs
+            for override in job.overrides
+            if override.startswith("dataset=")
+        }
+        for planned in planned_cells(table, variant)
+        if planned.method in names and (place := table.row_key(planned.conditions)) in places
+    }
 
 
 def _superseded(claim: Claim, table: Table, variant: Variant) -> str:
@@ -357,9 +356,9 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
 
 
 def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
-    """Return the test whether column a is better than the number `claim.than`.
+    """Return the test of whether column a is better than the number `claim.than`.
 
-    It must be better by more than `claim.by`.
+    The column must be better by more than `claim.by`.
     """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
@@ -411,10 +410,10 @@ def _less(a: float, b: float) -> float:
 def _sooner(
     claim: Claim, numbers: Numbers, place: RowKey, a: str, b: str, higher_is_better: bool
 ) -> tuple[float, ...]:
-    """Return how many iterations or rounds a needs less than b to reach the target.
+    """Return by how much column a reaches the target earlier than column b.
 
-    There is one number for every split seed. A target that is never reached counts as
-    infinitely late.
+    The unit is iterations or rounds. There is one number for every split seed. A target
+    that is never reached counts as infinitely late.
     """
     assert claim.curve is not None and claim.target is not None
     split_seeds = [

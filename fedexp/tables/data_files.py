@@ -1,6 +1,7 @@
-"""The files of fedexp's data sets, known without importing torch.
+"""The names of the files of fedexp's data sets, known without importing torch.
 
-`fedexp.data` has the classes that read them. A test compares both.
+The classes in `fedexp.data` read these files. A test compares their file names with
+these.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ _IDX = tuple(
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
 _DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-_TINY = "tiny-imagenet-200"
 
 # Files by option of `dataset`, relative to the data root. Options whose files are not
 # fixed are absent.
@@ -39,15 +39,19 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "svhn": ("train_32x32.mat", "test_32x32.mat"),
     "synthetic": (),
     "tiny_imagenet": (
-        f"{_TINY}/train",
-        f"{_TINY}/val/images",
-        f"{_TINY}/val/val_annotations.txt",
+        "tiny-imagenet-200/train",
+        "tiny-imagenet-200/val/images",
+        "tiny-imagenet-200/val/val_annotations.txt",
     ),
 }
 
 
 def data_root(overrides: Iterable[str] = ()) -> Path:
-    """Return the folder of data sets: an override's, ``FEDEXP_DATA``, or ``data``."""
+    """Return the folder of the data sets.
+
+    It is the value of an override of ``data_root``, else that of the environment
+    variable ``FEDEXP_DATA``, else ``data``.
+    """
     root = os.environ.get("FEDEXP_DATA", "data")
     for override in overrides:
         key, _, value = override.partition("=")

@@ -57,7 +57,7 @@ def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         overrides: Overrides of the user for every run.
     """
     from fedexp.tables.cells import planned_cells
-    from fedexp.tables.lookup import FAILED, Finder
+    from fedexp.tables.lookup import FAILED, find_run
 
     try:
         table = load_table(name)
@@ -66,7 +66,7 @@ def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         return _broken_row(name, error) | {"cells": 0, "without_method": 0, "runs": 0}
 
     jobs = {job.overrides: job for planned in cells for job in planned.jobs}
-    runs = list(map(Finder(), jobs.values()))
+    runs = list(map(find_run, jobs.values()))
     statuses = [run.status for run in runs]
     done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
     state = (
@@ -110,8 +110,8 @@ def _row_of_file(table: Table, root: Path) -> dict[str, Any]:
 
 def _broken_row(name: str, error: FedexpError) -> dict[str, Any]:
     where = error.facts.get("where")
-    problem = error.what + (f" ({where})" if where else "")
-    return {"table": name, **_EMPTY, "state": f"broken: {problem}"}
+    place = f" ({where})" if where else ""
+    return {"table": name, **_EMPTY, "state": f"broken: {error.what}{place}"}
 
 
 def _data_of_runs(runs: Iterable[CellRun]) -> dict[str, bool]:

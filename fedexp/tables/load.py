@@ -25,33 +25,28 @@ def with_tuned(table: Table) -> Table:
         return table
     tuning, columns = load_tuning(table.tuned), list(table.methods)
 
+    require_known(tuning.sweeps, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
     for key in tuning.sweeps:
-        require_known(key, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
         base, setting = table.columns[key], tuning.setting(key)
-        rules = [
-            rule
-            for one in (table, table.reduced)
-            if one
-            for rule in one.rules
-            if "method" in rule.where
-        ]
+        rules = [*table.rules, *(table.reduced.rules if table.reduced else ())]
         own = [
             override
             for rule in rules
-            if fits(rule.where, tuning.cell, key)
+            if "method" in rule.where and fits(rule.where, tuning.cell, key)
             for override in rule.overrides
         ]
-        column = replace(
-            base,
-            key=f"{key}_tuned",
-            label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
-            role="ours",
-            overrides=setting and (*(base.overrides or ()), *own, *setting),
-            why="" if setting else f"not chosen yet: run fedexp-table tune {table.tuned} {key}",
-            where={**base.where, **tuning.where},
-            equals=None,
+        columns.append(
+            replace(
+                base,
+                key=f"{key}_tuned",
+                label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
+                role="ours",
+                overrides=setting and (*(base.overrides or ()), *own, *setting),
+                why="" if setting else f"not chosen yet: run fedexp-table tune {table.tuned} {key}",
+                where={**base.where, **tuning.where},
+                equals=None,
+            )
         )
-        columns.append(column)
 
     return replace(table, methods=tuple(columns))
 
@@ -79,8 +74,8 @@ def load_table(name: str) -> Table:
     """
     known = table_names()
     if name not in known:
-        ends = [full for full in known if full.rpartition("/")[2] == name]
-        near = next(iter(ends), nearest(name, known))
+        with_end = (full for full in known if full.rpartition("/")[2] == name)
+        near = next(with_end, nearest(name, known))
         raise ConfigError(
             f"unknown table '{name}'",
             expected=", ".join(known) or "a file in conf/table",

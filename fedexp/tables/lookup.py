@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import RunFolder, read_result_and_status, trace_rows
 from fedexp.tables.cells import Job, PlannedCell
 
-# Statuses of runs that ended without a usable result.
+# Statuses of runs that have ended without a usable result.
 FAILED = ("failed", "damaged")
 _CODE = re.compile(r"[0-9a-f]{8}")
 _NAMED = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\.(.+)")
@@ -36,7 +36,8 @@ class CellRun:
         others: Folders of results that other code made, newest first.
         status: One of done, failed, damaged, missing, running, interrupted ...
         error: Error of a run that failed, in one line.
-        altered: Whether the user's overrides change the run, so it is not the table's.
+        altered: Whether the user's overrides change the run. Such a run is not one of
+            the table's.
         date: Date of the result as YYYY-MM-DD, empty if its status has none.
     """
 
@@ -52,74 +53,77 @@ class CellRun:
     date: str = ""
 
 
-class Finder:
-    """A function that finds the run of a job.
+def find_run(job: Job, *, any_code: bool = False) -> CellRun:
+    """Find the run of a job in its present state.
 
     Args:
+        job: The job.
         any_code: Whether to take the newest result of other code if the current code
             has made none.
     """
-
-    def __init__(self, *, any_code: bool = False) -> None:
-        self._any_code = any_code
-
-    def __call__(self, job: Job) -> CellRun:
-        """Return the run of a job in its present state."""
-        try:
-            config = compose(list(job.overrides))
-        except ConfigError as error:
-            return CellRun(job, Path(), error=f"its config cannot be composed: {error.what}")
-        run = RunFolder.of(config)
-        folder = run.path
-        others = tuple(_other_results(folder))
-        other = False
-        result, state = read_result_and_status(run)
-        if self._any_code and others and not result and state.get("status") != "damaged":
-            folder, other = others[0], True
-            result, newest = read_result_and_status(RunFolder(folder))
-            state = newest if result or newest.get("status") == "damaged" else state
-        return CellRun(
-            job,
-            folder,
-            config,
-            result,
-            other,
-            others,
-            status="done" if result else str(state.get("status", "missing")),
-            error="" if result else str(state.get("error") or ""),
-            altered=self._is_altered(job, config),
-            date=str(state.get("updated") or "")[:10] if result else "",
-        )
-
-    def _is_altered(self, job: Job, config: ResolvedConfig) -> bool:
-        if job.declared == job.overrides:
-            return False
-        try:
-            return config_hash(compose(list(job.declared))) != config_hash(config)
-        except FedexpError:
-            return True
+    try:
+        config = compose(list(job.overrides))
+    except ConfigError as error:
+        return CellRun(job, Path(), error=f"its config cannot be composed: {error.what}")
+    run = RunFolder.of(config)
+    folder = run.path
+    others = _other_results(folder)
+    other = False
+    result, state = read_result_and_status(run)
+    if any_code and others and not result and state.get("status") != "damaged":
+        folder, other = others[0], True
+        result, newest = read_result_and_status(RunFolder(folder))
+        state = newest if result or newest.get("status") == "damaged" else state
+    return CellRun(
+        job,
+        folder,
+        config,
+        result,
+        other,
+        others,
+        status="done" if result else str(state.get("status", "missing")),
+        error="" if result else str(state.get("error") or ""),
+        altered=_is_altered(job, config),
+        date=str(state.get("updated") or "")[:10] if result else "",
+    )
 
 
-def _other_results(folder: Path) -> Iterator[Path]:
-    paths = [
-        path.parent
+def _is_altered(job: Job, config: ResolvedConfig) -> bool:
+    if job.declared == job.overrides:
+        return False
+    try:
+        return config_hash(compose(list(job.declared))) != config_hash(config)
+    except FedexpError:
+        return True
+
+
+def _other_results(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of results that other code made, newest first."""
+    files = [
+        path
         for path in folder.parent.glob("*/result.json")
         if path.parent != folder and _CODE.fullmatch(path.parent.name)
     ]
-    yield from sorted(paths, key=lambda path: (path / "result.json").stat().st_mtime, reverse=True)
+    files.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return tuple(path.parent for path in files)
 
 
-def find(cells: Sequence[PlannedCell], finder: Finder) -> dict[tuple[str, ...], CellRun]:
+def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[str, ...], CellRun]:
     """Find the runs of all jobs, by overrides.
 
     Overrides of the user may turn several jobs into one run. Such a run is altered if
     it is altered for any of these jobs.
+
+    Args:
+        cells: Cells with their jobs.
+        any_code: Whether to take the newest result of other code if the current code
+            has made none.
     """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
     # Cells may share runs.
     each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}
     for job in each.values():
-        run = finder(job)
+        run = find_run(job, any_code=any_code)
         if run.altered or job.overrides not in cell_runs:
             cell_runs[job.overrides] = run
     return cell_runs

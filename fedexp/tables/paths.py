@@ -95,12 +95,13 @@ def check_path(path: str, experiment: Experiment, where: str) -> None:
 
 def _check_metric(path: str, name: str, names: list[str], where: str) -> None:
     if name not in names:
-        error = _unknown(path, where, suggest(name, names))
-        error.facts["expected"] = ", ".join(names)
-        raise error
+        raise _unknown(path, where, suggest(name, names), ", ".join(names))
 
 
-def _unknown(path: str, where: str, do: str) -> ConfigError:
+def _unknown(path: str, where: str, do: str, expected: str | None = None) -> ConfigError:
     return ConfigError(
-        f"'{path}' is not measured: no result of these runs can have it", where=where, do=do
+        f"'{path}' is not measured: no result of these runs can have it",
+        where=where,
+        expected=expected,
+        do=do,
     )

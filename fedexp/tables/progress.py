@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedexp.storage.stored_run import read_mapping
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report.layout import duration
 
 # Seconds between two readings of the run folders.
@@ -18,12 +19,12 @@ _INTERVAL = 0.5
 
 @dataclass
 class _LaunchedRun:
-    """A launched job: its column, its folder, and the number of earlier attempts."""
+    """A launched job: column, folder of the run, and number of earlier attempts."""
 
     method: str
     folder: Path
     attempts: int
-    # Computing time (0 if the run failed), None until the run has ended.
+    # Computing time in seconds (0 if the run failed), None until the run has ended.
     seconds: float | None = None
 
 
@@ -35,7 +36,7 @@ class ProgressMonitor:
     Args:
         name: Name of the table.
         jobs: (column, run folder) of the runs to execute.
-        done: Number of runs that have been done before.
+        done: Number of the table's runs that were done before the launch.
     """
 
     def __init__(self, name: str, jobs: Sequence[tuple[str, Path]], done: int) -> None:
@@ -99,17 +100,12 @@ class ProgressMonitor:
         Args:
             elapsed: Seconds since the start.
         """
-        ended = [job for job in self._jobs if job.seconds]
+        costs = grouped((job.method, job.seconds) for job in self._jobs if job.seconds)
+        ended = [job.seconds for job in self._jobs if job.seconds]
         if not ended:
             return 0.0
-        spent = sum(job.seconds or 0.0 for job in ended)
-        every = spent / len(ended)
-        expected = 0.0
-        for job in self._jobs:
-            if job.seconds is None:
-                like = [other.seconds or 0.0 for other in ended if other.method == job.method]
-                expected += sum(like) / len(like) if like else every
-        return expected * elapsed / spent
+        left = [costs.get(job.method, ended) for job in self._jobs if job.seconds is None]
+        return sum(sum(own) / len(own) for own in left) * elapsed / sum(ended)
 
 
 def _attempts(folder: Path) -> int:

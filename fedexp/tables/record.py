@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from fedexp.storage.identity import config_hash
 from fedexp.storage.run_folder import rows_of
 from fedexp.tables.cells import Job, PlannedCell, placeholders
 from fedexp.tables.claims import Curve, Curves, RowKey
+from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
-from fedexp.tables.report.csv import inert
+from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
@@ -62,7 +63,8 @@ class RunRecord:
         status: One of done, failed, damaged, missing ...
         error: Error of the run.
         run: Folder of the run, relative to the output root.
-        altered: Whether the user's overrides change the run, so it is not the table's.
+        altered: Whether the user's overrides change the run. Such a run is not one of
+            the table's.
         other_code: Whether code other than the current one made the result.
         others: Number of this run's results that other code has made.
         lossy: Names of the run's data sets that differ from the originals.
@@ -85,7 +87,7 @@ class RunRecord:
         torch: Version of torch.
         fedexp_version: Version of fedexp.
         date: Date of the result.
-        pooled: Conditions of the run that are not conditions of the row.
+        pooled: Conditions of the run that do not identify its row.
         phases: Seconds by phase.
         parts: Metrics of classes and clients.
     """
@@ -130,6 +132,10 @@ class RunRecord:
     @property
     def done(self) -> bool:
         return self.status == "done"
+
+
+# Types, as text, of the fields that are one column of runs.csv.
+_FIELDS = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
 
 
 def split_seed_of(job: Job) -> str:
@@ -215,7 +221,8 @@ def recorded(
         cells: Cells with their jobs.
         cell_runs: Runs by the overrides of their jobs.
         root: Output root. The recorded folders are relative to it.
-        asked: Record of what the user asked for, without runs.
+        asked: Record with the user's request (variant, cells, seeds, overrides and
+            command) and without runs.
     """
     runs: dict[RunKey, RunRecord] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -373,7 +380,10 @@ def _lossy(config: ResolvedConfig) -> str:
 
 
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
-    """Return a curve, empty if the run has none. The claim that needs it stays open."""
+    """Return a curve of a run, empty if the run has no such curve.
+
+    A claim that needs an absent curve stays open.
+    """
     try:
         rows = rows_of(run.folder, run.result) if axis == "round" else traced(run.folder, 1)
     except ConfigError:
@@ -382,13 +392,15 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 
 
 def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
-    """Add the pooled conditions of the jobs to a record that was read from files."""
-    runs = dict(record.runs)
-    for planned in cells:
-        for job in planned.jobs:
-            key = run_key(table, planned, job)
-            if key in runs:
-                runs[key] = replace(runs[key], pooled=dict(job.pooled))
+    """Add the pooled conditions of the jobs to the runs of a record.
+
+    A record that was read from files lacks these conditions.
+    """
+    pooled = {run_key(table, planned, job): job.pooled for planned in cells for job in planned.jobs}
+    runs = {
+        key: replace(run, pooled=dict(pooled.get(key, run.pooled)))
+        for key, run in record.runs.items()
+    }
     return replace(record, runs=runs)
 
 
@@ -438,7 +450,6 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 
     ``curves.csv`` is written only if claims need curves.
     """
-    names = [f.name for f in fields(RunRecord) if f.name not in _SPREAD]
     pooled = [key for key in table.conditions if key not in table.keys]
     phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
     parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
@@ -448,26 +459,25 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
         "table",
         *table.keys,
         *pooled,
-        *(_heading(table, name) for name in names),
+        *(_heading(table, name) for name in _FIELDS),
         "unit",
         *spread,
     ]
     rows = []
     for run in record.runs.values():
-        values = asdict(run)
         rows.append(
             [
                 table.name,
                 *map(_condition_text, run.conditions.values()),
                 *(_condition_text(run.pooled[key]) if key in run.pooled else "" for key in pooled),
-                *(_value_text(values[name]) for name in names),
+                *(_value_text(getattr(run, name)) for name in _FIELDS),
                 table.unit,
                 *(_value_text(run.phases.get(name)) for name in phases),
                 *(_value_text(run.parts.get(name)) for name in parts),
             ]
         )
 
-    write_text(folder / RUNS, _to_csv(head, rows))
+    write_text(folder / RUNS, csv_text(head, rows))
 
     lines = [
         [*map(_condition_text, place), method, split_seed, name, repr(x), repr(y)]
@@ -476,9 +486,8 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
     ]
 
     if lines:
-        write_text(
-            folder / CURVES, _to_csv([*table.keys, "method", "draw", "curve", "x", "y"], lines)
-        )
+        heading = [*table.keys, "method", "draw", "curve", "x", "y"]
+        write_text(folder / CURVES, csv_text(heading, lines))
     else:
         (folder / CURVES).unlink(missing_ok=True)
 
@@ -498,7 +507,7 @@ def _heading(table: Table, name: str) -> str:
 
 
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
-    """Return the text of a field in a row of ``runs.csv``, or None.
+    """Return the text of a field in a row of ``runs.csv``, or None if it is absent.
 
     Older records lack newer fields, and fields with the name of one of `Table.keys`. In
     them, a field with the name of any other condition has its plain name as heading.
@@ -528,13 +537,12 @@ def read(table: Table, folder: Path) -> TableRecord:
     if about.pop("table") != table.name:
         raise ConfigError("the record is another table's", where=str(folder), expected=table.name)
 
-    kinds = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPREAD}
     runs: dict[RunKey, RunRecord] = {}
     for row in _read_csv(folder / RUNS):
         conditions = {key: _read_condition(row[key]) for key in table.keys}
         values = {
             name: _read_value(text, kind)
-            for name, kind in kinds.items()
+            for name, kind in _FIELDS.items()
             if (text := _there(row, table, name)) is not None
         }
         phases, parts = (
@@ -548,12 +556,8 @@ def read(table: Table, folder: Path) -> TableRecord:
         run = RunRecord(conditions, **values, phases=phases, parts=parts)
         runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
 
-    curves: dict[tuple[RowKey, str, str, str], list[tuple[float, float]]] = {}
-    for row in _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ():
-        place = tuple(_read_condition(row[key]) for key in table.keys)
-        curves.setdefault((place, row["method"], row["draw"], row["curve"]), []).append(
-            (float(row["x"]), float(row["y"]))
-        )
+    points = _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ()
+    curves = grouped((_curve_key(table, row), (float(row["x"]), float(row["y"]))) for row in points)
 
     stored = read_json(folder / CONFIGS) or {"of all": {}, "of each": {}}
     configs = {name: {**stored["of all"], **own} for name, own in stored["of each"].items()}
@@ -564,6 +568,11 @@ def read(table: Table, folder: Path) -> TableRecord:
     return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
 
 
+def _curve_key(table: Table, row: Mapping[str, str]) -> tuple[RowKey, str, str, str]:
+    place = tuple(_read_condition(row[key]) for key in table.keys)
+    return place, row["method"], row["draw"], row["curve"]
+
+
 def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
     """Read the pictures that were drawn from the runs' own files."""
     found = []
@@ -571,9 +580,8 @@ def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
         png, svg = (folder / f"report-{name}.{ending}" for ending in ("png", "svg"))
         if png.is_file():
             data = png.read_bytes()
-            found.append(
-                Picture(name, title, svg.read_text() if svg.is_file() else _as_svg(data), data)
-            )
+            drawing = svg.read_text() if svg.is_file() else _as_svg(data)
+            found.append(Picture(name, title, drawing, data))
     return tuple(found)
 
 
@@ -589,14 +597,6 @@ def _as_svg(png: bytes) -> str:
 
 def _read_csv(path: Path) -> Iterable[dict[str, str]]:
     return csv.DictReader(io.StringIO(path.read_text()))
-
-
-def _to_csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(map(inert, row) for row in rows)
-    return text.getvalue()
 
 
 def _condition_text(value: Value) -> str:

@@ -6,7 +6,7 @@ A table is never part of a run's config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Equal:
-    """Another column, whose numbers a column equals by construction.
+    """A reference to another column, whose numbers a column equals by construction.
 
     Equal cells are counted once.
 
@@ -113,13 +113,13 @@ class Column:
         grid: Grid whose best point the column shows.
         tolerance: Tolerance that replaces the table's.
         seeds: Seeds that replace the table's, in the full variant.
-        reads: Another column, whose printed numbers this column is compared with. This
-            column is another interpretation of something that the paper leaves open. It
-            is not a column of the paper.
+        reads: Key of another column, with whose printed numbers this column is
+            compared. This column is then not a column of the paper, but another
+            interpretation of something that the paper leaves open.
         equals: Another column that this column equals by construction.
         oracle: Text that names what is chosen or trained on test data, such as the best
-            round or a proxy. A grid's best point is not named here. Empty if there is
-            nothing else.
+            round or a proxy. The best point of a grid is added automatically. Empty:
+            the column uses no test data, or only to choose the best point.
         published: Keys and values that identify the column's rows in the published
             file. Empty: ``{method: <key>}``.
     """
@@ -175,7 +175,7 @@ class NumberSource:
         pooled_rounds: Path ``last_10.<metric>``, with placeholders as in `value`. It is
             for papers whose standard deviation is over the last ten rounds of all runs
             of a cell. The report then also has this mean and standard deviation, for
-            columns without their own `value`. None: it does not.
+            columns without their own `value`. None: no rounds are pooled.
     """
 
     value: str = "headline.value"
@@ -334,8 +334,9 @@ class Claim:
         direction: Direction of ``trend``.
         slack: How far a step of ``trend`` may go in the other direction. A negative
             slack is how far the step must go in the claimed direction.
-        rows: How many rows must fit the claim. For ``trend``, each row is a group of
-            the table's rows that differ only in `along`.
+        rows: How many rows must fit the claim: ``all``, ``most`` (more than half) or a
+            number. For ``trend``, a row is a group of the table's rows that differ only
+            in `along`.
         only: Conditions of the rows that the claim is about. Empty: all rows.
         curve: For ``sooner``, a series of the traced iterations or a metric of the
             rounds.
@@ -363,35 +364,22 @@ class Claim:
     target: Target | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.a) > 0, f"claim {self.id}: a names no column")
-        alone = self.test == "trend" or self.than is not None
-        require(
-            alone != bool(self.b),
-            f"claim {self.id}: b goes with every test except trend, unless than replaces it",
-        )
-        require(
-            self.than is None or self.test == "above", f"claim {self.id}: than goes with test=above"
-        )
-        require(
-            (self.test == "within") == (self.x is not None),
-            f"claim {self.id}: x goes with test=within",
-        )
-        require(
-            (self.test == "trend") == (self.along is not None),
-            f"claim {self.id}: along goes with test=trend",
-        )
-        curve = self.curve is not None and self.target is not None
-        require(
-            (self.test == "sooner") == curve,
-            f"claim {self.id}: curve and target go with test=sooner",
-        )
-        alternatives = self.any_of is None or self.test in ("above", "sooner")
-        require(alternatives, f"claim {self.id}: any_of goes with test=above and sooner")
-        require(self.x is None or self.x > 0, f"claim {self.id}: x must be positive")
-        require(
-            not isinstance(self.rows, int) or self.rows > 0,
-            f"claim {self.id}: rows must be positive",
-        )
+        has_b = self.test != "trend" and self.than is None
+        has_curve = self.curve is not None and self.target is not None
+        checks = {
+            "a names no column": len(self.a) > 0,
+            "b goes with every test except trend, unless than replaces it": has_b == bool(self.b),
+            "than goes with test=above": self.than is None or self.test == "above",
+            "x goes with test=within": (self.test == "within") == (self.x is not None),
+            "along goes with test=trend": (self.test == "trend") == (self.along is not None),
+            "curve and target go with test=sooner": (self.test == "sooner") == has_curve,
+            "any_of goes with test=above and sooner": self.any_of is None
+            or self.test in ("above", "sooner"),
+            "x must be positive": self.x is None or self.x > 0,
+            "rows must be positive": not isinstance(self.rows, int) or self.rows > 0,
+        }
+        for message, holds in checks.items():
+            require(holds, f"claim {self.id}: {message}")
 
     @property
     def is_about_an_amount(self) -> bool:
@@ -418,8 +406,8 @@ class Table:
         metric: Metric of the numbers.
         unit: Unit of the numbers.
         higher_is_better: Whether higher numbers are better.
-        keys: Conditions that identify a row. The other keys of `conditions` do not.
-            Runs that differ only in the other ones are pooled in one cell.
+        keys: Conditions that identify a row. Runs that differ only in other conditions
+            are pooled in one cell.
         methods: Columns.
         conditions: Overrides by condition: templates (``"clients={clients}"``), or a
             mapping from values to overrides (``{same: [init=same]}``).
@@ -445,9 +433,9 @@ class Table:
         reference: The paper's numbers, as rows ``{<conditions>, method, value, sd?}``
             generated by ``scripts/make_tables.py``.
         published: ``{file, table}`` from which `reference` is generated.
-        given: Config keys that are left to the user (such as the path of a local file),
-            and for each key the cells that have it. If the user overrides such a key,
-            the runs still count as the table's.
+        given: Config keys that are left to the user, such as the path of a local file.
+            For each key, the value describes the cells to which an override of the key
+            applies. Runs with such overrides still count as the table's.
         tuned: Name of a file in ``conf/tuned``. Each method in it has a second column
             (`fedexp.tables.load.with_tuned`).
         drawings: Figures made from the runs. The ``_target_`` of each node is a
@@ -522,9 +510,7 @@ class Table:
         The result is None for the full or partial variant, and for a variant that the
         table does not have.
         """
-        return {"full": None, "partial": None, "reduced": self.reduced, "smoke": self.smoke}[
-            variant
-        ]
+        return {"reduced": self.reduced, "smoke": self.smoke}.get(variant)
 
     def check(self, variant: Variant) -> None:
         """Refuse a variant that the table does not have."""
@@ -573,7 +559,8 @@ def check_seeds(seeds: tuple[int, ...] | None) -> None:
     )
 
 
-def require_known(name: Any, options: Iterable[str], where: str) -> None:
-    """Refuse a name that is not among the options, and suggest the nearest one."""
-    if name not in options:
-        raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
+def require_known(names: Iterable[Any], options: Collection[str], where: str) -> None:
+    """Refuse names that are not among the options, and suggest the nearest option."""
+    for name in names:
+        if name not in options:
+            raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))

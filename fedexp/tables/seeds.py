@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 
 from fedexp.tables.verdicts import LEVEL
 
-# Runs with equal seeds are a pair.
+# Seeds of a run. Two runs of different columns with equal seeds are a pair.
 Seeds = tuple[object, ...]
 
 

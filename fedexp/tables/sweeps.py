@@ -126,7 +126,7 @@ def run_tuning(
 
     Args:
         plan: Plan that `plan_tuning` returned.
-        say: Function that shows a line to the user.
+        say: Function that prints a line for the user.
         report_failure: Function that shows the name of a run, and the error with which
             it failed.
 

@@ -8,7 +8,7 @@ below that part.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,10 @@ class Tuning:
 
         for method, results in self.results.items():
             sweep = self.sweeps.get(method)
-            fitting = (
+            require(
                 sweep is not None
                 and results.chosen in sweep.points
-                and len(results.values) == len(sweep.points)
-            )
-
-            require(
-                fitting,
+                and len(results.values) == len(sweep.points),
                 f"results.{method} has other points than its sweep: "
                 "delete its line, then run fedexp-table tune",
             )
@@ -173,20 +169,10 @@ def write_results(tuning: Tuning, results: Mapping[str, Swept], source: Path, ta
 def file_text(text: str, results: Mapping[str, Swept]) -> str:
     """Replace the results in a file's text, one line per method."""
     hand_written = _MARKED.split(text, maxsplit=1)[0].rstrip("\n")
-    lines = [
-        f"  {method}: {{values: {_values_text(one.values)}, chosen: {_number_text(one.chosen)}}}"
-        for method, one in results.items()
-    ]
+    lines = []
+    for method, swept in results.items():
+        values = ["null" if value is None else f"{value:.4f}" for value in swept.values]
+        # Python writes 1e-05, which YAML reads as text. Hence YAML writes the number.
+        chosen = yaml.safe_dump(swept.chosen).partition("\n")[0]
+        lines.append(f"  {method}: {{values: [{', '.join(values)}], chosen: {chosen}}}")
     return "\n".join([hand_written, MARK, "results:", *lines, ""])
-
-
-def _values_text(values: Sequence[float | None]) -> str:
-    return f"[{', '.join('null' if value is None else f'{value:.4f}' for value in values)}]"
-
-
-def _number_text(value: float) -> str:
-    """Format a number so that YAML reads it back as a number.
-
-    YAML reads 1e-05 as text.
-    """
-    return str(yaml.safe_dump(value)).partition("\n")[0]

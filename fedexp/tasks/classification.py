@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedexp.core.data import Noise
 from fedexp.core.net import Net
-from fedexp.core.task import Batch, Metrics, Task
+from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
 
 
@@ -25,12 +25,10 @@ class Classification(Task):
 
     cross_entropy: ClassVar[bool] = True
     highest: ClassVar[float] = 1.0
+    metric_names: ClassVar[tuple[str, ...]] = ("acc", "loss")
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)
-
-    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
-        return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Compute the mean of logits, or the log of the mean of softmax probabilities.
@@ -62,16 +60,6 @@ class Classification(Task):
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {
-            "correct": (output.argmax(1) == y).sum().double(),
+            "acc": (output.argmax(1) == y).sum().double(),
             "loss": F.cross_entropy(output, y, reduction="sum").double(),
         }
-
-    def metrics(self, totals: dict[str, float], count: int) -> Metrics:
-        return {"acc": totals["correct"] / count, "loss": totals["loss"] / count}
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return ("acc", "loss")
-
-    def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (num_classes,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,9 +29,15 @@ class CvaeTask(Task):
     and its first term ``reconstruction_loss``, in nats per image. For the metrics, z is
     the posterior's mean instead of a random code.
 
+    With labels, a prediction has the reconstruction loss and the KL divergence of each
+    image, (b, 2). Without labels it has the evidence lower bound of log p(x | y) for
+    every label y, (b, classes).
+
     Args:
         latent: Width of z in the model. None, for a model without z, is refused.
     """
+
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "reconstruction_loss")
 
     latent: int | None
 
@@ -45,14 +52,6 @@ class CvaeTask(Task):
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return batch.x, batch.y
 
-    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
-        """Return the reconstruction loss and the KL divergence, (b, 2), given labels.
-
-        Without labels, return the evidence lower bound of log p(x | y) for every label
-        y, (b, classes).
-        """
-        return net(params, buffers, *inputs)
-
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Return the mean of the members' outputs, weighted if weights are given.
 
@@ -66,13 +65,6 @@ class CvaeTask(Task):
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": output.sum().double(), "reconstruction_loss": output[:, 0].sum().double()}
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return ("loss", "reconstruction_loss")
-
-    def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (num_classes,)
 
 
 def standard_normal(uniform: Tensor) -> Tensor:

@@ -36,12 +36,10 @@ class Segmentation(Task):
 
     targets: ClassVar[Targets] = "masks"
     highest: ClassVar[float] = 1.0
+    metric_names: ClassVar[tuple[str, ...]] = ("dice", "pixel_acc", "loss")
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: Noise) -> Tensor:
         return _cross_entropy(net(params, buffers, batch.x), batch.y).mean()
-
-    def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
-        return net(params, buffers, *inputs)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Compute the mean of logits, or the logit of the mean probability.
@@ -70,10 +68,6 @@ class Segmentation(Task):
             "pixel_acc": (found == mask).double().mean((1, 2)).sum(),
             "loss": _cross_entropy(output, y).double().mean((1, 2)).sum(),
         }
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        return ("dice", "pixel_acc", "loss")
 
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (num_classes, *input_shape[1:])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# One colour for all metrics of one kind, in both panels. The order is also that of the
-# legend.
+# Colours of metrics, by the beginning of their names. Legends list the metrics in this
+# order.
 _COLOURS = {
     "test/global": "tab:blue",
     "test/ensemble": "tab:orange",
@@ -31,14 +31,14 @@ _TITLE_WIDTH, _TITLE_LINES = 110, 2
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw one PNG with scores (accuracies) on the left and losses on the right.
 
-    The x axis shows rounds, or steps if a round has several. If there is only one step,
-    bars are drawn.
+    The x axis shows rounds, or steps if a round has several. A single row is drawn as
+    bars. A panel without metrics is left out.
 
     Args:
         rows: At least one row of metrics.jsonl. A metric may be absent from rounds that
             did not measure it.
         path: File to write.
-        title: Description of the run. Long ones are wrapped.
+        title: Description of the run. A long one is wrapped, and cut after two lines.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,8 +56,8 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    short = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
-    figure.suptitle("\n".join(short), fontsize=9, parse_math=False)
+    lines = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
+    figure.suptitle("\n".join(lines), fontsize=9, parse_math=False)
 
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
@@ -123,9 +123,9 @@ def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
 
 
 def _kind(name: str) -> str:
-    """Return the longest key of `_COLOURS` that begins the name.
+    """Return the longest key of `_COLOURS` with which a metric's name begins.
 
-    If no key does, return the first part of the name.
+    If it begins with no key, return the part of the name before the first slash.
     """
     fitting = [kind for kind in _COLOURS if name.startswith(f"{kind}/")]
     return max(fitting, key=len, default=name.partition("/")[0])
@@ -136,6 +136,5 @@ def _colour(name: str) -> str:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    kinds = list(_COLOURS)
-    kind = _kind(name)
-    return kinds.index(kind) if kind in kinds else len(kinds), name
+    ranks = {kind: rank for rank, kind in enumerate(_COLOURS)}
+    return ranks.get(_kind(name), len(ranks)), name

@@ -22,12 +22,15 @@ class Feed:
 
     A call that raises, or takes longer than ``logger.timeout``, switches the logger off
     after one warning. The run goes on, and the process can exit. With ``logger.strict``
-    the next call of the run raises `FedexpError` instead.
+    the next call of `open` or `log` raises `FedexpError` instead of the warning.
 
     Args:
         logger: Logger to feed.
-        warn: Callback for problems. It is always called from the thread that calls this
-            object.
+        warn: Callback that shows the user one line: a warning, or a note of the logger.
+            It is called in the thread that calls this object's methods.
+
+    Attributes:
+        failure: Reason why the logger was given up, or None while it works.
     """
 
     def __init__(self, logger: Logger, warn: Callable[[str], None]) -> None:
@@ -36,7 +39,7 @@ class Feed:
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         # Call that is running, and the time of its start.
         self._busy: tuple[str, float] | None = None
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._reported = False
         self._opened = False
         self._logger.note = self._notes.put
@@ -44,17 +47,12 @@ class Feed:
         self._thread = threading.Thread(target=self._work, name="fedexp-logger", daemon=True)
         self._thread.start()
 
-    @property
-    def failure(self) -> str | None:
-        """Reason why the logger was given up, or None while it works."""
-        return self._failure
-
     def open(self, run: RunInfo, history: list[dict[str, Any]]) -> None:
         """Begin logging.
 
         Args:
             run: Description of the run.
-            history: Rows on disk when a run resumes.
+            history: Rows that earlier attempts at the run wrote. Empty for a new run.
         """
         rows = [dict(row) for row in history]
         self._put("open", lambda: self._logger.open(run, rows))
@@ -67,15 +65,16 @@ class Feed:
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """End logging.
 
-        It waits at most ``logger.timeout`` for queued calls. It never raises an error,
-        because no work of the run remains that an error should stop.
+        The method waits at most ``logger.timeout`` seconds for the queued calls, and a
+        few more seconds for a logger that is abandoned. It never raises an error,
+        because the run has ended and nothing is left to stop.
 
         Args:
-            status: Status of the run.
-            result: Result of the run, or None.
+            status: ``done``, ``failed`` or ``interrupted``.
+            result: Result of the run, or None if the run has no result.
         """
         self._watch()
-        if self._failure is None:
+        if self.failure is None:
             self._calls.put(("close", lambda: self._logger.close(status, result)))
 
         deadline = time.monotonic() + self._logger.timeout
@@ -83,8 +82,8 @@ class Feed:
             self._thread.join(0.02)
             self._watch()
             if time.monotonic() > deadline and self._thread.is_alive():
-                self._failure = (
-                    self._failure or f"it had not finished {self._logger.timeout:g} s after the run"
+                self.failure = (
+                    self.failure or f"it had not finished {self._logger.timeout:g} s after the run"
                 )
                 break
 
@@ -97,13 +96,13 @@ class Feed:
     def _put(self, name: str, call: Call) -> None:
         self._watch()
         self._report(strict=self._logger.strict)
-        if self._failure is None:
+        if self.failure is None:
             self._calls.put((name, call))
 
     def _watch(self) -> None:
-        """Detect a call that hangs."""
-        if (name := self._hangs()) and self._failure is None:
-            self._failure = f"{name} took longer than {self._logger.timeout:g} s"
+        """Record a failure if the running call takes too long."""
+        if (name := self._hangs()) and self.failure is None:
+            self.failure = f"{name} took longer than {self._logger.timeout:g} s"
 
     def _hangs(self) -> str:
         """Return the name of the running call if it takes too long, else ""."""
@@ -114,28 +113,28 @@ class Feed:
         while not self._notes.empty():
             self._warn(self._notes.get())
 
-        if self._failure is None or self._reported:
+        if self.failure is None or self._reported:
             return
 
         self._reported = True
         name = type(self._logger).__name__
         if strict:
             raise FedexpError(
-                f"logger {name} failed: {self._failure}",
+                f"logger {name} failed: {self.failure}",
                 where="logger",
                 do="set logger.strict=false",
             )
 
         self._warn(
-            f"warning: logger {name} is switched off: {self._failure}. "
+            f"warning: logger {name} is switched off: {self.failure}. "
             "The run goes on, and its files are complete."
         )
 
     def _work(self) -> None:
         name = ""
-        while self._failure is None and name != "close":
+        while self.failure is None and name != "close":
             name, call = self._calls.get()
-            if self._failure is not None:  # given up while this thread waited
+            if self.failure is not None:  # a failure was recorded while this thread waited
                 break
             self._busy = (name, time.monotonic())
             try:
@@ -144,9 +143,9 @@ class Feed:
             except BaseException as error:  # noqa: BLE001 - trackers raise anything
                 # Even SystemExit is caught, because the run must outlive the tracker.
                 first = (str(error) or "no message").splitlines()[0]
-                self._failure = self._failure or f"{name}: {type(error).__name__}: {first}"
+                self.failure = self.failure or f"{name}: {type(error).__name__}: {first}"
             self._busy = None
-        if self._failure is not None and self._opened and name != "close":
+        if self.failure is not None and self._opened and name != "close":
             # Free the tracker's files and processes. An error here adds nothing to the
             # failure that was reported.
             self._busy = ("close", time.monotonic())

@@ -18,11 +18,11 @@ class RunInfo:
 
     Args:
         id: Identifier, the same for every attempt at this run.
-        name: Name for people, from `title`.
-        group: Name of the sweep, or None.
-        config: Resolved config as plain values.
+        name: Readable name, made by `title`.
+        group: Name of the sweep, or None for a run that belongs to no sweep.
+        config: Resolved config as plain values, without the overrides.
         folder: Folder of the run.
-        tags: Chosen method, data set, partition and model.
+        tags: Chosen options of ``method``, ``dataset``, ``partition`` and ``model``.
         resumed: Whether rows of earlier attempts exist.
     """
 
@@ -63,7 +63,10 @@ class RunInfo:
 
 
 def title(config: ResolvedConfig) -> str:
-    """Return a run's name for people: method, other overrides and seed."""
+    """Return a readable name of a run: its overrides, completed by method and seed.
+
+    Overrides of folders, the logger and Hydra are left out.
+    """
     own = ("output_root", "data_root", "logger", "hydra")
     shown = [override for override in config.overrides if not override.startswith(own)]
     if not any(override.startswith("method=") for override in shown):
@@ -77,12 +80,13 @@ def title(config: ResolvedConfig) -> str:
 class Logger(ABC):
     """A tracker that is built from YAML.
 
-    Its methods are called from one background thread (`Feed`), which handles calls that
-    raise or hang. After a failed or hanging ``log`` the same thread calls
+    A background thread (`Feed`) calls `open`, `log` and `close`. It handles calls that
+    raise an error or take too long. After such a ``log``, the thread also calls
     ``close("failed", None)``.
 
     Args:
-        strict: Whether a failing tracker stops the run. Otherwise it is switched off.
+        strict: Whether a failing tracker stops the run. Otherwise the tracker is
+            switched off, and the run goes on.
         timeout: Maximum seconds of one call.
 
     Attributes:
@@ -97,9 +101,9 @@ class Logger(ABC):
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
 
     def check(self) -> None:
-        """Raise an error before training for a setup that cannot work.
+        """Raise an error if the tracker cannot work, such as one that is not installed.
 
-        An example is a tracker that is not installed.
+        This method is called before training.
         """
 
     @abstractmethod
@@ -115,7 +119,7 @@ class Logger(ABC):
     def log(self, row: dict[str, Any]) -> None:
         """Log one step.
 
-        The pictures of the step are on disk by then
+        The pictures of the step are already on disk
         (`fedexp.tracking.pictures.pictures_of`).
 
         Args:
@@ -129,16 +133,16 @@ class Logger(ABC):
 
         Args:
             status: ``done``, ``failed`` or ``interrupted``.
-            result: Result of the run, or None.
+            result: Result of the run, or None if the run has no result.
         """
 
     def abandon(self) -> bool:
         """Stop at once everything that would keep the process from ending.
 
-        It is called from the run's thread when the run has ended and a call hangs in
-        the other thread.
+        The run's thread calls this method if the run has ended and a call still hangs
+        in the background thread.
 
         Returns:
-            Whether the hanging call should return now.
+            Whether the hanging call will now return soon, so that `Feed` waits for it.
         """
         return False

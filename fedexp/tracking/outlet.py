@@ -12,26 +12,20 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 
-@contextlib.contextmanager
-def lasting_output() -> Iterator[None]:
+def lasting_output() -> _WrappedStreams:
     """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
 
-    Once a stream cannot be written, later output is dropped. Characters that its
-    encoding lacks are written as escapes. If uses are nested or overlap (threads), this
-    holds until the last one ends.
+    After a failed write to a stream, its later output is dropped. Characters that a
+    stream's encoding lacks are written as escapes. Uses may be nested, and may overlap
+    in threads. The streams are restored when the last use ends.
     """
-    _STREAMS.enter()
-    try:
-        yield
-    finally:
-        _STREAMS.leave()
+    return _STREAMS
 
 
-class _WrappedStreams:
+class _WrappedStreams(contextlib.ContextDecorator):
     """The process's streams, wrapped from the first use to the end of the last."""
 
     def __init__(self) -> None:
@@ -39,7 +33,7 @@ class _WrappedStreams:
         self._number = 0
         self._before: tuple[Any, Any] = (None, None)
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             self._number += 1
             if self._number > 1:
@@ -49,7 +43,7 @@ class _WrappedStreams:
                 _occupy_standard_descriptors()
             sys.stdout, sys.stderr = map(_UnbreakableStream, self._before)
 
-    def leave(self) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
@@ -63,7 +57,10 @@ _STREAMS = _WrappedStreams()
 
 
 class _UnbreakableStream:
-    """A text stream that drops output if it cannot be written. It may wrap None."""
+    """A text stream that drops its output after a failed write.
+
+    The wrapped stream may be None. Then all output is dropped.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = _NullStream() if stream is None else stream
@@ -110,9 +107,10 @@ class _NullStream(io.TextIOBase):
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open the standard descriptors that are closed.
+    """Open those of the descriptors 0, 1 and 2 that are closed.
 
-    Otherwise a file of the run would get a number that libraries print to.
+    Otherwise a file of the run would get one of these numbers, and libraries would
+    print into it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)  # this also protects the files of child processes

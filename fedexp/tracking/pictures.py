@@ -1,6 +1,6 @@
-"""Pictures of a round, in ``pictures`` of the run folder.
+"""Pictures that a method makes after a step, stored in ``pictures`` of the run folder.
 
-Each is a grid of images in one PNG.
+Each picture is one PNG with a grid of images.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from torch import Tensor
 from torch.nn import functional
 
 _WHITE = 1.0
-_SIDE = 64  # pixels that a small image is enlarged to, as far as whole factors allow
+# Small images are enlarged by the largest whole factor that keeps them within this many
+# pixels.
+_SIDE = 64
 
 
 def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
     """Write ``pictures/<name>_<step>.png`` in the run folder.
 
     Args:
-        grids: Images in [0, 1] by name, (rows, columns, c, H, W). Images with 3
-            channels are in colour, others are the grey mean of all channels. Pixels of
-            small images are squares of the picture. A white line is between images.
+        grids: Grids of images in [0, 1] by name, each (rows, columns, c, H, W). Images
+            with 3 channels are in colour. Other images are the grey mean of their
+            channels. A pixel of a small image becomes a square. White lines separate
+            the images.
         folder: Folder of the run.
-        step: Number of the step in metrics.jsonl.
+        step: Number of the step as in metrics.jsonl, from 1.
     """
     from matplotlib.image import imsave
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any
 
-_LINE_SECONDS = 1.0  # seconds between plain lines, which are at least ten per run
-_BAR_SECONDS = 0.1
-_SERVER_SECONDS = 10.0  # seconds between reports of the server's work, if it takes so long
+# Minimum seconds between plain lines. Each tenth of the rounds ends with a line anyway.
+_LINE_SECONDS = 1.0
+_BAR_SECONDS = 0.1  # minimum seconds between changes of the bar within a round
+_SERVER_SECONDS = 10.0  # seconds between reports on the work of the server
 
 
 class Progress:
@@ -24,8 +24,9 @@ class Progress:
         rounds: Maximum number of rounds.
         done: Number of rounds that earlier attempts finished.
         shown: Whether anything is shown.
-        name: Name of a run that shares the terminal with others. Its lines begin with
-            the name. There is no bar, because the other runs would write across it.
+        name: Name of a run that shares the terminal with other runs, else "". The run's
+            lines begin with its name. There is no bar, because the other runs would
+            write across it.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class Progress:
         self._shown = 0.0
         self._began = time.monotonic()
         self._first = done
-        self._pending_line = ""  # line of the last round while it is held back
-        # Time when the last client of the current step finished.
+        self._pending_line = ""  # line of the last round, if it was not printed
+        # Time when the last client of the current step finished. None before that.
         self._server_since: float | None = None
         self._ended = threading.Event()
         self._server_thread: threading.Thread | None = None
@@ -73,12 +74,7 @@ class Progress:
 
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._server_thread is not None:
             self._server_thread.join(1.0)
@@ -90,7 +86,8 @@ class Progress:
     def client(self, done: int, of: int) -> None:
         """Show that a client finished.
 
-        The call costs nearly nothing. After the last client the server works.
+        The call takes almost no time. The last client of a step starts the clock for
+        the server's work.
 
         Args:
             done: Number of finished clients.
@@ -115,7 +112,8 @@ class Progress:
             row: Metrics of the step.
             headline: Name of the metric to show. If it was not measured in this step, a
                 bar keeps its last value, and a plain line omits it.
-            within: Number of the step in its round, from 0. None if it ended the round.
+            within: Number of the step in its round, from 0. None if the step ended the
+                round.
         """
         self._server_since = None
         if within is not None:
@@ -141,35 +139,33 @@ class Progress:
             self._pending_line = ""
 
     def _report_server_work(self) -> None:
-        """Report the server's work from a separate thread.
+        """Report how long the server has been working, until the run ends.
 
-        The thread is needed because matching and similar work is one long call.
+        A separate thread does this, because matching and similar work is one long call.
         """
         while not self._ended.wait(_SERVER_SECONDS):
             since, now = self._server_since, time.monotonic()
             if since is None or now - since < _SERVER_SECONDS:
                 continue
-            text = f"server {_clock(now - since)}"
-            if self._bar is None:
-                print(
-                    named(self._name, f"round {self._done + 1}/{self._rounds}, {text}"), flush=True
-                )
-            else:
-                self._bar.update(self._task, clients=text)
+            self._report(self._done + 1, f"server {_clock(now - since)}")
 
     def _within(self, round: int, step: int) -> None:
-        """Show, from time to time, a step that does not end its round."""
+        """Show a step that does not end its round, unless the display just changed."""
         now = time.monotonic()
         if self._silent or now - self._shown < (
             _LINE_SECONDS if self._bar is None else _BAR_SECONDS
         ):
             return
         self._shown = now
-        text = f"round {round}/{self._rounds}, step {step}"
+        self._report(round, f"step {step}")
+
+    def _report(self, round_number: int, text: str) -> None:
+        """Show `text` about an unfinished round, in the bar or as a plain line."""
         if self._bar is None:
-            print(named(self._name, text), flush=True)
+            line = f"round {round_number}/{self._rounds}, {text}"
+            print(named(self._name, line), flush=True)
         else:
-            self._bar.update(self._task, clients=f"step {step}")
+            self._bar.update(self._task, clients=text)
 
     def note(self, text: str) -> None:
         """Print a line without breaking the bar."""
@@ -180,9 +176,9 @@ class Progress:
 
 
 def named(name: str, text: str) -> str:
-    """Return a line of the run called `name`.
+    """Return `text` as a line that begins with the run's name.
 
-    A run without a name does not share the terminal, and its line is `text`.
+    A run that does not share the terminal has the name "", and its line is `text`.
     """
     return f"{name}: {text}" if name else text
 

@@ -18,8 +18,8 @@ class TensorBoard(Logger):
     """A logger that writes ``<run folder>/tensorboard``.
 
     To compare runs, point ``tensorboard --logdir`` at ``outputs/runs``. Every attempt
-    writes all rounds again in place of earlier event files, so each round is there
-    exactly once.
+    writes all rounds again in place of earlier event files, so the files contain each
+    round exactly once.
     """
 
     _writer: Any = field(init=False, default=None, repr=False)
@@ -41,8 +41,8 @@ class TensorBoard(Logger):
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        # purge_step makes a TensorBoard that already shows this run forget the rounds
-        # it has.
+        # If a TensorBoard already shows this run, purge_step makes it discard the
+        # rounds that it has read.
         self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
         self._writer.add_text(
             "config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0

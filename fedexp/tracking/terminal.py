@@ -1,4 +1,4 @@
-"""Tables at the end of a run and of a sweep."""
+"""Tables and texts that commands print, such as those after a run and a sweep."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 
 def console() -> Console:
@@ -18,8 +20,6 @@ def console() -> Console:
 
     In a file, a wide table is better than a wrapped one.
     """
-    from rich.console import Console
-
     return (
         Console(highlight=False)
         if sys.stdout.isatty()
@@ -27,11 +27,21 @@ def console() -> Console:
     )
 
 
+def ruled_table(*columns: Column | str) -> Table:
+    """Return an empty table with a line below its header."""
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def escaped(value: Any) -> str:
+    """Return a value as text for a table cell, with Rich's markup escaped.
+
+    Overrides contain brackets, which are not markup.
+    """
+    return escape(str(value))
+
+
 def print_result(result: dict[str, Any], folder: Path) -> None:
     """Print the small table at the end of a run. The folder is the last line."""
-    from rich.console import Console
-    from rich.table import Table
-
     headline = result["headline"]
     name = headline["metric"]
     console = Console(highlight=False)
@@ -84,11 +94,8 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
 
 def _print_profile(report: dict[str, Any], console: Console) -> None:
     """Print the most expensive phases and torch operations of a profiled run."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("profile", "seconds", "share"):
-        table.add_column(column, justify="left" if column == "profile" else "right")
+    numbers = Column("seconds", justify="right"), Column("share", justify="right")
+    table = Table("profile", *numbers, box=None, pad_edge=False, header_style="bold")
     for kind in ("phases", "ops"):
         for row in report[kind]:
             table.add_row(row["name"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
@@ -106,17 +113,12 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     job again.
 
     Args:
-        rows: Overrides, status, error, headline and folder of every job.
+        rows: Overrides, status, error, headline and folder of every job. Error and
+            headline may be None.
     """
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("job", "overrides", "status", "headline"):
-        table.add_column(column, overflow="fold")
-
+    columns = [Column(name, overflow="fold") for name in ("job", "overrides", "status", "headline")]
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     shared = [
         o
         for o in rows[0]["overrides"]
@@ -125,10 +127,8 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     if shared:
         console.print(f"all jobs: {' '.join(shared)}", markup=False, soft_wrap=True)
     for number, row in enumerate(rows):
-        headline = row["headline"]
-        value = f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
         own = " ".join(o for o in row["overrides"] if o not in shared)
-        table.add_row(str(number), escape(own), row["status"], value)
+        table.add_row(str(number), escaped(own), row["status"], headline_text(row["headline"]))
 
     console.print(table)
 
@@ -149,8 +149,13 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
                 console.print(f"  {log}", markup=False, soft_wrap=True)
 
 
+def headline_text(headline: Mapping[str, Any] | None) -> str:
+    """Return the metric and the value of a headline, or "-" if there is none."""
+    return f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
+
+
 def memory_text(peak: Mapping[str, int]) -> str:
-    """Return the peak memory as text: RAM and, if there is one, GPU."""
+    """Return the peak memory (bytes) as text: in RAM and, if measured, on the GPU."""
     gpu = f" and {size_text(peak['gpu'])} on the GPU" if "gpu" in peak else ""
     return size_text(peak["ram"]) + gpu
 

@@ -1,6 +1,7 @@
 """Logger of Weights & Biases.
 
-It is offline unless asked otherwise. Each job is one W&B run, and rounds are the axis.
+It is offline by default. Each job is one W&B run, whose test and validation metrics are
+plotted over rounds.
 """
 
 from __future__ import annotations
@@ -19,14 +20,36 @@ from typing import Any, Literal
 from fedexp.tracking.logger import Logger, RunInfo
 from fedexp.tracking.pictures import pictures_of
 
-_EXIT_CODES = {"done": 0, "interrupted": 130}  # anything else failed: 1
-_NAME, _TAG = 128, 64  # lengths that W&B accepts
+_EXIT_CODES = {"done": 0, "interrupted": 130}  # any other status has exit code 1
+_NAME, _TAG = 128, 64  # maximum lengths that W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
-_open: set[int] = set()  # loggers with a run in this process, which share W&B's one service
+# IDs of the loggers that have an open run. The runs of a process share one W&B service.
+_open: set[int] = set()
 _lock = threading.Lock()
 # Reason why no server could be reached, by sweep. Later jobs of this sweep do not try
 # again in this process.
 _unreached: dict[str, str] = {}
+# Parts of a result that a summary has, with all names of each part.
+_SUMMARY_GROUPS = (
+    "headline",
+    "best",
+    "mean_last_10",
+    "std_last_10",
+    "rounds_to",
+    "seconds",
+    "peak_memory",
+    "bytes",
+    "hashes",
+)
+_SUMMARY_NAMES = (
+    "folder",
+    "rounds",
+    "rounds_to_target",
+    "local_steps",
+    "steps_per_second",
+    "stacked_share",
+    "attempts",
+)
 
 
 @dataclass
@@ -64,7 +87,7 @@ class Wandb(Logger):
                 self._run = self._start(wandb, run)
             except BaseException:
                 if _is_last_run():
-                    wandb.teardown()  # it still holds the run that did not start
+                    wandb.teardown()  # wandb still holds the run that did not start
                 raise
 
         self._folder = run.folder
@@ -73,22 +96,24 @@ class Wandb(Logger):
         self._run.define_metric("*", step_metric="step")  # a round may have several steps
         for measured in ("test/*", "val/*"):
             self._run.define_metric(measured, step_metric="round")
-        # An interrupted attempt may have sent rounds that are computed again now, to
+        # An interrupted attempt may have sent rounds that are now computed again, with
         # the same values.
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
         for row in history:
             self.log(row)
         for part in (run.folder / "wandb").glob(f"offline-run-*-{run.id}*"):
-            # The rounds of earlier attempts are in the new part. W&B's sync of both
-            # would repeat or lose rounds.
+            # The new offline folder also has the rounds of earlier attempts. Syncing
+            # old and new folders would repeat or lose rounds.
             if part.name != Path(self._run.settings.sync_dir).name:
                 shutil.rmtree(part, ignore_errors=True)
 
     def log(self, row: dict[str, Any]) -> None:
         """Send one step, with its pictures, unless W&B has it."""
+        import wandb
+
         if row["step"] > self._sent:
             pictures = {
-                f"pictures/{name}": _image(path)
+                f"pictures/{name}": wandb.Image(str(path))
                 for name, path in pictures_of(self._folder, row["step"]).items()
             }
             # The row is sent now and not with the next step.
@@ -112,7 +137,7 @@ class Wandb(Logger):
 
         artifact = wandb.Artifact(name, type=kind)
         for file in files:
-            # The files are not copied elsewhere.
+            # W&B reads the files in place and makes no copy in its cache.
             artifact.add_file(str(file), policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact)
 
@@ -133,12 +158,15 @@ class Wandb(Logger):
             if _is_last_run():
                 import wandb
 
-                wandb.teardown()  # it writes the last records to disk as it ends
+                wandb.teardown()  # the service writes its last records to disk as it ends
 
     def abandon(self) -> bool:
         """Kill W&B's service, because W&B's exit hook would wait for it forever.
 
         If other runs use the service, it is killed when this process ends.
+
+        Returns:
+            Whether the service was killed at once, so that the hanging call returns.
         """
         with _lock:
             _open.discard(id(self))
@@ -155,8 +183,8 @@ class Wandb(Logger):
 
                 wandb.setup(wandb.Settings(silent=True))  # W&B's lines would break the progress bar
                 if not wandb.login(prompt=False, verify=False):
-                    # This also covers WANDB_MODE=offline. Without this check W&B would
-                    # wait for a key to be typed.
+                    # The login also fails with WANDB_MODE=offline. Without this check,
+                    # W&B would wait for the user to type a key.
                     raise wandb.errors.UsageError(
                         "no W&B account: `wandb login`, or set WANDB_API_KEY"
                     )
@@ -166,12 +194,9 @@ class Wandb(Logger):
                 if self.strict or not _is_last_run():
                     raise
 
-                wandb.teardown()  # it still holds the run that did not start, under the same id
-                reason = (
-                    str(error).strip().splitlines()[0]
-                    if str(error).strip()
-                    else type(error).__name__
-                )
+                # wandb still holds the run that did not start, under the same id.
+                wandb.teardown()
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 if run.group is not None:
                     _unreached[run.group] = reason
                 self.note(
@@ -198,9 +223,10 @@ class Wandb(Logger):
             "x_disable_machine_info": True,
             "x_save_requirements": False,
             "init_timeout": min(_MAX_WAIT, self.timeout / 2),  # leaves time to continue offline
-            "finish_timeout": self.timeout,  # W&B's exit hook keeps to it too
+            "finish_timeout": self.timeout,  # also the limit of W&B's exit hook
         }
-        # Settings differ between versions. A version does not need those that it lacks.
+        # Versions of W&B differ in their settings. A version that lacks a setting does
+        # not need it.
         known = {key: value for key, value in wanted.items() if key in wandb.Settings.model_fields}
         return wandb.init(
             project=self.project,
@@ -219,16 +245,10 @@ class Wandb(Logger):
         )
 
 
-def _image(path: Path) -> Any:
-    import wandb
-
-    return wandb.Image(str(path))
-
-
 def _is_last_run() -> bool:
     """Return whether no other run in this process needs W&B's service.
 
-    The other run may be one of this class or the user's own.
+    Other runs are those of this class, and a run that the user's code opened.
     """
     import wandb
 
@@ -239,7 +259,7 @@ def _is_last_run() -> bool:
 def _kill_service() -> bool:
     """Kill the process that W&B started for this one, even if it is frozen.
 
-    Its records so far are on disk.
+    The records that the service has received are on disk.
 
     Returns:
         Whether there was such a process.
@@ -257,19 +277,20 @@ def _kill_service() -> bool:
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    """Put W&B's folders inside the run's folder and switch its error reports off.
+    """Put W&B's folders inside `folder` and switch its error reports off.
 
-    This holds while W&B is imported and started. Variables that the user has set do not
-    change.
+    In this context, W&B is imported and started. Environment variables that the user
+    has set do not change.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {
-        f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "DATA", "ARTIFACT")
+    wanted = {
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        "WANDB_DATA_DIR": str(folder / "data"),
+        "WANDB_ARTIFACT_DIR": str(folder / "artifact"),
+        "WANDB_ERROR_REPORTING": "false",
     }
-    ours = {
-        k: v for k, v in {**ours, "WANDB_ERROR_REPORTING": "false"}.items() if k not in os.environ
-    }
-    os.environ.update(ours)
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ |= ours
 
     try:
         yield
@@ -279,50 +300,38 @@ def _environment(folder: Path) -> Iterator[None]:
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved config with plain values under its important keys.
+    """Return the resolved config with plain values for the keys that people filter by.
 
-    These are the few keys that people filter by. ``dataset`` becomes the name of the
-    data set, and its options are in ``dataset_config``. ``alpha`` is the partition's.
+    ``method`` and ``dataset`` become names. The options of the data set move to
+    ``dataset_config``. ``alpha`` is that of the partition, or None.
     """
     choices = config.get("choices", {})
-    flat = dict(config)
-    if isinstance(flat.get("dataset"), dict):
-        flat["dataset_config"] = flat["dataset"]
-    flat["method"] = config.get("method", choices.get("method"))
-    flat["dataset"] = choices.get("dataset")
-    flat["alpha"] = (config.get("partition") or {}).get("alpha")
-    return flat
+    dataset = config.get("dataset")
+    return {
+        **config,
+        **({"dataset_config": dataset} if isinstance(dataset, dict) else {}),
+        "method": config.get("method", choices.get("method")),
+        "dataset": choices.get("dataset"),
+        "alpha": (config.get("partition") or {}).get("alpha"),
+    }
 
 
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's summary: headline, best and means, costs and hashes."""
-    summary: dict[str, Any] = {"folder": result.get("folder")}
-    for group in (
-        "headline",
-        "best",
-        "mean_last_10",
-        "std_last_10",
-        "rounds_to",
-        "seconds",
-        "peak_memory",
-        "bytes",
-        "hashes",
-    ):
-        for name, value in (result.get(group) or {}).items():
-            summary[f"{group}/{name}"] = value
+    """Return the values of a run's summary: headline, best, means, costs and hashes.
 
+    Values that are missing or not finite are left out.
+    """
+    summary = {
+        f"{group}/{name}": value
+        for group in _SUMMARY_GROUPS
+        for name, value in (result.get(group) or {}).items()
+    }
     summary["partition/sha256"] = (result.get("partition") or {}).get("sha256")
-    for name in (
-        "rounds",
-        "rounds_to_target",
-        "local_steps",
-        "steps_per_second",
-        "stacked_share",
-        "attempts",
-    ):
-        summary[name] = result.get(name)
-
-    summary |= {name: value for name, value in result.items() if name.startswith("oracle/")}
+    summary |= {
+        name: value
+        for name, value in result.items()
+        if name in _SUMMARY_NAMES or name.startswith("oracle/")
+    }
     return {
         name: value
         for name, value in summary.items()

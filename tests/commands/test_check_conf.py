@@ -33,31 +33,15 @@ local:
 from dataclasses import dataclass
 from fedexp.aggregators.mean import Mean
 from fedexp.trainers.sgd import Sgd
-from fedexp.methods.feddf import FedDF
 import fedexp.engines.shares
 
 @dataclass(frozen=True)
 class Own(Mean):
-    last_lr: float = 0.1
-    delivers = "model"
+    keys = "aggregator.last_lr"
 
     def plan(self, state, env):
         fedexp.engines.shares.available_cores()
-        return [env.job(0, Sgd(), budget=env.budget_now)]
-
-    def outcome(self, state):
-        return Outcome((state,), kind="per_client")
-
-class Base(FedDF):
-    def collect(self):
-        return self.stretch(self)
-
-class Derived(Base):
-    def taught(self, collected, start, mean, env):
-        return collected
-
-def steps(context: "Ctx") -> int:
-    return context.budget.steps
+        return [env.job(0, Sgd())]
 ''',
     ".hidden/old.py": "import fedexp.trainers\n",
     "outputs/sources/old.py": "import fedexp.trainers\n",
@@ -67,6 +51,7 @@ def steps(context: "Ctx") -> int:
 }
 FOUND = [
     "conf/aggregator/matched.yaml:2: aggregator.last_lr -> aggregator.output_lr_factor",
+    "conf/aggregator/own.yaml:2: aggregator.last_lr -> aggregator.output_lr_factor",
     "conf/method/mine.yaml:5: aggregator.last_epochs -> aggregator.output_epochs_factor",
     "conf/method/mine.yaml:9: aggregator.last_weight_decay -> aggregator.output_weight_decay",
     "conf/method/mine.yaml:10: aggregator.last_lr -> aggregator.output_lr_factor",
@@ -74,17 +59,11 @@ FOUND = [
     "conf/trainer/plain.yaml:1: fedexp.trainers.sgd.Sgd -> fedexp.methods.fedavg.PlainTrainer",
     "mymethods.py:3: fedexp.aggregators.mean.Mean -> fedexp.methods.fedavg.Mean",
     "mymethods.py:4: fedexp.trainers.sgd.Sgd -> fedexp.methods.fedavg.PlainTrainer",
-    "mymethods.py:6: fedexp.engines.shares -> fedexp.runtime.resources",
-    "mymethods.py:11: delivers = 'model' -> delivers = 'global'",
-    "mymethods.py:14: fedexp.engines.shares.available_cores -> "
+    "mymethods.py:5: fedexp.engines.shares -> fedexp.runtime.resources",
+    "mymethods.py:9: aggregator.last_lr -> aggregator.output_lr_factor",
+    "mymethods.py:12: fedexp.engines.shares.available_cores -> "
     "fedexp.runtime.resources.available_cores",
-    "mymethods.py:15: Sgd -> PlainTrainer",
-    "mymethods.py:15: budget= -> local_training=",
-    "mymethods.py:15: env.budget_now -> env.local_training_this_round",
-    "mymethods.py:18: 'per_client' -> 'local'",
-    "mymethods.py:22: self.stretch -> self.steps_per_stage",
-    "mymethods.py:25: taught -> targets",
-    "mymethods.py:29: context.budget -> context.local_training",
+    "mymethods.py:13: Sgd -> PlainTrainer",
 ]
 
 
@@ -104,7 +83,7 @@ def test_check_conf_lists_every_line_that_must_change(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert run_command(["check-conf"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [*FOUND, "18 names to change in 4 of 6 files"]
+    assert lines == [*FOUND, "13 names to change in 5 of 6 files"]
     assert run_command(["check-conf", "./conf"]) == 1
     assert capsys.readouterr().out.splitlines() == lines
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -128,7 +107,7 @@ def test_check_conf_of_current_files_finds_nothing(
     )
     (folder / "conf/aggregator/own.yaml").unlink()
     assert run_command(["check-conf"]) == 0
-    assert capsys.readouterr().out == "2 files: every name is current\n"
+    assert capsys.readouterr().out == "2 files: every path and config key is current\n"
 
 
 def test_check_conf_of_built_in_configs_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_old_members_are_gone_and_new_members_exist() -> None:
         kind = find(path)
         has_fields = dataclasses.is_dataclass(kind)
         fields = {field.name for field in dataclasses.fields(kind)} if has_fields else set()
-        for old, new in members.renamed.items():
+        for old, new in members.items():
             method, _, argument = old.rpartition(".")
             if method:
                 hints = get_type_hints(getattr(kind, method))

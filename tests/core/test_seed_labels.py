@@ -37,7 +37,7 @@ LABELS = {
     "drawn models": 1,
     "features": 1,
     "folding": 1,
-    "generator": 6,
+    "generator": 3,
     "graduated assignment": 1,
     "groups": 1,
     "head": 1,
@@ -72,10 +72,10 @@ LABELS = {
     "train": 2,
     "val": 1,
     "values": 1,
-    "visiting order": 2,
+    "visiting order": 1,
     "weight matching": 1,
     "weights": 1,
-    "z": 3,
+    "z": 1,
     "{} features": 1,
 }
 PROBES = ["class_counts", "projections"]

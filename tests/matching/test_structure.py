@@ -122,7 +122,11 @@ def test_large_maps_are_traced_in_parts(monkeypatch):
         parts = flows_of(MODELS[name], IMAGE)
         assert parts.outputs == whole.outputs
         found, expected = (
-            {"/".join(pair): units for pair, units in flows.reads.items()}
+            {
+                f"{reader}/{source}": units
+                for reader, sources in flows.reads.items()
+                for source, units in sources.items()
+            }
             for flows in (parts, whole)
         )
         assert_same([found], [expected])

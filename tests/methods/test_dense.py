@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation import synthesis
 from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
+from fedexp.distillation.student import answers
 from fedexp.distillation.views import View
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.methods.bases import data_free
+from fedexp.methods.bases import data_free, generating
 from fedexp.methods.dense import Dense
 from fedexp.running import execute as running
 from fedexp.running.execute import execute
@@ -233,7 +235,7 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     made: list[synthesis.Synthesis] = []
     whole = synthesis.synthesise
     monkeypatch.setattr(
-        synthesis, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1]
+        generating, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1]
     )
     images, metrics, _ = epoch_of(world, state, synthesis_views="crop_flip")
     losses = [row["loss"] for row in made[0].terms]
@@ -242,7 +244,8 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     aggregator = replace(world.aggregator, synthesis_views="crop_flip")
     env, ensemble = world.env.at(0, 2), TeacherEnsemble([kept.load() for kept in state["teachers"]])
     view = View.of("crop_flip", env, "synthesis")
-    terms_of = aggregator.loss(aggregator.labels(env), state["student"], ensemble, view)
+    answer = answers(state["student"])
+    terms_of = partial(aggregator.terms, aggregator.labels(env), answer, ensemble, view)
     again = float(terms_of(images, best)["loss"])
     assert (
         again == pytest.approx(losses[best], rel=1e-12)

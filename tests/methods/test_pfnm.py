@@ -224,9 +224,11 @@ def test_no_other_assignment_is_better(seed: int, strength: float) -> None:
     q = torch.full((2, 2), 1 / 0.9, dtype=torch.float64)
     pool, state = pool_of(models, q, torch.zeros(2).double(), options, 0)
     products = pool.products(state.units, 3, 1)
-    values = gains(pool.local[1], state.posterior, products, pool.space, 2, options, True).at(
-        strength
+    rewards, penalties = gains(
+        pool.local[1], state.posterior, products, pool.space, 2, options, True
     )
+    assert penalties is not None
+    values = rewards - strength * penalties
     assert values.shape == (6, 3)
     best = max(
         sum(float(values[k, j]) for j, k in enumerate(choice))
@@ -274,7 +276,7 @@ def test_rewards_are_distances_to_posterior_means() -> None:
         [(c / (3 - c)).log(), 2 * np.log(2 / 3) - 2 * torch.arange(1, 5).double().log()]
     )
     products = pool.products(state.units, len(c), 2)
-    found = gains(pool.local[2], state.posterior, products, pool.space, 3, options, False).at(0.0).T
+    found = gains(pool.local[2], state.posterior, products, pool.space, 3, options, False)[0].T
     torch.testing.assert_close(found, expected + bonus, rtol=1e-12, atol=1e-12)
 
 
@@ -355,12 +357,12 @@ def test_penalties_pair_by_pair(kind: str) -> None:
         )
         for asked in (False, True)
     )
-    assert torch.equal(off.at(0.0), on.at(0.0))  # at 0 nothing is added, to the bit
+    assert off[1] is None and torch.equal(off[0], on[0])
     values = values_of(
         pool, reward(known.posterior, pool.q[13], pool.space), known.posterior, known.units, 13
     )
     torch.testing.assert_close(
-        off.at(0.0).T[:, :3], values + (c / (14 - c)).log(), rtol=1e-13, atol=1e-13
+        off[0].T[:, :3], values + (c / (14 - c)).log(), rtol=1e-13, atol=1e-13
     )
     values = values_of(
         pool,
@@ -370,7 +372,7 @@ def test_penalties_pair_by_pair(kind: str) -> None:
         13,
     )
     torch.testing.assert_close(
-        on.at(0.3).T[:, :3], off.at(0.0).T[:, :3] - 0.3 * values, rtol=1e-13, atol=1e-13
+        (on[0] - 0.3 * on[1]).T[:, :3], off[0].T[:, :3] - 0.3 * values, rtol=1e-13, atol=1e-13
     )
 
 
@@ -425,11 +427,8 @@ def test_pfnm_caps_bound_counts_and_new_units() -> None:
         )
         state = Posterior.without_members(pool.space, known)
         state = replace(state, c=state.c + c)
-        return (
-            gains(pool.local[0], state, pool.products({}, known, 0), pool.space, N, options, False)
-            .at(0.0)
-            .T
-        )
+        products = pool.products({}, known, 0)
+        return gains(pool.local[0], state, products, pool.space, N, options, False)[0].T
 
     difference = values(3, 2, free)[:, :3] - values(3, 2, capped)[:, :3]
     torch.testing.assert_close(

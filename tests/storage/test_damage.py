@@ -36,7 +36,7 @@ from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.cells import Job
-from fedexp.tables.lookup import Finder
+from fedexp.tables.lookup import find_run
 from tests.data.idx import write_mnist
 
 CPU = torch.device("cpu")
@@ -199,14 +199,14 @@ def test_a_tables_cell_with_a_damaged_run_is_named(root: Path, text: str) -> Non
     result, _ = start()
     overrides = tuple(QUICK)
     job = Job(0, {}, overrides, overrides)
-    assert Finder()(job).status == "done"
+    assert find_run(job).status == "done"
     folder = Path(result["folder"])
     (folder / "result.json").write_text(text)
-    found = Finder()(job)
+    found = find_run(job)
     assert (found.status, found.error, found.result) == ("damaged", "result.json is damaged", {})
     (folder / "result.json").unlink()
     (folder / "status.json").write_text(text)
-    assert (Finder()(job).status, Finder()(job).error) == ("damaged", "status.json is damaged")
+    assert (find_run(job).status, find_run(job).error) == ("damaged", "status.json is damaged")
 
 
 @pytest.mark.parametrize(

@@ -379,20 +379,34 @@ def test_costs_and_targets_need_the_papers_settings() -> None:
     assert found.state == "undecided" and "target" in found.reason
 
 
-def test_a_reduced_form_must_have_the_conditions_that_a_claim_names() -> None:
-    runs = pairs(FAR, FAR)
+def test_a_reduced_form_must_have_all_rows_of_a_claim() -> None:
+    runs = {**pairs(FAR, FAR), (1, "d"): [90.0, 91.0, 92.0], (2, "d"): [90.0, 91.0, 92.0]}
     part = {"reduced": {"what": "w", "grids": [{"x": 1, "y": -1}]}}
-    for claim, lacking in (
-        ({"only": {"x": [1, 2]}}, "x=2"),
-        ({"a": ["d"]}, "x=2"),
-        ({"test": "trend", "b": [], "along": ["x", "y"]}, "x=2"),
-    ):
-        own = {**runs, (1, "d"): [90.0, 91.0, 92.0], (2, "d"): [90.0, 91.0, 92.0]}
-        found = result(claim, own, variant="reduced", changes=part)
+    trend = {"test": "trend", "b": [], "along": ["x", "y"]}
+    for claim in ({}, {"only": {"x": [1, 2]}}, {"a": ["d"]}, trend):
+        found = result(claim, runs, variant="reduced", changes=part)
         assert found.state == "undecided"
-        assert f"the reduced form lacks {lacking}" in found.reason
+        assert "the reduced form lacks 1 of 2 rows of the claim" in found.reason
     one = result({"only": {"x": 1}}, runs, variant="reduced", changes=part)
     assert one.state == "supported in reduced form"
+    # Only the reduced form has this row.
+    other = {"reduced": {"what": "w", "grids": [{"x": 3, "y": -3}]}, "grids": [{"x": 1, "y": -1}]}
+    only = {"only": {"x": 3}}
+    three = {(3, column): values for (x, column), values in runs.items() if x == 1}
+    found = result(only, three, variant="reduced", changes=other)
+    assert found.state == "supported in reduced form"
+
+
+def test_a_reduced_form_must_have_the_data_sets_of_a_claim() -> None:
+    data = {"x": "dataset=mnist", "y": []}
+    for replaced, state in (
+        ("dataset=mnist", "supported in reduced form"),
+        ("dataset=digits", "undecided"),
+    ):
+        changes = {"conditions": data, "reduced": {"what": "w", "overrides": [replaced]}}
+        found = result({}, pairs(FAR), variant="reduced", changes=changes)
+        assert found.state == state
+        assert ("other data sets" in found.reason) == (state == "undecided")
 
 
 def test_superseded_settings_give_no_verdict() -> None:

@@ -17,7 +17,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
 from fedexp.tables.cells import command, launch_order, parse_only, planned_cells
 from fedexp.tables.load import load_table, read_table, table_names
-from fedexp.tables.lookup import Finder, find
+from fedexp.tables.lookup import find
 from fedexp.tables.paths import check_path
 from fedexp.tables.schema import Table
 
@@ -214,7 +214,7 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
 
     def altered(*extra: str, **changes: Any) -> set[bool]:
         made = table(tmp_path, seeds=[0], methods=TINY["methods"][:1], **changes)
-        found = find(planned_cells(made, extra=extra), Finder())
+        found = find(planned_cells(made, extra=extra))
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}

@@ -12,7 +12,7 @@ from fedexp.data.partition import Partitioner
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedPartitioner(Partitioner):
-    """A scheme that samples again until its condition holds, or a bound is met.
+    """A scheme that samples again until its condition holds, or a bound is reached.
 
     Args:
         max_draws: Largest number of attempts.
@@ -29,7 +29,7 @@ class BoundedPartitioner(Partitioner):
         require(self.max_seconds > 0, f"max_seconds must be positive, got {self.max_seconds}")
 
     def attempts(self) -> Iterator[int]:
-        """Count the attempts, 1, 2, 3 ..., until a bound is met.
+        """Count the attempts, 1, 2, 3 ..., until a bound is reached.
 
         At least one attempt is always yielded.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedexp.core.data import Partition
-from fedexp.data.partition import from_owners
+from fedexp.data.partition import equal_sizes, from_owners
 
 
 def deal_equally(labels: np.ndarray, holders: np.ndarray, rng: np.random.RandomState) -> Partition:
@@ -28,8 +28,7 @@ def deal_equally(labels: np.ndarray, holders: np.ndarray, rng: np.random.RandomS
         rng.shuffle(members)
 
         clients = np.flatnonzero(holders[:, k])
-        sizes = np.full(len(clients), len(members) // len(clients), dtype=np.int64)
-        sizes[: len(members) % len(clients)] += 1
+        sizes = equal_sizes(len(members), len(clients))
         owner[members] = np.repeat(clients, sizes)
         order.append(members)
 

@@ -12,15 +12,31 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedexp.core.build import require
-from fedexp.core.data import Partition
+from fedexp.core.data import Partition, offsets_of
 from fedexp.core.errors import DataError
+from fedexp.data.partition import Partitioner
 from fedexp.data.partitions.bounded import BoundedPartitioner
 
 MAX_REDRAWS = 10_000  # for the proportions of one class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(BoundedPartitioner):
+class DirichletPartitioner(Partitioner):
+    """A scheme that draws proportions from a symmetric Dirichlet distribution.
+
+    Args:
+        alpha: Concentration of the distribution.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     """The Dirichlet split: proportions of clients within each class.
 
     Random calls have the order of the published code, so that published partitions are
@@ -35,32 +51,24 @@ class Dirichlet(BoundedPartitioner):
     proportions are drawn again.
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
-        (MA-Echo), Zhang et al. 2022 (DENSE). The ungated form, one sample without
-        either rule, is that of Hsu et al. 2019 and FedLAW. If all samples are of one
-        class (images with masks), the scheme draws the clients' sizes, as NAFI does for
-        K = 1 (Xiao & Cheng 2023).
+        (MA-Echo), Zhang et al. 2022 (DENSE). Without `gated`, the partition is sampled
+        once and neither rule applies, as in Hsu et al. 2019 and FedLAW. If all samples
+        are of one class (images with masks), the scheme draws the clients' sizes, as
+        NAFI does for K = 1 (Xiao & Cheng 2023).
 
     Args:
         alpha: Concentration. Towards 0 each class has one owner.
         gated: Whether a client with n/N samples gets no further class, and the
             partition is sampled again until every client has `min_size` samples.
-        min_size: Number of samples that a client must have. The default 10 is that of
-            the papers with the gated form.
+        min_size: Smallest number of samples that a client must have. The default 10 is
+            that of the papers with the gated form.
     """
 
+    name: ClassVar[str] = "dirichlet"
     one_class: ClassVar[bool] = True
 
-    alpha: float = 0.5
     gated: bool = True
     min_size: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-
-    @property
-    def name(self) -> str:
-        return "dirichlet"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
@@ -167,11 +175,11 @@ class Dirichlet(BoundedPartitioner):
 def _assemble(
     order: list[np.ndarray], counts: np.ndarray, rng: np.random.RandomState, info: dict[str, Any]
 ) -> Partition:
-    """Join each client's pieces, class after class, and shuffle each client's list."""
+    """Join each client's samples, class after class, and shuffle each client's list."""
     clients, num_classes = counts.shape
     owner = np.repeat(np.tile(np.arange(clients), num_classes), counts.T.ravel())
     indices = np.concatenate(order)[np.argsort(owner, kind="stable")]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.sum(axis=1))])
+    offsets = offsets_of(counts.sum(axis=1))
     for start, stop in pairwise(offsets):
         rng.shuffle(indices[start:stop])
     return Partition(indices, offsets, info)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +14,11 @@ from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.core.errors import DataError
 from fedexp.data.partitions.bounded import BoundedPartitioner
-from fedexp.data.partitions.dirichlet import Dirichlet
+from fedexp.data.partitions.dirichlet import Dirichlet, DirichletPartitioner
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirichletBlocks(BoundedPartitioner):
+class DirichletBlocks(DirichletPartitioner, BoundedPartitioner):
     """FedDF's split (Lin et al. 2020), which FedCDA cites.
 
     The shuffled pool is cut into blocks, one for every ten clients. Within a block of
@@ -31,17 +32,13 @@ class DirichletBlocks(BoundedPartitioner):
         block: Clients per block. The last block has the remaining ones.
     """
 
-    alpha: float = 0.5
+    name: ClassVar[str] = "dirichlet_blocks"
+
     block: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
         require(self.block >= 1, f"block must be at least 1, got {self.block}")
-
-    @property
-    def name(self) -> str:
-        return "dirichlet_blocks"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from fedexp.core.build import require
 from fedexp.core.data import Partition
-from fedexp.data.partition import Partitioner, from_owners
+from fedexp.data.partition import equal_sizes, from_owners
+from fedexp.data.partitions.dirichlet import DirichletPartitioner
 
 # Number of clients that draw at a time. It bounds the memory of the (draws, classes)
 # comparison
@@ -16,7 +17,7 @@ _ROWS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirichletPerClient(Partitioner):
+class DirichletPerClient(DirichletPartitioner):
     """A split in which each client draws a class prior q ~ Dir(alpha 1_C).
 
     The client draws the classes of its samples from q, without replacement. Sizes
@@ -35,15 +36,7 @@ class DirichletPerClient(Partitioner):
         alpha: Concentration over classes. Towards 0 each client has one class.
     """
 
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-
-    @property
-    def name(self) -> str:
-        return "dirichlet_per_client"
+    name: ClassVar[str] = "dirichlet_per_client"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
@@ -51,8 +44,7 @@ class DirichletPerClient(Partitioner):
         n = len(labels)
         pools = [rng.permutation(np.flatnonzero(labels == k)) for k in range(num_classes)]
         left = np.array([len(pool) for pool in pools])
-        lacks = np.full(clients, n // clients, dtype=np.int64)
-        lacks[: n % clients] += 1
+        lacks = equal_sizes(n, clients)
 
         priors = class_priors(self.alpha, clients, num_classes, rng)
 
@@ -116,12 +108,10 @@ def _ask(
         rows = needy[start : start + _ROWS]
 
         weights = priors[rows] * remaining
-        spent = weights.sum(axis=1) == 0
-        weights[spent] = left
+        weights[weights.sum(axis=1) == 0] = left
         edges = np.cumsum(weights, axis=1)
 
-        draws = lacks[rows]
-        row = np.repeat(np.arange(len(rows)), draws)
+        row = np.repeat(np.arange(len(rows)), lacks[rows])
         point = rng.random_sample(len(row)) * edges[row, -1]
         classes = np.zeros(len(row), dtype=np.int32)
         # Column by column, without a (draws, classes) array

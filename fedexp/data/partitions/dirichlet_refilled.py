@@ -6,16 +6,17 @@ A class that has run out starts again, so images may occur more than once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from fedexp.core.build import require
+from fedexp.data.partitions.dirichlet import DirichletPartitioner
 from fedexp.data.partitions.dirichlet_per_client import class_priors
 from fedexp.data.partitions.refilled import RefilledPartitioner
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirichletRefilled(RefilledPartitioner):
+class DirichletRefilled(DirichletPartitioner, RefilledPartitioner):
     """The split Dir(mu) of FedMRUR, as in FL-Simulator.
 
     Every client's class prior is drawn from Dir(alpha 1_C).
@@ -24,15 +25,9 @@ class DirichletRefilled(RefilledPartitioner):
         alpha: Concentration mu over classes. Towards 0 each client has one class.
     """
 
+    name: ClassVar[str] = "dirichlet_refilled"
+
     alpha: float = 0.6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-
-    @property
-    def name(self) -> str:
-        return "dirichlet_refilled"
 
     def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
         return class_priors(self.alpha, clients, classes, rng)

@@ -26,6 +26,7 @@ class File(Partitioner):
         sha256: Expected hash of the assignment (as in result.json), or None.
     """
 
+    name: ClassVar[str] = "file"
     one_class: ClassVar[bool] = True
     scales: ClassVar[bool] = False
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
@@ -34,10 +35,6 @@ class File(Partitioner):
 
     path: str = ""
     sha256: str | None = None
-
-    @property
-    def name(self) -> str:
-        return "file"
 
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)
@@ -55,42 +52,46 @@ class File(Partitioner):
     ) -> Partition:
         partition = load_partition(Path(self.path).expanduser())
         info = partition.info
-        if self.sha256 is not None and partition.sha256 != self.sha256:
-            raise self._unfit(
-                "contains another partition", f"sha256 {self.sha256}", f"sha256 {partition.sha256}"
-            )
+        self._require(
+            self.sha256 in (None, partition.sha256),
+            "contains another partition",
+            f"sha256 {self.sha256}",
+            f"sha256 {partition.sha256}",
+        )
 
-        if info.get("pool", len(labels)) != len(labels):
-            raise self._unfit(
-                "was sampled for another pool of training samples",
-                f"{len(labels)} samples",
-                f"{info['pool']} samples",
-                "use the data set, proxy and limits of the run that wrote it",
-            )
+        pool = info.get("pool", len(labels))
+        self._require(
+            pool == len(labels),
+            "was sampled for another pool of training samples",
+            f"{len(labels)} samples",
+            f"{pool} samples",
+            "use the data set, proxy and limits of the run that wrote it",
+        )
 
         asked = int(info.get("asked_clients", partition.num_clients))
-        if clients not in (asked, partition.num_clients):
-            raise self._unfit(
-                "is for another number of clients",
-                f"{clients} clients",
-                f"{asked} clients",
-                f"set clients={asked}",
-            )
+        self._require(
+            clients in (asked, partition.num_clients),
+            "is for another number of clients",
+            f"{clients} clients",
+            f"{asked} clients",
+            f"set clients={asked}",
+        )
 
         cut = float(info.get("val_fraction", 0.0))
-        if isinstance(partition, CutPartition) and self.val_fraction not in (0.0, cut):
-            raise self._unfit(
-                "already contains a validation share of another size",
-                f"partition.val_fraction={self.val_fraction}",
-                f"val_fraction={cut}",
-                f"set partition.val_fraction={cut}",
-            )
+        self._require(
+            not isinstance(partition, CutPartition) or self.val_fraction in (0.0, cut),
+            "already contains a validation share of another size",
+            f"partition.val_fraction={self.val_fraction}",
+            f"val_fraction={cut}",
+            f"set partition.val_fraction={cut}",
+        )
 
         return partition
 
-    def _unfit(
-        self, what: str, expected: str, got: str, do: str = "give another file"
-    ) -> DataError:
-        return DataError(
-            f"the partition file {what}", where=self.path, expected=expected, got=got, do=do
-        )
+    def _require(
+        self, fits: bool, what: str, expected: str, got: str, do: str = "give another file"
+    ) -> None:
+        if not fits:
+            raise DataError(
+                f"the partition file {what}", where=self.path, expected=expected, got=got, do=do
+            )

@@ -19,16 +19,10 @@ class Iid(Partitioner):
     ones first.
     """
 
+    name: ClassVar[str] = "iid"
     one_class: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return "iid"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        size, larger = divmod(len(labels), clients)
-        offsets = np.arange(clients + 1, dtype=np.int64) * size
-        offsets += np.minimum(np.arange(clients + 1), larger)
-        return Partition(rng.permutation(len(labels)).astype(np.int64, copy=False), offsets)
+        return Partition.from_lists(np.array_split(rng.permutation(len(labels)), clients))

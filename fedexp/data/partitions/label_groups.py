@@ -24,6 +24,7 @@ class LabelGroups(Partitioner):
         groups: One list of classes per client.
     """
 
+    name: ClassVar[str] = "label_groups"
     scales: ClassVar[bool] = False
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -39,10 +40,6 @@ class LabelGroups(Partitioner):
                 min(group, default=0) >= 0,
                 f"groups[{client}] contains a negative class: {list(group)}",
             )
-
-    @property
-    def name(self) -> str:
-        return "label_groups"
 
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)

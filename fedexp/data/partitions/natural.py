@@ -29,6 +29,7 @@ class Natural(Partitioner):
         split_owners: Whether an owner's samples may be divided.
     """
 
+    name: ClassVar[str] = "natural"
     deals: ClassVar[Literal["labels", "owners"]] = "owners"
 
     owners_per_client: Literal["all"] | int = "all"
@@ -41,10 +42,6 @@ class Natural(Partitioner):
             per == "all" or per >= 1, f"owners_per_client must be 'all' or at least 1, got {per}"
         )
         require(per == "all" or not self.split_owners, "split_owners needs owners_per_client=all")
-
-    @property
-    def name(self) -> str:
-        return "natural"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState

@@ -10,13 +10,42 @@ import numpy as np
 from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.core.errors import DataError
-from fedexp.data.partition import impossible
+from fedexp.data.partition import Partitioner, impossible
 from fedexp.data.partitions.bounded import BoundedPartitioner
 from fedexp.data.partitions.by_class import deal_equally
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological(BoundedPartitioner):
+class ClassesPerClient(Partitioner):
+    """A scheme in which every client has the same number of classes.
+
+    Args:
+        classes_per_client: Number n of classes per client.
+    """
+
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.classes_per_client >= 1,
+            f"classes_per_client must be at least 1, got {self.classes_per_client}",
+        )
+
+    def check(self, clients: int, num_classes: int) -> None:
+        super().check(clients, num_classes)
+        if self.classes_per_client > num_classes:
+            raise impossible(
+                "a client cannot hold more classes than the data set has",
+                "classes_per_client",
+                f"1 to {num_classes}",
+                self.classes_per_client,
+                f"set partition.classes_per_client={num_classes} or less",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathological(ClassesPerClient, BoundedPartitioner):
     """The "#Class = n" split of NIID-Bench and MA-Echo's Fig. 9.
 
     Client i holds class i mod C and n - 1 further random classes. Each class is
@@ -28,25 +57,13 @@ class Pathological(BoundedPartitioner):
         classes_per_client: Number n of classes per client.
     """
 
+    name: ClassVar[str] = "pathological"
+
     # Few clients cannot hold all classes
     scales: ClassVar[bool] = False
 
-    classes_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.classes_per_client >= 1,
-            f"classes_per_client must be at least 1, got {self.classes_per_client}",
-        )
-
-    @property
-    def name(self) -> str:
-        return "pathological"
-
     def check(self, clients: int, num_classes: int) -> None:
         super().check(clients, num_classes)
-        refuse_more_classes(self.classes_per_client, num_classes)
         if self.classes_per_client * clients < num_classes:
             raise impossible(
                 f"{clients} clients with {self.classes_per_client} classes each "
@@ -93,15 +110,3 @@ class Pathological(BoundedPartitioner):
         holders = np.zeros((clients, num_classes), dtype=bool)
         holders[client[:, None], chosen] = True
         return holders
-
-
-def refuse_more_classes(classes_per_client: int, num_classes: int) -> None:
-    """Raise `ConfigError` if a client is to hold more classes than there are."""
-    if classes_per_client > num_classes:
-        raise impossible(
-            "a client cannot hold more classes than the data set has",
-            "classes_per_client",
-            f"1 to {num_classes}",
-            classes_per_client,
-            f"set partition.classes_per_client={num_classes} or less",
-        )

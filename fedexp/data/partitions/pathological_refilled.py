@@ -6,17 +6,17 @@ A class that has run out starts again, so images may occur more than once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from fedexp.core.build import require
 from fedexp.core.errors import DataError
-from fedexp.data.partitions.pathological import refuse_more_classes
+from fedexp.data.partitions.pathological import ClassesPerClient
 from fedexp.data.partitions.refilled import RefilledPartitioner
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathologicalRefilled(RefilledPartitioner):
+class PathologicalRefilled(ClassesPerClient, RefilledPartitioner):
     """The split Path(n) of FedMRUR, as in FL-Simulator.
 
     Every client has n distinct classes, uniformly drawn, each with probability 1 / n. A
@@ -26,22 +26,9 @@ class PathologicalRefilled(RefilledPartitioner):
         classes_per_client: Number n of classes per client.
     """
 
+    name: ClassVar[str] = "pathological_refilled"
+
     classes_per_client: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.classes_per_client >= 1,
-            f"classes_per_client must be at least 1, got {self.classes_per_client}",
-        )
-
-    @property
-    def name(self) -> str:
-        return "pathological_refilled"
-
-    def check(self, clients: int, num_classes: int) -> None:
-        super().check(clients, num_classes)
-        refuse_more_classes(self.classes_per_client, num_classes)
 
     def priors(self, classes: int, clients: int, rng: np.random.RandomState) -> np.ndarray:
         n = self.classes_per_client

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedexp.core.build import require
-from fedexp.core.data import Partition
+from fedexp.core.data import Partition, offsets_of
 from fedexp.core.errors import DataError
 from fedexp.data.partition import Partitioner
 
@@ -86,16 +86,15 @@ class RefilledPartitioner(Partitioner):
             given[turn] = pools[k][left[k]]
 
         used = len(np.unique(given))
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        info: dict[str, str | int | float | bool] = {
-            "repeated_samples": len(given) - used,
-            "dropped_samples": len(labels) - used,
-        }
-        return Partition(given[np.argsort(who, kind="stable")], offsets, info)
+        return Partition(
+            given[np.argsort(who, kind="stable")],
+            offsets_of(sizes),
+            {"repeated_samples": len(given) - used, "dropped_samples": len(labels) - used},
+        )
 
 
 def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-    """Return the client of each turn: always a random one of those that are not full.
+    """Return the client of each turn: a random one among the clients that are not full.
 
     Returns:
         Clients of shape (sum of sizes,).

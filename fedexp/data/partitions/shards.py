@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedexp.core.build import require
 from fedexp.core.data import Partition
 from fedexp.core.errors import DataError
-from fedexp.data.partition import Partitioner, from_owners
+from fedexp.data.partition import Partitioner, equal_sizes, from_owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +25,13 @@ class Shards(Partitioner):
         shards: Number S of shards per client.
     """
 
+    name: ClassVar[str] = "shards"
+
     shards: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.shards >= 1, f"shards must be at least 1, got {self.shards}")
-
-    @property
-    def name(self) -> str:
-        return "shards"
 
     def sample(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
@@ -50,12 +49,9 @@ class Shards(Partitioner):
             )
 
         by_label = np.argsort(labels, kind="stable")
-        sizes = np.full(total, n // total, dtype=np.int64)
-        sizes[: n % total] += 1
-
         shard_owner = np.empty(total, dtype=np.int64)
         shard_owner[rng.permutation(total)] = np.repeat(np.arange(clients), self.shards)
 
         owner = np.empty(n, dtype=np.int64)
-        owner[by_label] = np.repeat(shard_owner, sizes)
+        owner[by_label] = np.repeat(shard_owner, equal_sizes(n, total))
         return from_owners(owner, clients, by_label)

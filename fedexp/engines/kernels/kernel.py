@@ -119,7 +119,8 @@ class StackKernel(ABC):
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         """Return why this kernel cannot compute the job, or None if it can.
 
-        It can if it computes exactly what the job's trainer, task and network define.
+        A kernel can compute a job if its arithmetic is exactly what the job's trainer,
+        task and network define.
         """
 
     @classmethod

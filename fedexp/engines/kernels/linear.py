@@ -195,9 +195,9 @@ class Linear(FusedKernel):
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
         """Return the groups of clients in which a parameter `w` is updated.
 
-        If a pull or a shift is added besides the gradient on a CPU, a group has as many
-        clients as the cache of a core holds. Otherwise all clients are one group. With
-        momentum only, smaller groups gained nothing.
+        On a CPU, if a pull or a shift is added besides the gradient, a group has as
+        many clients as fit into the cache of a core. Otherwise all clients are one
+        group. With momentum only, smaller groups gained nothing.
         """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
@@ -213,8 +213,8 @@ class Linear(FusedKernel):
         """Return the tensor that gets the gradient g of parameter `name`, and factors.
 
         The caller adds g as ``into = keep * into + factor * g``, for the clients in
-        `rows`. This method returns (into, keep, factor). It has then added everything
-        else that is added in the same step:
+        `rows`. This method returns (into, keep, factor). Before it returns, it adds
+        everything else that is added in the same step:
 
         - Without momentum, it computes ``w -= lr * (pull * (w - toward) + shift)``, and
           `into` is w.
@@ -274,8 +274,8 @@ class Linear(FusedKernel):
             weight, bias = self._chain[number]
             inputs[number], gradients[number] = a, d
             if weight in self._trained:
-                # ||d^T a||^2 = <d d^T, a a^T>. In float32 its rounding error would
-                # exceed the norm of a gradient in which the samples cancel.
+                # ||d^T a||^2 = <d d^T, a a^T>. In float32, the rounding error of this
+                # sum would exceed the norm of a gradient in which the samples cancel.
                 wide_a, wide_d = a.double(), d.double()
                 square += (torch.bmm(wide_a, wide_a.mT) * torch.bmm(wide_d, wide_d.mT)).sum((1, 2))
             if bias in self._trained:
@@ -283,8 +283,12 @@ class Linear(FusedKernel):
 
         norm = square.clamp(min=0).sqrt().to(lowest.dtype)
         factor = ascent.rho / (norm + ascent.eps)
-        uphill = {number: d * factor[:, None, None] for number, d in gradients.items()}
-        return _Climb(inputs, uphill, lowest, norm * factor)
+        return _Climb(
+            inputs,
+            {number: d * factor[:, None, None] for number, d in gradients.items()},
+            lowest,
+            norm * factor,
+        )
 
     def _forward(
         self,

@@ -96,9 +96,9 @@ class Vmapped(StackKernel):
 
         The step is tried on copies of the buffers.
         """
-        draws = self._draws.setdefault(batch.x.shape, [])
         with torch.no_grad():
-            self._losses(stack, trees.clone(stack.buffers), batch, {}, draws)
+            asked = self._draws.setdefault(batch.x.shape, [])
+            self._losses(stack, trees.clone(stack.buffers), batch, {}, asked)
 
     def _noise(self, batch: StackBatch) -> dict[Draw, Tensor]:
         return {
@@ -118,7 +118,8 @@ class Vmapped(StackKernel):
 
         If `asked` is given, this is a trial. Each draw of noise that the loss asks for
         is added to `asked` and answered with zeros. If the loss asks for class counts,
-        they are stored for all clients, and it receives those of the first client.
+        the counts of all clients are stored, and the loss receives those of the first
+        client.
         """
         # The first client's context serves all clients, because their sizes, steps and
         # epochs are the same.

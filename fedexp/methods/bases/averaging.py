@@ -1,14 +1,14 @@
 """The base of aggregators that average updates.
 
-It samples clients, applies the trainer's server half and the server optimizer, and
-returns the outcome.
+It samples clients, applies the trainer's server half (`Trainer.update_shared`) and the
+server optimizer, and returns the outcome.
 
 Communication:
     Up: the trained model y_i and the trainer's payload. Down: the global model w and
     the trainer's shared trees.
 
 State:
-    Server: w, the shared trees and the server optimizer's state.
+    Server: w, the trainer's shared trees and the server optimizer's state.
 
 Logged:
     ``server/NAME``, the norm of each shared tree that the trainer renews, and
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -85,10 +85,11 @@ class Averaging(Aggregator):
         return env.sample()
 
     def population(self, env: Env) -> np.ndarray:
-        """Return the number of training samples of each client that may be sampled.
+        """Return the sizes by which clients are sampled.
 
         Returns:
-            Sizes of shape (clients,), int64. A client of size 0 does not take part.
+            Number of training samples of every client, shape (clients,), int64. A
+            client of size 0 is never sampled.
         """
         return env.sizes
 
@@ -109,6 +110,9 @@ class Averaging(Aggregator):
             update: The update u_i.
             p: Weight p_i before normalisation.
             a: Normaliser a_i.
+
+        Returns:
+            `merging` with the update. `merged` turns the last result into one update.
         """
 
     @abstractmethod
@@ -121,7 +125,7 @@ class Averaging(Aggregator):
         """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
-        """Return the factor of the merged update in the direction.
+        """Return the factor that turns the merged update into the direction.
 
         ``stats.squared_norms`` are the squared norms of the u_i / a_i.
         """
@@ -174,38 +178,35 @@ class Averaging(Aggregator):
             direction = trees.scale(direction, factor)
             stats = replace(stats, squared_norms=tuple(factor**2 * s for s in stats.squared_norms))
 
-        server, params, metrics = env.server_optimizer.step(
+        server, params, logged = env.server_optimizer.step(
             state["server"], old.params, direction, stats
         )
+        metrics: Metrics = {"clients": stats.m, **logged}
         weights = Weights(old.spec, params, seen.buffers())
         evaluated = env.server_optimizer.evaluated(server, params)
 
         if type(self).factor is not Averaging.factor:
-            metrics = {**metrics, "server/factor": factor}
+            metrics["server/factor"] = factor
 
         shared = state["shared"]
         if type(env.trainer).update_shared is not Trainer.update_shared:
             live, applied = old.trainable, trees.sub(params, old.params)
             step = ServerUpdate({k: direction[k] for k in live}, {k: applied[k] for k in live})
             shared = env.trainer.update_shared(shared, seen.payload(), step, stats)
-            renewed = {
-                name: tree for name, tree in shared.items() if tree is not state["shared"].get(name)
-            }
-            metrics = {
-                **metrics,
-                **{f"server/{name}": _length(tree) for name, tree in renewed.items()},
+            metrics |= {
+                f"server/{name}": _length(tree)
+                for name, tree in shared.items()
+                if tree is not state["shared"].get(name)
             }
 
-        new: AveragingState = {
-            "weights": weights,
-            "shared": shared,
-            "server": server,
-            "evaluated": weights
+        return AveragingState(
+            weights=weights,
+            shared=shared,
+            server=server,
+            evaluated=weights
             if evaluated is params
             else Weights(old.spec, evaluated, weights.buffers),
-        }
-
-        return new, {"clients": stats.m, **metrics}
+        ), metrics
 
     def _whole(self, env: Env) -> tuple[int, float]:
         """Return the number N of clients that may take part, and the sum of their p.
@@ -258,21 +259,21 @@ def _length(tree: Tree) -> float:
     )
 
 
+@dataclass
 class _Seen:
-    """The running values of a round's clients.
+    """The values of a round's clients that the server collects as results arrive.
 
     They are the weights p, the numbers of local steps tau, the squared norms, and the
     sums of buffers and payloads.
     """
 
-    def __init__(self, old: Weights) -> None:
-        self.old = old
-        self.p: list[float] = []
-        self.tau: list[int] = []
-        self.squared_norms: list[float] = []
-        self.buffer_sums: Tree = {}
-        self.payload_sums: dict[str, Tree] = {}
-        self.payload_weight = 0.0
+    old: Weights
+    p: list[float] = field(default_factory=list)
+    tau: list[int] = field(default_factory=list)
+    squared_norms: list[float] = field(default_factory=list)
+    buffer_sums: Tree = field(default_factory=dict)
+    payload_sums: dict[str, Tree] = field(default_factory=dict)
+    payload_weight: float = 0.0
 
     def add(self, result: ClientResult, p: float, payload_weight: float) -> None:
         if not self.p:
@@ -319,7 +320,7 @@ class _Seen:
         """Return the statistics of the round.
 
         Args:
-            env: The world at this step.
+            env: The environment at this step.
             N: Number of clients that may take part.
             whole: Sum of p over these N clients, before normalisation.
         """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import Aggregator, State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -60,13 +60,6 @@ class DataFreeState(TypedDict):
     optimizer: State
     teachers: list[StoredWeights]
     own: State
-
-
-class GeneratorState(TypedDict):
-    """A generator and the state of its optimizer."""
-
-    generator: Weights
-    optimizer: State
 
 
 @dataclass(frozen=True)
@@ -125,9 +118,7 @@ class DataFree(Aggregator):
     precision: Literal["float32", "bf16"] = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("T", "tau", "lr_student", "at_once"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} must be positive, got {value}")
+        require_positive(self, "T", "tau", "lr_student", "at_once")
         # BatchNorm cannot compute the variance of a single image
         require(self.b >= 2, f"b must be at least 2, got {self.b}")
         require(
@@ -219,7 +210,7 @@ class DataFree(Aggregator):
             running = "looped" if self.precision == "bf16" else self.teachers
             stacked = stacks(running, models, self.at_once, inputs)
 
-        started: DataFreeState = {
+        return {
             **state,
             "epoch": 1,
             "stacked": stacked,
@@ -227,9 +218,7 @@ class DataFree(Aggregator):
             "optimizer": self.student.init(student.trainable),
             "teachers": [env.store(model) for model in models],
             "own": self.begin(state["own"], env),
-        }
-
-        return started, {"clients": len(models), "teachers/stacked": int(stacked)}
+        }, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def begin(self, own: State, env: Env) -> State:
         """Return the method's state, ``state["own"]``, at the start of a round.
@@ -291,7 +280,6 @@ class DataFree(Aggregator):
         Returns:
             The state after the steps, and the values to log.
         """
-        noise = StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device)
         student, optimizer, losses = distil(
             state["student"],
             state["optimizer"],
@@ -299,7 +287,7 @@ class DataFree(Aggregator):
             self.student,
             lr,
             self.tau,
-            noise,
+            StepNoise(seed_of(env.seed, "student noise", env.round, env.step), env.device),
         )
 
         metrics = {"distillation/loss": float(losses.mean()), "distillation/steps": len(losses)}
@@ -343,10 +331,9 @@ def _check_stackable(env: Env) -> None:
 
 def _check_bf16(env: Env) -> None:
     """Refuse a dtype that autocast does not change, or CUDA without native bfloat16."""
-    cuda = env.device.type == "cuda"
     reason = (
         f"{env.device} does not support it"
-        if cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if env.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
         else None
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require_positive
 from fedexp.core.env import Env
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
@@ -47,7 +47,7 @@ class Distilling(ServerTrained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require_positive(self, "lr")
 
     @property
     def needs(self) -> Needs:
@@ -59,14 +59,14 @@ class Distilling(ServerTrained):
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
         """Return the part of the state that `student_batches` reads.
 
-        By default it reads the key ``target``: log-probabilities (n, classes) for all
-        proxy samples.
+        By default `student_batches` reads the key ``target``: log-probabilities (n,
+        classes) for all n proxy samples.
         """
 
     def student_batches(
         self, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> Iterator[Part]:
-        """Iterate over the step, the inputs and the targets (b, classes) per batch."""
+        """Yield step number, inputs and targets (b, classes) of each batch."""
         for step, index, inputs in parts:
             yield step, inputs, work["target"].index_select(0, index)
 

@@ -31,17 +31,31 @@ class FusionState(TypedDict):
 
 
 @dataclass(frozen=True)
-class FusionAggregator(Aggregator):
+class OneModel(Aggregator):
+    """The base of aggregators that merge models of one architecture into one model.
+
+    The state has the merged model under the key ``weights``.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True)
+
+    def init(self, env: Env) -> FusionState:
+        return {"weights": env.initial_weights()}
+
+    def outcome(self, state: State) -> Outcome:
+        return Outcome((state["weights"],), self.delivers)
+
+
+@dataclass(frozen=True)
+class FusionAggregator(OneModel):
     """The aggregator that fuses the cohort's models after every round.
 
     The fused model is a pure function of these models and the probes' answers. In the
     first round clients start from the global model, or with ``init=different`` each
     from its own initialisation. In later rounds they start from the fused model.
     """
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(same_architecture=True)
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
         """Return the probes that run on every trained model."""
@@ -55,24 +69,21 @@ class FusionAggregator(Aggregator):
             The fused model, and the values to log.
         """
 
-    def init(self, env: Env) -> FusionState:
-        return {"weights": env.initial_weights()}
-
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        probes = self.probes(env)
-        own = env.first
-        starts = {
-            c: env.initial_weights(c)
-            if own and env.init == "different"
-            else self.start_of(c, state, env)
+        own_start = env.first and env.init == "different"
+        return [
+            env.job(
+                c,
+                env.initial_weights(c) if own_start else self.start_of(c, state, env),
+                {},
+                probes=self.probes(env),
+            )
             for c in env.sample()
-        }
-        return [env.job(c, start, {}, probes=probes) for c, start in starts.items()]
+        ]
 
-    def start_of(self, client: int, state: State, env: Env) -> Weights:
+    def start_of(self, client: int, state: FusionState, env: Env) -> Weights:
         """Return the start model of a client that has no separate initialisation."""
-        weights: Weights = state["weights"]
-        return weights
+        return state["weights"]
 
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env
@@ -83,9 +94,6 @@ class FusionAggregator(Aggregator):
             return state, {"clients": 0}
         weights, metrics = self.fuse(cohort, env)
         return {"weights": weights}, {"clients": len(cohort), **metrics}
-
-    def outcome(self, state: State) -> Outcome:
-        return Outcome((state["weights"],), self.delivers)
 
 
 def averaged(models: Sequence[Weights]) -> Weights:

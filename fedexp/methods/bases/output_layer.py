@@ -11,7 +11,8 @@ Reference:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +24,50 @@ from fedexp.core.layers import Layer, layers_of
 from fedexp.core.probe import Probe
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.methods.bases.class_counts import ClassCounts, counts
+from fedexp.methods.bases.fusion import FusionAggregator
 
 LastLayer = Literal["plain", "masked"]
+
+
+@dataclass(frozen=True)
+class MaskableFusion(FusionAggregator):
+    """The base of fusions that can merge the output layer class by class.
+
+    Args:
+        last_layer: Merge of the last layer. ``masked``: row c is the mean over the
+            clients with more than one sample of class c, and zero if there is no such
+            client. The derived class defines all other values.
+    """
+
+    last_layer: Literal["masked", "plain", "projected"]
+
+    # Values that an error message suggests instead of ``masked``
+    unmasked: ClassVar[str] = "plain"
+
+    def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
+        check_mask(self.last_layer, spec, input_shape, "last_layer", self.unmasked)
+
+    def probes(self, env: Env) -> tuple[Probe, ...]:
+        return presence_probes(self.last_layer, env)
+
+    def with_last_layer(
+        self,
+        fused: Weights,
+        models: Sequence[Weights],
+        results: Sequence[ClientResult],
+        env: Env,
+    ) -> Weights:
+        """Return `fused`, with its last layer replaced if ``last_layer`` is ``masked``.
+
+        Args:
+            fused: The fused model.
+            models: The models whose last layers `with_masked_output` merges.
+            results: Results of the clients, with the answers of `probes`.
+            env: The environment.
+        """
+        if self.last_layer != "masked":
+            return fused
+        return with_masked_output(fused, models, presence(results), env.layers[-1])
 
 
 def check_mask(
@@ -115,9 +158,9 @@ def with_masked_output(
 
     Weight and bias are replaced.
     """
-    names = [name for name in (output.weight, output.bias) if name is not None]
     masked = {
         name: masked_output(torch.stack([m.params[name] for m in models]), present)
-        for name in names
+        for name in (output.weight, output.bias)
+        if name is not None
     }
     return Weights(fused.spec, {**fused.params, **masked}, fused.buffers)

@@ -74,8 +74,7 @@ class Replay(DataFree):
         require(self.B >= 2, f"B must be at least 2, got {self.B}")
 
     def begin(self, own: State, env: Env) -> State:
-        bank: BankState = {"bank": own["bank"] if self.keep_bank and own else []}
-        return bank
+        return BankState(bank=own["bank"] if self.keep_bank and own else [])
 
     def epoch(
         self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
@@ -131,16 +130,17 @@ class Replay(DataFree):
             )
 
         known: list[Tensor] = own.get("logits", [])
-        new = [
-            samples_of([batch], env.domain).inputs(slice(None))
-            for batch in own["bank"][len(known) :]
-        ]
+        new = self.bank_inputs(own, len(known), env)
         known = [*known, *(ensemble_logits(ensemble, x) for x in new)]
         logits = torch.cat(known)
-
         return {**own, "logits": known}, (
             (x, logits[at]) for x, at in self.inputs(samples, view, env)
         )
+
+    def bank_inputs(self, own: State, start: int, env: Env) -> Iterator[Tensor]:
+        """Yield the normalised images of the bank's batches from `start` on."""
+        for batch in own["bank"][start:]:
+            yield samples_of([batch], env.domain).inputs(slice(None))
 
     def inputs(self, samples: Samples, view: View, env: Env) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of one shuffled pass over the bank, transformed by `view`.
@@ -155,7 +155,7 @@ class Replay(DataFree):
                 yield view.augmented(samples.inputs(at), step), at
 
 
+@torch.no_grad()
 def ensemble_logits(ensemble: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
     """Return the ensemble's logits, without a gradient."""
-    with torch.no_grad():
-        return ensemble(inputs)
+    return ensemble(inputs)

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative
 from fedexp.core.data import Samples
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
@@ -91,9 +92,7 @@ class ServerTrained(Mean):
             (self.steps is None) != (self.epochs is None),
             "set one of steps and epochs, and the other one to null",
         )
-        for name in ("steps", "epochs"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"{name} must not be negative, got {value}")
+        require_not_negative(self, "steps", "epochs")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
 
     @property
@@ -108,8 +107,9 @@ class ServerTrained(Mean):
         Args:
             results: The stream of results.
             start: The round's global model, w^t.
-            collected: Dictionary that this method fills.
-            env: The world at this step.
+            collected: Dictionary that this method fills. A missing key is created with
+                an empty list.
+            env: The environment at this step.
         """
         yield from results
 
@@ -127,7 +127,7 @@ class ServerTrained(Mean):
             collected: The dictionary that `collect` filled.
             start: The round's global model, w^t.
             mean: The model that server training starts from.
-            env: The world at this step.
+            env: The environment at this step.
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class ServerTrained(Mean):
             net: The server's network in training mode. Its random layers use the noise
                 of the current step.
             parts: Batches of proxy data.
-            env: The world at this step.
+            env: The environment at this step.
 
         Returns:
             The model, the new `work` and the values to log.
@@ -197,10 +197,10 @@ class ServerTrained(Mean):
     ) -> tuple[State, Metrics]:
         if env.step:
             return self._stage(state, env)
-        collected: dict[str, Any] = {}
+        collected: State = defaultdict(list)
         start: Weights = state["weights"]
-        collect = self.collect(results, start, collected, env) if self.total(env) else results
-        new, metrics = self.first_step(state, collect, env)
+        stream = self.collect(results, start, collected, env) if self.total(env) else results
+        new, metrics = self.first_step(state, stream, env)
         if not metrics["clients"] or not self.total(env):
             return {**new, "round": env.round + 1, "stage": 0, "work": {}}, metrics
         work = {"taken": 0, **self.begin(collected, start, new["weights"], env)}
@@ -209,8 +209,7 @@ class ServerTrained(Mean):
     def _stage(self, state: State, env: Env) -> tuple[State, Metrics]:
         taken = state["work"]["taken"]
         until = min(taken + self.steps_per_stage(env), self.total(env))
-        net = network(env.server_spec, env.device, env.dtype)
-        net.train()
+        net = network(env.server_spec, env.device, env.dtype).train()
 
         try:
             parts = self._parts(taken, until, net, env)
@@ -259,7 +258,7 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
     Args:
         losses: Losses by number of the optimizer step in the round, from 0.
         total: Number of optimizer steps of the round, for the message.
-        env: The world at this step.
+        env: The environment at this step.
 
     Raises:
         FedexpError: The mean is NaN or infinite.

@@ -14,7 +14,7 @@ Update:
     code's form. The paper takes the cross-entropy of the mean of the clients' logits.
     msd is the mean squared difference and mad the mean absolute difference. a_k(y) is
     the share of client k in the cohort's samples of class y, with one added to each
-    count. Of the clients' models only the heads run, on generated features. The models
+    count. Only the heads of the clients' models run, on generated features. The models
     are averaged as in FedAvg.
 
 Communication:
@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from fedexp.core import trees
 from fedexp.core.aggregator import State
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -83,8 +83,10 @@ class FeatureGenerator(nn.Module):
 
 def generator_spec(classes: int, noise: int, hidden: int, features: int) -> ModelSpec:
     """Return the spec of a generator of features."""
-    sizes = {"classes": classes, "features": features, "hidden": hidden, "noise": noise}
-    return ModelSpec(f"{__name__}.{FeatureGenerator.__name__}", tuple(sizes.items()))
+    return ModelSpec(
+        f"{__name__}.{FeatureGenerator.__name__}",
+        (("classes", classes), ("features", features), ("hidden", hidden), ("noise", noise)),
+    )
 
 
 class FeatureTrainer(Trainer):
@@ -132,9 +134,8 @@ class FedGen(Mean):
                 getattr(self, name) >= least,
                 f"{name} must be at least {least}, got {getattr(self, name)}",
             )
-        require(self.lr > 0, f"lr must be positive, got {self.lr}")
-        require(self.lr_decay > 0, f"lr_decay must be positive, got {self.lr_decay}")
-        require(self.diversity >= 0, f"diversity must not be negative, got {self.diversity}")
+        require_positive(self, "lr", "lr_decay")
+        require_not_negative(self, "diversity")
 
     @property
     def needs(self) -> Needs:
@@ -157,17 +158,18 @@ class FedGen(Mean):
         _, features = head_of(env.server_spec, env.input_shape)
         spec = generator_spec(env.num_classes, self.noise, self.hidden, features)
         fresh = Weights.init(spec, seed_of(env.seed, "generator"), env.device, env.dtype)
-        known = torch.zeros(0, dtype=torch.int64, device=env.device)
+        no_classes = torch.zeros(0, dtype=torch.int64, device=env.device)
         return {
             **state,
-            "shared": {**state["shared"], **_broadcast(fresh, known)},
+            "shared": {**state["shared"], **_broadcast(fresh, no_classes)},
             "generator": fresh,
             "optimizer": self.optimizer.init(fresh.params),
         }
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        probes = (ClassCounts(env.num_classes),)
-        return [replace(job, probes=probes) for job in super().plan(state, env)]
+        return [
+            replace(job, probes=(ClassCounts(env.num_classes),)) for job in super().plan(state, env)
+        ]
 
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env
@@ -190,11 +192,12 @@ class FedGen(Mean):
         generator, optimizer, metrics_of_generator = self._trained(
             state, heads, torch.stack(held), env
         )
-        shared = {**new["shared"], **_broadcast(generator, known)}
-        return {**new, "shared": shared, "generator": generator, "optimizer": optimizer}, {
-            **metrics,
-            **metrics_of_generator,
-        }
+        return {
+            **new,
+            "shared": {**new["shared"], **_broadcast(generator, known)},
+            "generator": generator,
+            "optimizer": optimizer,
+        }, {**metrics, **metrics_of_generator}
 
     def _trained(
         self, state: State, heads: list[Tree], held: Tensor, env: Env
@@ -215,10 +218,8 @@ class FedGen(Mean):
         steps = env.server_steps(self.steps) if self.steps and len(classes) else 0
         params, buffers = old.params, trees.clone(old.buffers)
         losses: dict[int, Tensor] = {}
-        net = network(old.spec, env.device, env.dtype)
-        judge = network(env.server_spec, env.device, env.dtype)
-        net.train()
-        judge.train(False)
+        net = network(old.spec, env.device, env.dtype).train()
+        judge = network(env.server_spec, env.device, env.dtype).train(False)
         others: Weights = state["weights"]
 
         for step in range(steps):
@@ -290,9 +291,8 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
         ConfigError: The network has no head whose inputs are feature vectors.
     """
     cpu = torch.device("cpu")
-    net = Net(spec, cpu, torch.float32)
+    net = Net(spec, cpu, torch.float32).train(False)
     weights = Weights.init(spec, seed_of("head"), cpu, torch.float32)
-    net.train(False)
 
     with torch.no_grad():
         features = net.observe(
@@ -310,8 +310,8 @@ def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, .
         )
 
     leaves = {name: value.requires_grad_() for name, value in weights.params.items()}
-    output = net.head(leaves, weights.buffers, features)
-    grads = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
+    total = net.head(leaves, weights.buffers, features).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return tuple(
         name for name, grad in zip(leaves, grads, strict=True) if grad is not None
     ), features.shape[1]

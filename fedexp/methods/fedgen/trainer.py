@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
@@ -66,13 +66,9 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     epochs: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "floor"):
-            require(
-                getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}"
-            )
+        require_not_negative(self, "alpha", "beta", "floor", "epochs")
         require(0 < self.decay <= 1, f"decay must be in (0, 1], got {self.decay}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
-        require(self.epochs >= 0, f"epochs must not be negative, got {self.epochs}")
 
     @property
     def needs(self) -> Needs:

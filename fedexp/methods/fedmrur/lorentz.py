@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 
+@torch.no_grad()
 def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Compute squared Lorentzian distances and their gradients with respect to z.
 
@@ -39,11 +40,10 @@ def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]
     Returns:
         Squared distances d2 of the lifted rows, (..., b), and their gradients in z.
     """
-    with torch.no_grad():
-        gap = z - a
-        z_0, a_0 = (torch.linalg.vecdot(each, each).add(beta).sqrt() for each in (z, a))
-        squared = torch.linalg.vecdot(gap, gap)
-        gap_0 = torch.linalg.vecdot(gap, a).mul(2).add(squared) / (z_0 + a_0)
-        # Rounding may make the difference negative
-        d2 = squared.sub(gap_0.square()).clamp(min=0)
-        return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(-1), z, value=-1).mul_(2)
+    gap = z - a
+    z_0, a_0 = (torch.linalg.vecdot(each, each).add(beta).sqrt() for each in (z, a))
+    squared = torch.linalg.vecdot(gap, gap)
+    gap_0 = torch.linalg.vecdot(gap, a).mul(2).add(squared) / (z_0 + a_0)
+    # Rounding may make the difference negative
+    d2 = squared.sub(gap_0.square()).clamp(min=0)
+    return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(-1), z, value=-1).mul_(2)

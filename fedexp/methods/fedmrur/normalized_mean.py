@@ -21,7 +21,7 @@ Logged:
 Differences from the paper:
     As printed, the algorithm subtracts the sum of ``w_K - w_0`` from w and therefore
     ascends the loss. FL-Simulator, whose authors overlap with the paper's, has the
-    opposite sign for MoFedSAM. So has this implementation.
+    opposite sign for MoFedSAM. This implementation also has the opposite sign.
 """
 
 from __future__ import annotations

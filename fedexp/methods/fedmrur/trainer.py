@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.build import require
+from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.layers import check_head
 from fedexp.core.needs import Demand, Needs
 from fedexp.core.net import Net
@@ -97,9 +97,8 @@ class FedMRUR(MoFedSAM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.gamma >= 0, f"gamma must not be negative, got {self.gamma}")
-        require(self.sigma > 0, f"sigma must be positive, got {self.sigma}")
-        require(self.beta > 0, f"beta must be positive, got {self.beta}")
+        require_not_negative(self, "gamma")
+        require_positive(self, "sigma", "beta")
 
     @property
     def needs(self) -> Needs:
@@ -152,11 +151,11 @@ class FedMRUR(MoFedSAM):
             loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars
         )
 
+    @torch.no_grad()
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
         """Return the received model's representation of `inputs`, (b, d)."""
         frozen = _Watched(ctx.reference, self.layer == "penultimate")
-        with torch.no_grad():
-            frozen(*ctx.received, *inputs)
+        frozen(*ctx.received, *inputs)
         return frozen.z.flatten(1)
 
     def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -214,8 +213,8 @@ class FedMRUR(MoFedSAM):
 class _Watched:
     """A network for a task's loss that stores its inputs and its representation.
 
-    The representation z has shape (b, ...). It is that of the last call, and a task's
-    loss calls the network once.
+    The representation z of the last call has shape (b, ...). A task's loss calls the
+    network once.
     """
 
     def __init__(self, net: Net, features: bool) -> None:

@@ -3,7 +3,7 @@
 Reference:
     Su, Li and Xue, One-shot Federated Learning without server-side training, Neural
     Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The variant
-    of the code gives the numbers of the paper's tables. It is the default here
+    of the code gives the numbers of the paper's tables and is the default here
     (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
     algorithm.
 
@@ -41,12 +41,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
@@ -59,24 +59,21 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights, frozen_of
 from fedexp.matching.alignment import Alignment
 from fedexp.matching.structure import structure_of
-from fedexp.methods.bases.fusion import FusionAggregator, averaged
-from fedexp.methods.bases.output_layer import (
-    check_mask,
-    presence,
-    presence_probes,
-    with_masked_output,
-)
+from fedexp.methods.bases.fusion import averaged
+from fedexp.methods.bases.output_layer import MaskableFusion
 from fedexp.methods.ma_echo.null_space import LayerRule, NullSpace
 from fedexp.methods.ma_echo.projections import Projections, full_size
 from fedexp.methods.ot_fusion import aligned
 
 
 @dataclass(frozen=True)
-class MAEcho(FusionAggregator):
+class MAEcho(MaskableFusion):
     """The aggregator of MA-Echo.
 
     Comments in its YAML files explain each key and give its source.
     """
+
+    unmasked: ClassVar[str] = "projected or aggregator.last_layer=plain"
 
     T: int = 60
     eta: float = 1.6
@@ -100,12 +97,12 @@ class MAEcho(FusionAggregator):
     align: bool = False
 
     def __post_init__(self) -> None:
-        require(self.T >= 0, f"T must not be negative, got {self.T}")
+        require_not_negative(self, "T")
+        require_positive(self, "mu")
         require(
             self.eta > 0 and self.step > 0,
             f"eta and step must be positive, got {self.eta} and {self.step}",
         )
-        require(self.mu > 0, f"mu must be positive, got {self.mu}")
         require(0 < self.C <= 1, f"C must be in (0, 1], got {self.C}")
         require(
             self.v_update == "incremental" or not self.norm,
@@ -114,13 +111,7 @@ class MAEcho(FusionAggregator):
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         self._check_layers(spec, layers_of(spec, input_shape))
-        check_mask(
-            self.last_layer,
-            spec,
-            input_shape,
-            "last_layer",
-            "projected or aggregator.last_layer=plain",
-        )
+        super().check(spec, input_shape)
         if self.align:
             structure_of(spec, input_shape)
 
@@ -168,9 +159,11 @@ class MAEcho(FusionAggregator):
         """
         frozen = frozen_of(spec.arch, tuple(layer.weight for layer in layers))
         inner = layers if self.last_layer == "projected" else layers[:-1]
-        trained = [layer for layer in inner if layer.weight not in frozen]
         return tuple(
-            layer for layer in trained if any(fnmatchcase(layer.weight, p) for p in self.layers)
+            layer
+            for layer in inner
+            if layer.weight not in frozen
+            and any(fnmatchcase(layer.weight, pattern) for pattern in self.layers)
         )
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
@@ -189,7 +182,7 @@ class MAEcho(FusionAggregator):
             ),
         )
 
-        return (projections, *presence_probes(self.last_layer, env))
+        return (projections, *super().probes(env))
 
     @property
     def shrinkage(self) -> float:
@@ -211,13 +204,14 @@ class MAEcho(FusionAggregator):
         spaces = {}
 
         for layer in self._fused(env.server_spec, env.layers):
-            local = [_matrix(layer, m.params) for m in models]
-            K = [own[layer.weight] for own in factors]
-            spaces[layer] = NullSpace(local, K, _matrix(layer, start.params), rule)
+            spaces[layer] = NullSpace(
+                local=[_matrix(layer, m.params) for m in models],
+                factors=[own[layer.weight] for own in factors],
+                start=_matrix(layer, start.params),
+                rule=rule,
+            )
 
-        if self.last_layer == "masked":
-            base = with_masked_output(base, models, presence(results), env.layers[-1])
-
+        base = self.with_last_layer(base, models, results, env)
         clients = [result.client for result in results]
         for t in range(self.T + 1):
             if t:

@@ -132,10 +132,9 @@ class NullSpace:
             # Each block of these products sums to one of the N x N entries
             products = (B.T @ B).double() * self._KK
             return self._owner.T @ products @ self._owner
-        descents = [
-            (b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)
-        ]
-        stacked = torch.stack(descents)
+        stacked = torch.stack(
+            [(b @ factor.T).flatten() for b, factor in zip(self._of(B), self._factors, strict=True)]
+        )
         return (stacked @ stacked.T).double()
 
     @property

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.core.build import require
+from fedexp.core.build import require, require_positive
 from fedexp.core.data import Samples
 from fedexp.core.layers import Layer, layers_in
 from fedexp.core.net import Net
@@ -70,8 +70,7 @@ class Projections(Probe):
 
     def __post_init__(self) -> None:
         require(0 < self.damping <= 1, f"damping must be in (0, 1], got {self.damping}")
-        for name in ("alpha", "alpha_conv", "z"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(self, "alpha", "alpha_conv", "z")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(
             self.rank is None
@@ -97,13 +96,12 @@ class Projections(Probe):
 
         factors = {layer.weight: total.factor() for layer, total in sums.items()}
         ranks = self.rank or (None,) * len(self.layers)
-        chosen = {
-            name: _truncated(factors[name], rank)
-            for name, rank in zip(self.layers, ranks, strict=True)
-        }
         dtype = next(iter(weights.params.values())).dtype
 
-        return {name: factor.to(dtype) for name, factor in chosen.items()}
+        return {
+            name: _truncated(factors[name], rank).to(dtype)
+            for name, rank in zip(self.layers, ranks, strict=True)
+        }
 
     def _inputs(
         self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
@@ -180,6 +178,7 @@ class _Gram:
         return K
 
 
+@dataclass(eq=False)
 class _Recursion(ABC):
     """The recursion of Q = I - P, with one update for every batch mean r.
 
@@ -187,15 +186,14 @@ class _Recursion(ABC):
     convolutions there is one update for every patch r of the batch's mean map.
     """
 
-    def __init__(
-        self, d: int, damping: float, alpha: float, batch_size: int, device: torch.device
-    ) -> None:
-        self._damping, self._alpha, self._batch_size = damping, alpha, batch_size
-        self._device = device
-        self._d = d
+    d: int
+    damping: float
+    alpha: float
+    batch_size: int
+    device: torch.device
 
     def add(self, layer: Layer, x: Tensor) -> None:
-        means = torch.stack([batch.mean(0) for batch in torch.split(x, self._batch_size)])
+        means = torch.stack([batch.mean(0) for batch in torch.split(x, self.batch_size)])
         rows = (
             torch.cat([_windows(layer, m[None]) for m in means]) if layer.kind == "conv" else means
         )
@@ -203,39 +201,41 @@ class _Recursion(ABC):
             self._update(r)
 
     @abstractmethod
-    def _update(self, r: Tensor) -> None: ...
+    def _update(self, r: Tensor) -> None:
+        """Apply the update of r, of shape (d,)."""
 
     @abstractmethod
-    def factor(self) -> Tensor: ...
+    def factor(self) -> Tensor:
+        """Return K with ``K K^T = I - Q``, of shape (d, columns)."""
 
 
+@dataclass(eq=False)
 class _LowRank(_Recursion):
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._K = torch.empty(self._d, self._d // 2 + 1, dtype=torch.float64, device=self._device)
+    def __post_init__(self) -> None:
+        self._K = torch.empty(self.d, self.d // 2 + 1, dtype=torch.float64, device=self.device)
         self._n = 0
 
     def _update(self, r: Tensor) -> None:
         K = self._K[:, : self._n]
         k = r - K @ (K.T @ r)
-        self._K[:, self._n] = k * (self._damping / (self._alpha + r @ k)).sqrt()
+        self._K[:, self._n] = k * (self.damping / (self.alpha + r @ k)).sqrt()
         self._n += 1
 
     def factor(self) -> Tensor:
         return self._K[:, : self._n].clone()
 
 
+@dataclass(eq=False)
 class _Dense(_Recursion):
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._Q = torch.eye(self._d, dtype=torch.float64, device=self._device)
+    def __post_init__(self) -> None:
+        self._Q = torch.eye(self.d, dtype=torch.float64, device=self.device)
 
     def _update(self, r: Tensor) -> None:
         k = self._Q @ r
-        self._Q.addr_(k, k * (-self._damping / (self._alpha + r @ k)))
+        self._Q.addr_(k, k * (-self.damping / (self.alpha + r @ k)))
 
     def factor(self) -> Tensor:
-        P = torch.eye(self._d, dtype=torch.float64, device=self._device) - (self._Q + self._Q.T) / 2
+        P = torch.eye(self.d, dtype=torch.float64, device=self.device) - (self._Q + self._Q.T) / 2
         values, vectors = torch.linalg.eigh(P)
         is_relevant = values > _NEGLIGIBLE
         K: Tensor = vectors[:, is_relevant] * values[is_relevant].clamp(max=1.0).sqrt()

@@ -1,4 +1,4 @@
-// Browsers start no worker from a file: there the search runs in a frame of its own.
+// Browsers start no worker on a page that is opened from disk. There the search runs in a frame.
 if (location.protocol === "file:") {
   window.IFrameWorker = window.Worker = class extends EventTarget {
     constructor(address) {

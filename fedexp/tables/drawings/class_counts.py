@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
 
 from fedexp.core.errors import StorageError
 from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,6 @@ def split_class_counts(run: DrawnRun) -> np.ndarray:
 
 
 def _map(axes: Axes, table: np.ndarray) -> None:
-    import numpy as np
-
     root = np.sqrt(table.T)
     axes.imshow(root, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
     axes.grid(visible=False)

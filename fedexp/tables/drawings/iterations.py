@@ -10,65 +10,40 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables.drawing import Drawing, DrawnRun
-from fedexp.tables.drawings.panels import Curve, Panels, Points, check_methods, headline_value
+from fedexp.tables.drawing import DrawnRun
+from fedexp.tables.drawings.panels import Curve, Panels, Points
 from fedexp.tables.lookup import traced
-from fedexp.tables.report.report import Picture
 
 
 @dataclass(frozen=True)
-class Iterations(Drawing):
-    """One panel per combination of `panels`, with one curve per method.
+class Iterations(Panels):
+    """Curves over the iterations, one panel per combination of `panels`.
 
-    Curves are means over the runs of a method in a panel (usually its seeds), with a
-    band of one standard deviation.
+    The methods in `curves` must be traced with ``trace.every``. The arguments that are
+    not listed here are those of `fedexp.tables.drawings.panels.Panels`.
 
     Args:
-        curves: Methods that were traced with ``trace.every``, drawn as curves.
-        title: Title of the picture.
-        lines: Methods without iterations, drawn as horizontal lines at their mean
-            headline value.
-        name: Part of the picture's file name.
         series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
             If the series has a value for each client, every client has a thin curve
             beside the mean. Examples of such series are ``V/acc`` (on the test set) and
             ``V/train/acc`` (on the client's own samples).
-        label: Label of the vertical axis.
-        scale: Factor that turns the series and the headline into the unit of `label`.
-        panels: Conditions, or ``method``, that distinguish panels. Empty: one panel.
-        heading: Heading of a panel, with the keys in `panels` as placeholders. None:
-            the keys and values are listed.
         axis: Horizontal axis: ``iteration``, or ``record`` for the number of the
             recorded point. ``record`` is for methods that record at different steps.
         called: Name of an iteration on the horizontal axis.
         round: Number of the round whose iterations are drawn. The first round is 1.
     """
 
-    curves: tuple[str, ...]
-    title: str
-    lines: tuple[str, ...] = ()
     name: str = "iterations"
     series: str = "mean_v/acc"
-    label: str = "test accuracy (%)"
-    scale: float = 100.0
-    panels: tuple[str, ...] = ()
-    heading: str | None = None
     axis: Literal["iteration", "record"] = "iteration"
     called: str = "iteration"
     round: int = 1
 
-    def __post_init__(self) -> None:
-        check_methods(self.curves, self.lines)
+    @property
+    def x_label(self) -> str:
+        return self.called if self.axis == "iteration" else "recorded point"
 
-    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        x = self.called if self.axis == "iteration" else "recorded point"
-        panels = Panels(self.name, self.title, x, self.label, self.panels, self.heading)
-        return panels.draw(runs, self.curves, self._curve, self._level, self.lines, notes)
-
-    def _level(self, run: DrawnRun) -> float:
-        return headline_value(run, self.scale)
-
-    def _curve(self, run: DrawnRun) -> Curve:
+    def curve(self, run: DrawnRun) -> Curve:
         try:
             rows = traced(run.folder, self.round)
         except ConfigError as error:

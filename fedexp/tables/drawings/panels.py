@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.tables.drawing import DrawnRun
+from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.lookup import read_path
 from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.report import Picture, PlotStyle
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Length of a dash in points.
 _DASH = 5
@@ -30,7 +32,7 @@ Points = dict[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """The curves of one run: one, or several that are drawn thin beside their mean.
+    """The curves of one run: a single curve, or thin curves beside their mean.
 
     Args:
         each: The curves, each as y by x, in the units of the axes.
@@ -41,124 +43,110 @@ class Curve:
     thin: bool = False
 
 
-def check_methods(curves: Sequence[str], lines: Sequence[str]) -> None:
-    """Refuse a drawing without curves, and a method that is both a curve and a line."""
-    require(len(curves) > 0, "curves: name at least one method")
-    require(not set(curves) & set(lines), "a method is either one of 'curves' or one of 'lines'")
-
-
-def headline_value(run: DrawnRun, scale: float) -> float:
-    """Return the headline of a run times a factor."""
-    return read_path(run.result, "headline.value") * scale
-
-
 @dataclass(frozen=True)
-class Panels:
-    """Panels over an axis, with one series per method.
+class Panels(Drawing):
+    """One panel per combination of `panels`, with one curve per method.
+
+    Curves are means over the runs of a method in a panel (usually its seeds), with a
+    band of one standard deviation.
 
     Args:
-        name: Name of the picture.
+        curves: Methods drawn as curves.
         title: Title of the picture.
-        x: Label of the horizontal axis.
-        y: Label of the vertical axis.
-        by: Conditions, or ``method``, that distinguish panels. In a panel, all runs of
-            a method are pooled.
-        heading: Heading of a panel, with the keys in `by` as placeholders
+        lines: Methods drawn as horizontal lines at their mean headline value.
+        name: Part of the picture's file name.
+        label: Label of the vertical axis.
+        scale: Factor that turns the curves and the headline into the unit of `label`.
+        panels: Conditions, or ``method``, that distinguish panels. Empty: one panel.
+        heading: Heading of a panel, with the keys in `panels` as placeholders
             (``"{init}-init {clients}-MLPs"``). None: the keys and values are listed.
-        logarithmic: Whether the vertical axis is logarithmic.
     """
 
-    name: str
+    curves: tuple[str, ...]
     title: str
-    x: str
-    y: str
-    by: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    name: str = "panels"
+    label: str = "test accuracy (%)"
+    scale: float = 100.0
+    panels: tuple[str, ...] = ()
     heading: str | None = None
-    logarithmic: bool = False
 
-    def draw(
-        self,
-        runs: Sequence[DrawnRun],
-        methods: Sequence[str],
-        curve: Callable[[DrawnRun], Curve],
-        level: Callable[[DrawnRun], float],
-        lines: Sequence[str] = (),
-        notes: Sequence[str] = (),
-    ) -> tuple[Picture, ...]:
-        """Draw the picture, none without a run of `methods`.
+    def __post_init__(self) -> None:
+        require(len(self.curves) > 0, "curves: name at least one method")
+        require(
+            not set(self.curves) & set(self.lines),
+            "a method is either one of 'curves' or one of 'lines'",
+        )
 
-        Args:
-            runs: Runs of the table.
-            methods: Methods drawn as curves.
-            curve: Returns the curves of a run.
-            level: Returns the height of a run's line.
-            lines: Methods drawn as horizontal lines at the mean `level` of their runs.
-            notes: Lines below the panels.
-        """
+    @property
+    @abstractmethod
+    def x_label(self) -> str:
+        """The label of the horizontal axis."""
+
+    @abstractmethod
+    def curve(self, run: DrawnRun) -> Curve:
+        """Return the curves of a run."""
+
+    def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
+        """Draw the picture, none without a run of `curves`."""
+        methods = (*self.curves, *self.lines)
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
         for run in runs:
-            if run.method in (*methods, *lines):
-                where = tuple(_condition_value(run, key) for key in self.by)
+            if run.method in methods:
+                where = tuple(_condition_value(run, key) for key in self.panels)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
                 # Rows may read several numbers from one run.
                 if all(run.folder != other.folder for other in same):
                     same.append(run)
-        shown = {
-            where: found
-            for where, found in places.items()
-            if any(method in found for method in methods)
-        }
+        shown = {where: found for where, found in places.items() if set(found) & set(self.curves)}
         if not shown:
             return ()
+
         known = {run.method: run for run in runs}
-        order = [known[method] for method in (*methods, *lines) if method in known]
+        order = [known[method] for method in methods if method in known]
+        plot_styles = canvas.distinct_styles(run.plot_style for run in order)
         styles = {
-            run.method: _style(plot_style, run, number, run.method in lines)
-            for number, (run, plot_style) in enumerate(
-                zip(order, canvas.distinct_styles(run.plot_style for run in order), strict=True)
-            )
+            run.method: _style(plot_style, run, number, run.method in self.lines)
+            for number, (run, plot_style) in enumerate(zip(order, plot_styles, strict=True))
         }
         with canvas.use_style():
-            return (self._picture(shown, order, styles, set(lines), curve, level, notes),)
+            figure, panels = canvas.panels(len(shown), self.x_label, self.label)
+            for axes, (where, found) in zip(panels, shown.items(), strict=True):
+                self.draw_panel(axes, found, styles)
+                canvas.set_title(axes, self._heading(where))
+            handles = [
+                Line2D([], [], label=canvas.plot_label(run.label), **styles[run.method])
+                for run in order
+            ]
+            canvas.legend(figure, handles)
+            return (canvas.render_picture(self.name, self.title, figure, notes),)
 
-    def _picture(
+    def draw_panel(
         self,
-        shown: Mapping[tuple[Any, ...], Mapping[str, Sequence[DrawnRun]]],
-        order: Sequence[DrawnRun],
+        axes: Axes,
+        runs: Mapping[str, Sequence[DrawnRun]],
         styles: Mapping[str, dict[str, Any]],
-        lines: set[str],
-        curve: Callable[[DrawnRun], Curve],
-        level: Callable[[DrawnRun], float],
-        notes: Sequence[str],
-    ) -> Picture:
-        from matplotlib.ticker import MaxNLocator
+    ) -> None:
+        """Draw the curves and lines of one panel.
 
-        figure, down, across = canvas.panels(len(shown))
-        first: Axes | None = None
-        for at, (where, found) in enumerate(shown.items()):
-            axes = canvas.axes(figure, down, across, at + 1, sharey=first)
-            first = first or axes
-            for method, style in styles.items():
-                if method in lines and method in found:
-                    value = statistics.fmean(level(run) for run in found[method])
-                    axes.axhline(value, **style)
-                elif method in found:
-                    _plot(axes, [curve(run) for run in found[method]], style)
-            canvas.set_title(axes, self._heading(where))
-            if self.logarithmic:
-                axes.set_yscale("log")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-            if at >= len(shown) - across:
-                axes.set_xlabel(self.x, parse_math=False)
-            if at % across == 0:
-                axes.set_ylabel(self.y, parse_math=False)
-        canvas.legend(figure, _handles(order, styles))
-        return canvas.render_picture(self.name, self.title, figure, notes)
+        Args:
+            axes: The panel.
+            runs: Runs by method.
+            styles: Properties of lines by method, in drawing order.
+        """
+        for method, style in styles.items():
+            own = runs.get(method, ())
+            if own and method in self.lines:
+                levels = [read_path(run.result, "headline.value") * self.scale for run in own]
+                axes.axhline(statistics.fmean(levels), **style)
+            elif own:
+                _plot(axes, [self.curve(run) for run in own], style)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
     def _heading(self, where: Sequence[Any]) -> str:
         if self.heading is None:
-            return canvas.wrapped_conditions(self.by, where, 40)
-        values = {key: layout.label(value) for key, value in zip(self.by, where, strict=True)}
+            return canvas.wrapped_conditions(self.panels, where, 40)
+        values = {key: layout.label(value) for key, value in zip(self.panels, where, strict=True)}
         try:
             return self.heading.format(**values)
         except (KeyError, IndexError, ValueError):
@@ -171,9 +159,9 @@ class Panels:
 
 
 def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
-    """Return the style of a method.
+    """Return the properties of a method's curve or horizontal line.
 
-    Horizontal lines that coincide stay visible, since their dashes take turns.
+    Horizontal lines that coincide stay visible, since their dashes alternate.
     """
     style = canvas.line_properties(plot_style, run.role)
     if is_line:
@@ -226,14 +214,6 @@ def deviation(curves: Sequence[Points]) -> Points:
 
 def _common(curves: Sequence[Points]) -> list[float]:
     return [x for x in curves[0] if all(x in curve and math.isfinite(curve[x]) for curve in curves)]
-
-
-def _handles(order: Sequence[DrawnRun], styles: Mapping[str, dict[str, Any]]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], label=canvas.plot_label(run.label), **styles[run.method]) for run in order
-    ]
 
 
 def _condition_value(run: DrawnRun, key: str) -> Any:

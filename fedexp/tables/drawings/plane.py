@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from fedexp.core.build import require
@@ -20,9 +23,6 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, passed, split_vector, vector_of
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Loss = Callable[[Tree], float]
 
@@ -37,8 +37,9 @@ _CLEAR = 0.045
 class Plane(Drawing):
     """Test loss in colours, and the path of a method as a line.
 
-    The line joins the projections of g^t (all parameters after t iterations). Each
-    point is annotated with its t, unless an annotated point is too close.
+    The plane goes through the first three iterates. The line joins the projections of
+    g^t (all parameters after t iterations) onto the plane. Each point is annotated with
+    its t, unless an annotated point is too close.
 
     Args:
         method: Column whose run is drawn. Its ``trace.weights`` must contain 0, 1 and 2
@@ -102,12 +103,11 @@ class Plane(Drawing):
             f"{where and f' ({where})'}"
         )
 
-        name = canvas.picture_name("plane", where)
         figure = _surface_figure(
             xs, ys, torch.tensor(surface, dtype=torch.float64), path, list(steps)
         )
 
-        return canvas.render_picture(name, title, figure, notes)
+        return canvas.render_picture(canvas.picture_name("plane", where), title, figure, notes)
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
@@ -173,9 +173,6 @@ def test_loss(config: ResolvedConfig, images: int) -> Loss:
 def _surface_figure(
     xs: Sequence[float], ys: Sequence[float], surface: Tensor, path: Tensor, steps: Sequence[int]
 ) -> Figure:
-    from matplotlib.colors import BoundaryNorm
-    from matplotlib.ticker import FuncFormatter
-
     figure = canvas.figure(6.0, 4.8)
     axes = canvas.axes(figure, 1, 1, 1)
     levels = sorted(
@@ -212,10 +209,9 @@ def _surface_figure(
         markeredgecolor="black",
     )
     for at in _apart(path / torch.tensor([xs[-1] - xs[0], ys[-1] - ys[0]]), _CLEAR):
-        place = (float(path[at, 0]), float(path[at, 1]))
         axes.annotate(
             f"{steps[at]}",
-            place,
+            (float(path[at, 0]), float(path[at, 1])),
             xytext=(4, 4),
             textcoords="offset points",
             color="white",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedexp.core.build import require
@@ -20,9 +20,6 @@ from fedexp.tables.drawing import Drawing, DrawnRun
 from fedexp.tables.drawings.stored import by_row, delivered
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Gap between images, as a part of their width.
 _GAP = 0.08
@@ -84,11 +81,9 @@ class SamplesDrawing(Drawing):
                 f"as their class"
             )
 
-        name = canvas.picture_name("samples", where)
         blocks = [self.images(model, self.codes) for model in models.values()]
-
         return canvas.render_picture(
-            name,
+            canvas.picture_name("samples", where),
             title + (where and f" ({where})"),
             _sheet_figure(blocks, list(labels.values())),
             notes,
@@ -151,14 +146,12 @@ def montage(images: Tensor, gap: int) -> Tensor:
         One image of shape (height, width, 4).
     """
     rows, columns, _, h, w = images.shape
-    sheet = torch.zeros(rows * (h + gap) - gap, columns * (w + gap) - gap, 4)
-    for r in range(rows):
-        for c in range(columns):
-            place = sheet[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w]
-            # A single channel fills all three.
-            place[..., :3] = images[r, c].permute(1, 2, 0)
-            place[..., 3] = 1
-    return sheet
+    sheet = torch.zeros(rows, h + gap, columns, w + gap, 4)
+    # A single channel fills all three.
+    sheet[:, :h, :, :w, :3] = images.permute(0, 3, 1, 4, 2)
+    sheet[:, :h, :, :w, 3] = 1
+    # There is no gap after the last row and column.
+    return sheet.flatten(2, 3).flatten(0, 1)[: rows * (h + gap) - gap, : columns * (w + gap) - gap]
 
 
 def _sheet_figure(blocks: Sequence[Tensor], labels: Sequence[str]) -> Figure:

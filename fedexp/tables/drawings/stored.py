@@ -16,13 +16,10 @@ from torch import Tensor
 
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree
-from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.model_folder import MODELS, verify
+from fedexp.core.weights import Weights
+from fedexp.storage.model_folder import MODELS, ModelFolder
 from fedexp.storage.run_folder import trace_rows
-from fedexp.storage.tensors import load_tree
 from fedexp.tables.drawing import DrawnRun
-
-_CPU = torch.device("cpu")
 
 
 def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
@@ -40,30 +37,9 @@ def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
 
 def delivered(run: DrawnRun) -> tuple[Weights, ...]:
     """Read the models in ``model.safetensors``."""
-    verify(run.folder)
-    tree, facts = load_tree(_there(run, run.folder / MODELS), _CPU)
-    models = []
-    for number, about in enumerate(facts["specs"]):
-        given = dict(about["kwargs"])
-        shape, classes = given.pop("input_shape", ()), given.pop("num_classes", 0)
-        spec = ModelSpec.of({"_target_": about["arch"], **given}, tuple(shape), classes)
-        start = "" if facts["kind"] == "model" else f"{number}/"
-        own = {
-            name.removeprefix(start): value
-            for name, value in tree.items()
-            if name.startswith(start)
-        }
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            params = {name for name, _ in spec.module().named_parameters()}
-        models.append(
-            Weights(
-                spec,
-                {k: v for k, v in own.items() if k in params},
-                {k: v for k, v in own.items() if k not in params},
-            )
-        )
-
-    return tuple(models)
+    _there(run, run.folder / MODELS)
+    stored = ModelFolder.open(run.folder)
+    return tuple(stored.weights(number) for number in range(len(stored.specs)))
 
 
 def passed(

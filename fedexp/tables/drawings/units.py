@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from fedexp.core.build import require
@@ -19,10 +21,6 @@ from fedexp.tables.drawings.stored import by_row, evaluated, passed
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 # Sizes of hollow markers. They differ so that coinciding markers stay visible.
 _SIZES = (4.2, 5.6, 7.2)
 
@@ -31,8 +29,9 @@ _SIZES = (4.2, 5.6, 7.2)
 class Units(Drawing):
     """One panel per method: the clients' models V_i after the last stored iteration.
 
-    The second line of a panel's title has the result of `met` and, if it was traced,
-    the mean accuracy of the V_i on their own clients' training data.
+    A row of a V_i is met if its nearest row in another model has the same number. The
+    second line of a panel's title has the share of met rows (`met`). It also has the
+    mean accuracy of the V_i on their own clients' training data, if it was traced.
 
     Args:
         layer: Name of the weight whose rows are drawn.
@@ -71,16 +70,19 @@ class Units(Drawing):
             title = f"({chr(ord('a') + at)}) {canvas.plot_label(run.label)}\n{', '.join(facts)}"
             axes.set_title(title, fontsize=9, loc="left", color=canvas.INK)
 
-        _draw_legend(figure, clients)
+        hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
+        handles = [
+            Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i))
+            for i in range(clients)
+        ]
+        canvas.legend(figure, handles)
         title = (
             f"t-SNE of the rows of {self.layer}, one marker per row. Own training data: the "
             f"models' mean accuracy on it. Rows met: "
             f"those whose nearest row in another model has their own "
             f"number{where and f' ({where})'}"
         )
-        name = canvas.picture_name("units", where)
-
-        return canvas.render_picture(name, title, figure, notes)
+        return canvas.render_picture(canvas.picture_name("units", where), title, figure, notes)
 
     def _panel(self, axes: Axes, rows: Tensor) -> None:
         for at, points in enumerate(self.embed(rows)):
@@ -129,16 +131,6 @@ def met(rows: Tensor) -> float:
         if i != j
     ]
     return float(torch.stack(hits).mean())
-
-
-def _draw_legend(figure: Figure, clients: int) -> None:
-    from matplotlib.lines import Line2D
-
-    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 5.5}
-    handles = [
-        Line2D([], [], label=f"local model {i + 1}", **hollow, **_dot(i)) for i in range(clients)
-    ]
-    canvas.legend(figure, handles)
 
 
 def _dot(at: int) -> dict[str, Any]:

@@ -12,7 +12,15 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+import matplotlib as mpl
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import (
@@ -25,11 +33,6 @@ from fedexp.tables.report.report import (
     Role,
     Value,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 # Mid-tones with a contrast of at least 3:1 on white and on the page's dark background.
 # With the markers, colour-blind readers can distinguish them, too.
@@ -55,18 +58,15 @@ INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
-# Most letters of a label.
+# Largest number of letters in a label.
 _LONGEST = 32
-# Number of distinct styles. Further series repeat them.
+# Number of distinct pairs of marker and dash. Further series repeat them.
 _DISTINCT_STYLES = 48
 
 
 @contextmanager
 def use_style() -> Iterator[None]:
     """Use fedexp's settings of matplotlib, whatever the user's matplotlibrc has."""
-    import matplotlib as mpl
-    from matplotlib import style
-
     settings: dict[Any, Any] = {
         "svg.hashsalt": _SALT,
         "svg.fonttype": "path",
@@ -137,9 +137,6 @@ def picture_name(kind: str, where: str) -> str:
 
 def figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
     return made
@@ -161,8 +158,6 @@ def axes(figure: Figure, down: int, across: int, at: int, sharey: Axes | None = 
 
 def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     """Make an axis logarithmic, with labels 0.1, 1, 10 instead of powers of ten."""
-    from matplotlib.ticker import FuncFormatter
-
     axes.set(**{f"{which}scale": "log"})
     getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
@@ -181,11 +176,33 @@ def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bo
     return report.unit != "percent" and spans_decades(values, decades)
 
 
-def panels(count: int) -> tuple[Figure, int, int]:
-    """Return a figure for panels, and its numbers of panel rows and columns."""
-    across = min(count, 2 if count <= 4 else 3)
+def panels(count: int, x_label: str, y_label: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure of panels that share their vertical axis.
+
+    Only the lowest panels name the horizontal axis, and only the leftmost panels name
+    the vertical axis.
+
+    Args:
+        count: Number of panels, at least one.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
+    """
+    across = panels_across(count)
     down = -(-count // across)
-    return figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6), down, across
+    made = figure(7.4 if across > 1 else 5.2, 2.7 * down + 0.6)
+    found: list[Axes] = []
+    for at in range(count):
+        found.append(axes(made, down, across, at + 1, sharey=found[0] if found else None))
+        if at >= count - across:
+            found[at].set_xlabel(x_label, parse_math=False)
+        if at % across == 0:
+            found[at].set_ylabel(y_label, parse_math=False)
+    return made, found
+
+
+def panels_across(count: int) -> int:
+    """Return how many of a figure's panels are beside each other."""
+    return min(count, 2 if count <= 4 else 3)
 
 
 def set_title(axes: Axes, text: str) -> None:
@@ -212,10 +229,8 @@ def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] =
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     # The SVG is transparent. The PNG has a white background.
     figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
-    svg = text.getvalue()
-    svg = svg.replace(
-        f"stroke: {FAINT}", f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
-    ).replace(INK, "currentColor")
+    faint = f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
+    svg = text.getvalue().replace(f"stroke: {FAINT}", faint).replace(INK, "currentColor")
     return Picture(name, title, svg, data.getvalue())
 
 
@@ -231,8 +246,7 @@ def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int)
     """
     lines: list[str] = []
     for key, value in zip(keys, values, strict=True):
-        text = f"{key} {layout.label(value)}"
-        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        text = cut(f"{key} {layout.label(value)}")
         if lines and len(lines[-1]) + 2 + len(text) <= width:
             lines[-1] += f", {text}"
         else:
@@ -243,18 +257,20 @@ def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int)
 def plot_label(name: str) -> str:
     """Return a label that matplotlib prints as it is.
 
-    Matplotlib hides labels with a leading underscore and typesets mathematics. Long
+    Matplotlib hides labels with a leading underscore, so a zero-width space precedes
+    the underscore. It typesets text between dollar signs, so these are escaped. Long
     labels are cut.
     """
     # The sign of an oracle is never cut off.
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""
     name = name.removesuffix(sign)
-    short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…") + sign
-    return (
-        short.replace("$", r"\$").replace("_", "\u200b_", 1)
-        if short.startswith("_")
-        else short.replace("$", r"\$")
-    )
+    short = (cut(name) + sign).replace("$", r"\$")
+    return f"\u200b{short}" if short.startswith("_") else short
+
+
+def cut(text: str) -> str:
+    """Cut a label to at most 32 letters."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def legend(figure: Figure, handles: Sequence[Line2D]) -> None:

@@ -31,7 +31,10 @@ def parted(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Flat, dict[str, Fl
     shared = {
         key: value
         for key, value in first.items()
-        if all(key in config and _same(config[key], value) for config in each.values())
+        if all(
+            key in config and json.dumps(config[key]) == json.dumps(value)
+            for config in each.values()
+        )
     }
     return shared, {
         name: {k: v for k, v in config.items() if k not in shared} for name, config in each.items()
@@ -41,7 +44,3 @@ def parted(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Flat, dict[str, Fl
 def lines(config: Mapping[str, Any]) -> str:
     """Return one line ``key: value`` per key, values as JSON."""
     return "\n".join(f"{key}: {json.dumps(value)}" for key, value in config.items())
-
-
-def _same(a: Any, b: Any) -> bool:
-    return json.dumps(a) == json.dumps(b)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from typing import Any
 
 from fedexp.tables.report import layout
@@ -23,10 +24,15 @@ def to_csv(report: Report) -> str:
 
     No field is a list. Texts are made safe by `inert`.
     """
+    return csv_text(map(inert, columns(report)), lines(report))
+
+
+def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a heading and rows as CSV. Texts in the rows are made safe by `inert`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(inert, columns(report)))
-    writer.writerows(map(inert, line) for line in lines(report))
+    writer.writerow(head)
+    writer.writerows(map(inert, row) for row in rows)
     return text.getvalue()
 
 
@@ -52,7 +58,6 @@ def _reads_as_number(text: str) -> bool:
 
 def columns(report: Report) -> list[str]:
     """Return the names of the columns."""
-    numbers = (*_NUMBERS, "interval_low", "interval_high")
     return [
         "table",
         *report.keys,
@@ -60,7 +65,9 @@ def columns(report: Report) -> list[str]:
         "label",
         "role",
         "oracle",
-        *numbers,
+        *_NUMBERS,
+        "interval_low",
+        "interval_high",
         *_JUDGED,
         "unit",
         "form",

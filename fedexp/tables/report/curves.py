@@ -1,23 +1,26 @@
 """Pictures of each method's numbers over the table's last key, or row by row.
 
-The picture is row by row if the last key is not a number. The paper's numbers are
-beside ours.
+The picture is row by row if the values of the last key are not numbers. The paper's
+numbers are beside ours. A block is a group of rows that differ only in the last key.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
 from fedexp.storage.selection import is_number
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.layout import Row
 from fedexp.tables.report.report import Cell, Method, Report, Value
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Numbers that span more decades are drawn on a logarithmic axis.
 _DECADES = 1.3
@@ -32,11 +35,15 @@ _CLOSE = 0.035
 def has_axis(report: Report) -> bool:
     """Return whether the last key can be the horizontal axis.
 
-    In most blocks of the table, its values must be several different numbers.
+    In more than half of the blocks, the values of the key must be several different
+    numbers.
     """
     if not report.keys:
         return False
-    numeric = [_numeric(block) for block in _blocks(report).values()]
+    numeric = [
+        layout.is_axis([list(row.conditions.values())[-1] for row in rows])
+        for rows in _blocks(report).values()
+    ]
     return 2 * sum(numeric) > len(numeric)
 
 
@@ -46,24 +53,16 @@ def over_last_key(report: Report) -> Figure:
     Ticks are at the values of the key.
     """
     blocks = _blocks(report)
-    figure, down, across = canvas.panels(len(blocks))
+    figure, panels = canvas.panels(len(blocks), report.keys[-1], _measure(report))
+    width = 58 // canvas.panels_across(len(blocks))
     log = _has_log_scale(report)
-    first: Axes | None = None
-    for at, (conditions, rows) in enumerate(blocks.items()):
-        axes = canvas.axes(figure, down, across, at + 1, sharey=first)
-        first = first or axes
+    for axes, (conditions, rows) in zip(panels, blocks.items(), strict=True):
         _draw_lines(axes, report, rows)
         if log:
             canvas.set_log_scale(axes, "y")
         # Matplotlib's automatic limits ignore points that are moved sideways.
         axes.set_ylim(*_y_limits(report, log=log))
-        canvas.set_title(
-            axes, canvas.wrapped_conditions(report.keys[:-1], conditions, 58 // across)
-        )
-        if at >= len(blocks) - across:
-            axes.set_xlabel(report.keys[-1], parse_math=False)
-        if at % across == 0:
-            axes.set_ylabel(_measure(report), parse_math=False)
+        canvas.set_title(axes, canvas.wrapped_conditions(report.keys[:-1], conditions, width))
     _draw_legend(figure, report)
     return figure
 
@@ -129,12 +128,11 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     styles = _styles(report)
 
     for at, (method, style) in enumerate(styles):
-        beside = _beside(
-            axes,
-            _SPREAD * (at / max(len(styles) - 1, 1) - 0.5)
-            if len(styles) > 1 and len(xs) <= _TICKED
-            else 0.0,
-        )
+        # Markers of methods with equal numbers are moved apart, so both are visible.
+        apart = len(styles) > 1 and len(xs) <= _TICKED
+        points = _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if apart else 0.0
+        inches = ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
+        beside = axes.transData + inches
         cells = [(next(iter(row.cells_of(method.key)), None)) for row in keyed]
         hollow = {
             **style,
@@ -208,20 +206,8 @@ def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _beside(axes: Axes, points: float) -> Any:
-    """Return the data's transform, moved sideways by points of the page.
-
-    Thus the markers of two methods with equal numbers are both visible.
-    """
-    from matplotlib.transforms import ScaledTranslation
-
-    return axes.transData + ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
-
-
 def _draw_legend(figure: Figure, report: Report) -> None:
     """Draw a legend of all methods, then of filled and hollow markers."""
-    from matplotlib.lines import Line2D
-
     names = layout.marked_labels(report)
     handles = [
         Line2D([], [], label=canvas.plot_label(names.get(method.key, method.key)), **style)
@@ -234,8 +220,10 @@ def _draw_legend(figure: Figure, report: Report) -> None:
             "markersize": 5,
             "linestyle": "none",
         }
-        handles.append(Line2D([], [], label="our runs", **plain))
-        handles.append(Line2D([], [], label="paper", markerfacecolor="none", **plain))
+        handles += [
+            Line2D([], [], label="our runs", **plain),
+            Line2D([], [], label="paper", markerfacecolor="none", **plain),
+        ]
     canvas.legend(figure, handles)
 
 
@@ -258,16 +246,10 @@ def _styles(report: Report) -> list[tuple[Method, dict[str, Any]]]:
 
 def _blocks(report: Report) -> dict[tuple[Value, ...], list[Row]]:
     """Group rows by all conditions except the last."""
-    blocks: dict[tuple[Value, ...], list[Row]] = {}
-    for row in layout.rows(report):
-        blocks.setdefault(tuple(row.conditions.get(key) for key in report.keys[:-1]), []).append(
-            row
-        )
-    return blocks
-
-
-def _numeric(rows: Sequence[Row]) -> bool:
-    return layout.is_axis([list(row.conditions.values())[-1] for row in rows])
+    return grouped(
+        (tuple(row.conditions.get(key) for key in report.keys[:-1]), row)
+        for row in layout.rows(report)
+    )
 
 
 def _x(report: Report, row: Row) -> float:
@@ -278,22 +260,15 @@ def _x(report: Report, row: Row) -> float:
 
 def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
-) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield the x and y of each part of a curve that has no gap.
+) -> Iterator[Iterable[tuple[Any, ...]]]:
+    """Yield the parts of a curve between its gaps, each as all x and all y.
 
-    A line never bridges a number that is missing or not finite.
+    A gap is a number that is missing or not finite. A line never bridges a gap.
     """
-    x_run: list[float] = []
-    y_run: list[float] = []
-    for x, y in zip(xs, ys, strict=True):
-        if y is not None and math.isfinite(y):
-            x_run.append(x)
-            y_run.append(y)
-        elif x_run:
-            yield x_run, y_run
-            x_run, y_run = [], []
-    if x_run:
-        yield x_run, y_run
+    points = zip(xs, ys, strict=True)
+    for known, run in itertools.groupby(points, lambda point: not math.isnan(_finite(point[1]))):
+        if known:
+            yield zip(*run, strict=True)
 
 
 def _finite(value: float | None) -> float:

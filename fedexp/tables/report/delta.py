@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report import canvas, layout, texts
 from fedexp.tables.report.report import Cell, Colour, Method, Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BARS = "95 % intervals"
 Group = tuple[Method, Sequence[ShownCell]]
@@ -59,13 +60,14 @@ def difference_figure(report: Report) -> Figure:
     ends = _ends(report, groups)
     margin = 0.04 * (ends[1] - ends[0]) or 1.0
     keys = differing(report)
+    sizes = [abs(_delta(cell)) for cell in report.cells if _has_delta(cell) and _delta(cell)]
 
     for at, column in enumerate(columns):
         axes = canvas.axes(made, 1, len(columns), at + 1)
         _column(axes, report, column, keys)
         axes.set_ylim(tallest, 0)
-        if canvas.has_log_scale(report, _sizes(report), _DECADES):
-            axes.set_xscale("symlog", linthresh=_smallest(report))
+        if canvas.has_log_scale(report, sizes, _DECADES):
+            axes.set_xscale("symlog", linthresh=min(sizes))
             axes.set_xlim(ends[0] * 1.3, ends[1] * 1.3)
         else:
             axes.set_xlim(ends[0] - margin, ends[1] + margin)
@@ -119,10 +121,8 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
         y += _HEAD
         head = y - _ROW / 2
         axes.axhline(head - 0.75, color=canvas.FAINT, linewidth=0.6)
-        title = canvas.plot_label(cells[0].label)
-        weight = "bold" if method.role == "proposed" else "normal"
         axes.annotate(
-            title,
+            canvas.plot_label(cells[0].label),
             (0, head),
             (4, 0),
             xycoords=("axes fraction", "data"),
@@ -130,7 +130,7 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
             va="center",
             fontsize=8.5,
             color=canvas.INK,
-            weight=weight,
+            weight="bold" if method.role == "proposed" else "normal",
         )
         tolerance = report.tolerance_of(method)
 
@@ -146,9 +146,7 @@ def _column(axes: Axes, report: Report, groups: Sequence[Group], keys: Sequence[
             named.append(", ".join(shown.conditions[key] for key in keys) or method.label)
             y += _ROW
 
-    axes.set_yticks(
-        ticks, [name if len(name) <= 32 else f"{name[:31]}…" for name in named], parse_math=False
-    )
+    axes.set_yticks(ticks, list(map(canvas.cut, named)), parse_math=False)
     axes.tick_params(axis="y", length=0, labelsize=7.5)
     axes.grid(visible=False, axis="y")
 
@@ -178,28 +176,26 @@ def _marker_properties(verdict_name: str) -> dict[str, Any]:
 
 
 def _draw_legend(figure: Figure, report: Report) -> None:
-    from matplotlib.lines import Line2D
-
     drawn = {texts.verdict_name(cell) for cell in report.cells if _has_delta(cell)}
-    names = [name for name in texts.verdict_marks(report) if name in drawn]
-    canvas.legend(
-        figure,
-        [
-            Line2D([], [], linestyle="none", label=name, **_marker_properties(name))
-            for name in names
-        ],
-    )
+    handles = [
+        Line2D([], [], linestyle="none", label=name, **_marker_properties(name))
+        for name in texts.verdict_marks(report)
+        if name in drawn
+    ]
+    canvas.legend(figure, handles)
 
 
 def _groups(report: Report) -> list[Group]:
     """Group the cells that have a difference by method, the proposed method first."""
-    rows = shown_rows(report)
-    groups: list[Group] = []
-    for method in layout.by_role(report):
-        cells = [c for row in rows for c in row.cells[method.key] if _has_delta(c.cell)]
-        if cells:
-            groups.append((method, cells))
-    return groups
+    cells = grouped(
+        (shown.method.key, shown)
+        for row in shown_rows(report)
+        for own in row.cells.values()
+        for shown in own
+        if _has_delta(shown.cell)
+    )
+    methods = layout.by_role(report)
+    return [(method, cells[method.key]) for method in methods if method.key in cells]
 
 
 def _packed(groups: Sequence[Group]) -> list[list[Group]]:
@@ -232,14 +228,6 @@ def _ends(report: Report, groups: Sequence[Group]) -> tuple[float, float]:
         for shown in cells:
             values += [_delta(shown.cell), *(shown.cell.interval or ())]
     return min(values), max(values)
-
-
-def _smallest(report: Report) -> float:
-    return min(_sizes(report))
-
-
-def _sizes(report: Report) -> list[float]:
-    return [abs(_delta(cell)) for cell in report.cells if _has_delta(cell) and _delta(cell)]
 
 
 def _has_delta(cell: Cell) -> bool:

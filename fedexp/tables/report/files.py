@@ -93,9 +93,8 @@ def links(
     These are files beside the page in `folder` and, in `root`, files of the runs.
     """
     runs: dict[str, dict[str, str]] = {}
-    for run in (
-        dict.fromkeys(run for cell in report.cells for run in cell.runs) if root is not None else ()
-    ):
+    names = dict.fromkeys(run for cell in report.cells for run in cell.runs)
+    for run in names if root is not None else ():
         assert root is not None
         files = {name: root / run / file for name, file in _OF_A_RUN.items()}
         found = {name: _relative(path, folder) for name, path in files.items() if path.is_file()}

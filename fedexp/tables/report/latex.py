@@ -5,6 +5,7 @@ The paper's number is above ours, with aligned decimal points.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,15 +93,15 @@ def _split_number(text: str, beside: str, best: bool) -> _Number:
     return _Number(whole or "--", point + rest, " ".join(filter(None, [more, beside])), best)
 
 
-# Conditions, whose numbers these are (paper or ours), and one number per method.
+# A line of a table: the conditions, ``paper`` or ``ours``, and one number per method
+# (None if the table has no such cell).
 _Line = tuple[list[str], str, list[_Number | None]]
 
 
 def _document(report: Report) -> Iterator[str]:
     yield from (f"% {subject}: {outcome}" for subject, outcome in texts.headline(report))
     yield "% needs \\usepackage{booktabs}"
-    for warning in report.warnings:
-        yield f"% {warning}"
+    yield from (f"% {warning}" for warning in report.warnings)
     yield from (f"% left out: {part}" for part in report.left_out)
 
     for at, blocks in enumerate(_pages(report)):
@@ -109,8 +110,7 @@ def _document(report: Report) -> Iterator[str]:
 
         if at == 0:
             yield rf"\caption{{{' '.join(_caption(report))}}}"
-            name = report.name.replace("/", "-").replace("_", "-")
-            yield rf"\label{{tab:{name}-{report.variant}}}"
+            yield rf"\label{{tab:{re.sub('[/_]', '-', report.name)}-{report.variant}}}"
         else:
             yield (
                 rf"\caption{{{escape(report.title)} ({escape(report.source)}, "
@@ -250,7 +250,7 @@ def _ours(shown: ShownCell, same: int | None) -> _Number:
 
 
 def _same_n(report: Report) -> int | None:
-    """Return the number of runs behind each mean, None if the means differ in it."""
+    """Return the number of runs behind each mean, None if it varies."""
     counts = {cell.n for cell in report.cells if cell.n}
     return counts.pop() if len(counts) == 1 else None
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import get_args
 
 from fedexp.storage.selection import is_number
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report.report import (
     Agreement,
     Cell,
@@ -22,7 +23,9 @@ from fedexp.tables.report.report import (
 
 # Mark behind the label of a method that has seen test data.
 ORACLE = " †"
+# Roles of the columns that the headline counts.
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
+# Largest number of decimals.
 _MOST_PLACES = 4
 _NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
 # Numbers from here on are written with an exponent.
@@ -44,9 +47,7 @@ class Row:
 
 def rows(report: Report) -> tuple[Row, ...]:
     """Group the cells by their conditions, in order of first appearance."""
-    found: dict[tuple[Value, ...], list[Cell]] = {}
-    for cell in report.cells:
-        found.setdefault(report.row_key(cell.conditions), []).append(cell)
+    found = grouped((report.row_key(cell.conditions), cell) for cell in report.cells)
     agreement = {report.row_key(a.conditions): a for a in report.agreement}
     return tuple(
         Row(cells[0].conditions, tuple(cells), agreement.get(place))
@@ -79,11 +80,11 @@ def counted_cells(report: Report) -> dict[Role, list[Cell]]:
         if cell.paper is not None and roles.get(cell.method) in _HEADLINE
     ]
     there = {(report.row_key(cell.conditions), cell.method) for cell in cells}
-    found: dict[Role, list[Cell]] = {}
-    for cell in cells:
-        if (report.row_key(cell.conditions), cell.same_as) not in there:
-            found.setdefault(roles[cell.method], []).append(cell)
-    return found
+    return grouped(
+        (roles[cell.method], cell)
+        for cell in cells
+        if (report.row_key(cell.conditions), cell.same_as) not in there
+    )
 
 
 def judged_cells(report: Report) -> list[Cell]:

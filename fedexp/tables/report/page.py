@@ -16,6 +16,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from fedexp.tables.grouping import grouped
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.configs import lines, parted
 from fedexp.tables.report.report import ClaimResult, ClaimState, Method, Picture, Report
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _SVG_ID = re.compile(r'(\bid="|href="#|url\(#)')
 # Number of claims in the page's head. A phone's first screen has no room for more.
 _SEEN_FIRST = 5
+# States of claims, in the order in which the page's head lists them.
 _URGENT: tuple[ClaimState, ...] = (
     "contradicted",
     "not supported in reduced form",
@@ -45,7 +47,7 @@ class Links:
         runs: For every run's folder, links to its files by name. The name ``folder`` is
             the folder itself.
         files: Files beside the page.
-        configs: Resolved configs by their hashes, which the page shows.
+        configs: Resolved configs by their hashes. The page shows the configs.
     """
 
     runs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -201,26 +203,22 @@ def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
 
     The list is empty if no cell that the headline counts has been judged.
     """
-    counted = layout.judged_cells(report)
-    if not report.keys or not counted:
+    judged = layout.judged_cells(report)
+    if not report.keys or not judged:
         return []
-    totals = []
-    for method in heads:
-        mine = [cell for cell in counted if cell.method == method.key]
-        good = sum(cell.verdict == "reproduced" for cell in mine)
-        totals.append(f"{good} of {len(mine)}" if mine else "–")
-    return totals
+    reproduced = grouped((cell.method, cell.verdict == "reproduced") for cell in judged)
+    columns = [reproduced.get(method.key, []) for method in heads]
+    return [f"{sum(column)} of {len(column)}" if column else "–" for column in columns]
 
 
 def _values(report: Report) -> list[tuple[str, list[str]]]:
     """Return the values of every key in the table's order."""
-    found = []
-    for key in report.keys:
-        values = list(
-            dict.fromkeys(layout.label(cell.conditions.get(key)) for cell in report.cells)
-        )
-        found.append((key, values))
-    return found
+    pairs = [
+        (key, layout.label(cell.conditions.get(key)))
+        for key in report.keys
+        for cell in report.cells
+    ]
+    return list(grouped(dict.fromkeys(pairs)).items())
 
 
 def sortable(value: object) -> str | None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from fedexp.tables.report import canvas, curves, delta, texts
 from fedexp.tables.report.report import Picture, Report
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Names of the report's own pictures.
 RESERVED = ("delta", "curves", "rows")
@@ -46,22 +44,21 @@ def _all_pictures(report: Report) -> Iterator[Picture]:
 
     theirs = "the paper hollow, " if any(cell.paper is not None for cell in report.cells) else ""
 
+    meaning = f"{theirs}our runs filled, with standard deviations over seeds"
     if curves.has_axis(report):
-        title = (
-            f"{source}: over {report.keys[-1]}; {theirs}our runs filled, with standard "
-            f"deviations over seeds"
-        )
+        title = f"{source}: over {report.keys[-1]}; {meaning}"
         yield _picture("curves", title, curves.over_last_key(report), report)
     else:
-        title = (
-            f"{source}: row by row; {theirs}our runs filled, with standard deviations over seeds"
-        )
+        title = f"{source}: row by row; {meaning}"
         yield _picture("rows", title, curves.row_by_row(report), report)
 
 
 def _picture(name: str, title: str, figure: Figure, report: Report) -> Picture:
     """Render a picture with the notes that it needs when shown outside the report."""
-    notes = [texts.variant_note(report), texts.stamp(report), texts.oracle_note(report)]
-    if name == "delta":
-        notes.insert(1, delta.note(report))
+    notes = [
+        texts.variant_note(report),
+        delta.note(report) if name == "delta" else "",
+        texts.stamp(report),
+        texts.oracle_note(report),
+    ]
     return canvas.render_picture(name, title, figure, filter(None, notes))

@@ -119,8 +119,8 @@ class Cell:
         interval: 95 % interval of our mean minus the paper's, None below two runs.
         settles: For an undecided cell, text that tells how many seeds would settle it.
         deterministic: Whether several runs gave exactly one number.
-        same_as: Column that this one equals by construction. Such a cell is not counted
-            again.
+        same_as: Key of the column that this one equals by construction, empty if there
+            is none. Such a cell is not counted again.
         runs: Folders of the runs behind it, relative to the output root.
         origins: Origin of each value.
         did_not_learn: For each value, whether its run is at chance level. Empty: none

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import ClaimState, Report, Verdict
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 from fedexp.tracking.terminal import console
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 STYLES: dict[Verdict, str] = {
     "reproduced": "green",
@@ -54,13 +55,12 @@ def print_report(report: Report, out: Console | None = None) -> None:
         texts.variant_note(report), style="" if report.variant == "full" else "yellow", markup=False
     )
 
-    fitting = (
+    fitting = [
         deltas
         for deltas in (True, False)
         if _width(_wide(report, deltas=deltas), out, wrapped=False) <= out.width
-    )
-
-    deltas = next(fitting, None)
+    ]
+    deltas = next(iter(fitting), None)
     out.print(_long(report, out) if deltas is None else _wide(report, deltas=deltas))
     out.print("; ".join(_legend(report, deltas)), style="dim", markup=False)
 
@@ -136,9 +136,6 @@ _NUMBERS = ("cells", "runs", "done", "failed", "missing")
 
 
 def _list_of_tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
     if not any(row["state"] for row in rows):
         columns = [column for column in columns if column != "state"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -156,7 +153,7 @@ def _list_of_tables(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -
             "data": ", ".join(_DATA[there].format(name) for name, there in row["data"].items()),
             "hours": _hours(row),
         }
-        table.add_row(*(_unstyled("" if shown[c] is None else str(shown[c])) for c in columns))
+        table.add_row(*(Text("" if shown[c] is None else str(shown[c])) for c in columns))
     return table
 
 
@@ -195,29 +192,20 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
 def _width(table: Table, out: Console, *, wrapped: bool) -> int:
     """Return the width of a table, with or without broken lines."""
-    from rich.measure import Measurement
-
     needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
     return needed.minimum if wrapped else needed.maximum
 
 
 def _wide(report: Report, *, deltas: bool) -> Table:
     """Build the table as in the paper: one column per method."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in report.keys:
-        table.add_column(_unstyled(key), justify="right", no_wrap=True)
-    for method in report.methods:
-        table.add_column(_unstyled(layout.marked_label(method)), justify="right", no_wrap=True)
     agreement, reference = texts.has_agreement(report), layout.has_reference(report)
-    if agreement:
-        table.add_column("Spearman", justify="right", no_wrap=True)
+    labels = map(layout.marked_label, report.methods)
+    for head in (*report.keys, *labels, *["Spearman"] * agreement):
+        table.add_column(Text(head), justify="right", no_wrap=True)
     for row in shown_rows(report):
         cells = [_cell_text(row.first(method.key), reference, deltas) for method in report.methods]
-        place = map(_unstyled, row.conditions)
-        table.add_row(*place, *cells, *([row.rho] if agreement else []))
+        table.add_row(*map(Text, row.conditions), *cells, *[row.rho] * agreement)
     return table
 
 
@@ -239,9 +227,6 @@ def _long(report: Report, out: Console) -> Table:
 
 
 def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     compared = layout.has_reference(report)
     lines = [
@@ -253,7 +238,7 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
     for at, key in enumerate(report.keys):
         longest = max((len(place[at]) for place, _ in lines), default=0)
         table.add_column(
-            _unstyled(key), justify="right", overflow="fold", min_width=longest if whole else None
+            Text(key), justify="right", overflow="fold", min_width=longest if whole else None
         )
     table.add_column("method", overflow="fold")
     deltas = deltas and compared
@@ -267,14 +252,14 @@ def _one_a_line(report: Report, *, whole: bool, deltas: bool) -> Table:
             *([shown.delta] if deltas else []),
         ]
         table.add_row(
-            *map(_unstyled, [*place, *numbers, f"{shown.mark} {shown.verdict_name}"]),
+            *map(Text, [*place, *numbers, f"{shown.mark} {shown.verdict_name}"]),
             style=STYLES[shown.cell.verdict],
         )
     return table
 
 
 def _cell_text(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
-    text = _unstyled("")
+    text = Text("")
     if shown is None:
         return text
     if reference:
@@ -283,10 +268,3 @@ def _cell_text(shown: ShownCell | None, reference: bool, deltas: bool) -> Text:
     return text.append(
         ours, style=f"{'bold ' if shown.best_ours else ''}{STYLES[shown.cell.verdict]}".strip()
     )
-
-
-def _unstyled(text: str) -> Text:
-    """Return a text in which rich interprets no markup."""
-    from rich.text import Text
-
-    return Text(text)

@@ -76,16 +76,20 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     )
     status = "failed"
     try:
+        # Conditions are text, since a column of a W&B Table has one type.
+        keys = 1 + len(report.keys)
+        cells = [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
         values: dict[str, Any] = {
             "round": 1,
             "step": 1,
-            "comparison": wandb.Table(columns=list(csv.columns(report)), data=_cell_rows(report)),
+            "comparison": wandb.Table(columns=list(csv.columns(report)), data=cells),
         }
         if report.claims:
             values["claims"] = wandb.Table(columns=[*_CLAIM, "rows"], data=_claim_rows(report))
         for picture in report.pictures:
-            image = Image.open(io.BytesIO(picture.png))
-            values[f"pictures/{picture.name}"] = wandb.Image(image, caption=picture.title)
+            values[f"pictures/{picture.name}"] = wandb.Image(
+                Image.open(io.BytesIO(picture.png)), caption=picture.title
+            )
         tracker.log(values)
         tracker.summarize(counts(report))
         name = re.sub(r"[^\w.-]+", "-", f"{report.name}-{report.variant}")
@@ -103,18 +107,12 @@ def counts(report: Report) -> dict[str, int]:
 
     Our own expectations are counted as ``ours/undecided``.
     """
-    found: Counter[str] = Counter()
-    for claim in report.claims:
-        found[f"{'ours' if claim.is_ours else 'claims'}/{claim.state}"] += 1
+    found = Counter(
+        f"{'ours' if claim.is_ours else 'claims'}/{claim.state}" for claim in report.claims
+    )
     for role, cells in layout.counted_cells(report).items():
         found.update(f"{role}/{cell.verdict}" for cell in cells)
     return dict(found)
-
-
-def _cell_rows(report: Report) -> list[list[Any]]:
-    """Return one row per cell. Conditions are text, since a W&B column has one type."""
-    keys = 1 + len(report.keys)
-    return [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
 
 
 def _claim_rows(report: Report) -> list[list[Any]]:
