@@ -605,7 +605,7 @@ def _preset_parts(method: str) -> dict[str, str]:
     import yaml
 
     from fedexp.config.folders import conf_dirs
-    from fedexp.config.yaml_files import defaults_of, read_yaml
+    from fedexp.storage.yaml_files import defaults_of, read_yaml
 
     for folder in conf_dirs():
         with contextlib.suppress(OSError, yaml.YAMLError):

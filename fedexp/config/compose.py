@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from fedexp.config.hydra_composition import compose_with_hydra, use_hydra
 from fedexp.config.messages import unresolved_error
 from fedexp.config.pinning import pin
-from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.yaml_files import read_yaml
 
 
 def compose(overrides: list[str]) -> ResolvedConfig:

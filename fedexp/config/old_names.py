@@ -14,9 +14,9 @@ from pathlib import Path
 import yaml
 
 from fedexp.config.folders import conf_dir
-from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError
 from fedexp.core.renames import Finding, old_imports, renames
+from fedexp.storage.yaml_files import read_yaml
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _PATH = re.compile(r"(?<![\w.])fedexp(?:\.\w+)+")

@@ -15,8 +15,8 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from fedexp.config.folders import conf_dir, conf_dirs, user_conf_dir
-from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError
+from fedexp.storage.yaml_files import read_yaml
 
 
 class UserConf(SearchPathPlugin):

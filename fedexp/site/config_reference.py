@@ -15,9 +15,9 @@ import yaml
 
 from fedexp.config.folders import conf_dir
 from fedexp.config.groups import groups
-from fedexp.config.yaml_files import read_yaml
 from fedexp.site.page import Page
 from fedexp.site.prose import code, escaped, first_sentence, table
+from fedexp.storage.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

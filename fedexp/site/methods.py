@@ -21,7 +21,6 @@ import yaml
 
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
-from fedexp.config.yaml_files import defaults_of, read_yaml
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.server_optimizer import ServerOptimizer
@@ -39,6 +38,7 @@ from fedexp.site import api, traffic
 from fedexp.site.config_reference import about, header, link
 from fedexp.site.page import Mention, Page
 from fedexp.site.prose import code, docstring, escaped, fenced, first_sentence, table
+from fedexp.storage.yaml_files import defaults_of, read_yaml
 from fedexp.tables.report.configs import flat
 from fedexp.tracking.terminal import size_text
 

@@ -59,7 +59,7 @@ class StoredRun:
         """Contents of ``config.yaml``, empty if it is absent or damaged."""
         import yaml
 
-        from fedexp.config.yaml_files import read_yaml
+        from fedexp.storage.yaml_files import read_yaml
 
         try:
             value = read_yaml(self.path / "config.yaml")

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedexp.config.folders import conf_dir, user_conf_dir
-from fedexp.config.yaml_files import read_yaml_mapping
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.storage.yaml_files import read_yaml_mapping
 from fedexp.tables.checks import check_table
 from fedexp.tables.plot_styles import read_plot_styles
 from fedexp.tables.schema import Table, fits, require_known

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from fedexp.config.yaml_files import read_yaml
 from fedexp.core.build import convert
 from fedexp.core.errors import ConfigError
+from fedexp.storage.yaml_files import read_yaml
 from fedexp.tables.report.report import PlotStyle
 
 FILE = "_plot_styles.yaml"
