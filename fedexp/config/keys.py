@@ -167,12 +167,16 @@ class ClientModels:
     Args:
         path: Folder of the models, or None.
         sha256: Hash of the folder's content, or None.
+        data: Source of the clients' samples and counts. ``folder``: the folder.
+            ``partition``: the configured partition, which must be theirs. Counts in the
+            folder are used in both cases.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
 
     path: str | None
     sha256: str | None
+    data: Literal["folder", "partition"] = "folder"
 
 
 @dataclass(frozen=True)

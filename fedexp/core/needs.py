@@ -60,6 +60,11 @@ class Needs:
         augmented: Training batches must pass a random transform.
         local_steps: The numbers of local steps must be known, so ``client_models.path``
             must be null.
+        sample_counts: The numbers of the clients' training samples must be known. Like
+            the next two, it concerns models from ``client_models.path``.
+        class_counts: The clients' training samples of each class must be counted.
+        client_inputs: The clients' training samples must be present, because probes run
+            on them or later steps train on them.
     """
 
     demands: tuple[Demand, ...] = ()
@@ -75,6 +80,9 @@ class Needs:
     images: bool = False
     augmented: bool = False
     local_steps: bool = False
+    sample_counts: bool = False
+    class_counts: bool = False
+    client_inputs: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         """Return the requirements of two plug-ins together."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
@@ -46,6 +47,10 @@ class Average(FusionAggregator):
     """
 
     last_layer: LastLayer = "plain"
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(class_counts=self.last_layer == "masked")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_mask(self.last_layer, spec, input_shape, "last_layer", "plain")

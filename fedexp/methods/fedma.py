@@ -186,7 +186,7 @@ class FedMA(Aggregator):
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_architecture=True)
+        return Needs(same_architecture=True, class_counts=True, client_inputs=self.retrain)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         spec = self._matched(spec, input_shape)

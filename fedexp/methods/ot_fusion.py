@@ -29,6 +29,7 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
@@ -74,6 +75,10 @@ class OTFusion(FusionAggregator):
             "last_layer=masked needs alignment.output=inputs: "
             "transported rows belong to other classes",
         )
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(class_counts=self.last_layer == "masked")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         structure_of(spec, input_shape)

@@ -156,7 +156,10 @@ class PFNM(FusionAggregator):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
+        return super().needs | Needs(
+            (_ONE_MATCHING,) if self.visits == "raw" else (),
+            class_counts=self.class_counts is None,
+        )
 
     def matching(self) -> BetaBernoulli:
         """Return the options of the matching."""

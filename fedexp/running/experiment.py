@@ -37,7 +37,15 @@ from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.running.needs import check_needs
-from fedexp.running.stored_models import check_stored_models, find_stored_models
+from fedexp.running.stored_models import (
+    Requirement,
+    check_facts,
+    check_stored_models,
+    find_stored_models,
+    has_samples,
+    place_clients,
+    requirements,
+)
 from fedexp.runtime.random_numbers import class_path, forbid_global_random
 from fedexp.runtime.resources import num_threads_of_run
 
@@ -182,6 +190,11 @@ class Experiment:
                 self.dataset,
                 self.trainer,
             )
+            check_facts(
+                self.stored_models,
+                self.client_requirements,
+                has_samples(self.stored_models, self.config.client_models.data),
+            )
 
         self.proxy.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
@@ -194,6 +207,19 @@ class Experiment:
     @property
     def needs(self) -> Needs:
         return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    @property
+    def client_requirements(self) -> list[Requirement]:
+        """Facts about the clients that the run needs if it uses stored models."""
+        plugins = {
+            f"{group.replace('_', ' ')} {type(plugin).__name__}": plugin.needs
+            for group, plugin in (
+                ("trainer", self.trainer),
+                ("aggregator", self.aggregator),
+                ("server_optimizer", self.server_optimizer),
+            )
+        }
+        return list(requirements(self.config, plugins, self.partitioner.val_fraction))
 
     @property
     def extent(self) -> Extent:
@@ -280,7 +306,7 @@ class Experiment:
         )
 
         with forbid_global_random(plugins, "reading and splitting the data", do, DataError):
-            return federate(
+            data = federate(
                 self.dataset,
                 self.division,
                 root=Path(self.config.data_root).expanduser(),
@@ -288,6 +314,9 @@ class Experiment:
                 device=device,
                 dtype=getattr(torch, self.config.dtype),
             )
+        if self.stored_models is None or self.config.client_models.data == "partition":
+            return data
+        return place_clients(self.stored_models, data, self.division, self.client_requirements)
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
         """Return the samples that networks are trained on.

@@ -68,6 +68,9 @@ NEEDS = {
     "images": "samples that are 8-bit images",
     "augmented": "training batches with a random transform: `dataset.augment`",
     "local_steps": "the numbers of local steps, so `client_models.path` cannot be set",
+    "sample_counts": "the numbers of the clients' samples, if `client_models.path` is set",
+    "class_counts": "the clients' samples of each class, if `client_models.path` is set",
+    "client_inputs": "the clients' samples, if `client_models.path` is set",
 }
 
 _DELIVERS = {

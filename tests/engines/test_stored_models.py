@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 @pytest.mark.parametrize(("overrides", "said"), [
     (["method=centralized"], "training on pooled data has no clients"),
     (["clients_per_round=4"], "no model of client"),
-    (["partition=file", "partition.path=split", "partition.on_small=allow"], "no data in this partition"),
+    (["partition=file", "partition.path=split", "partition.on_small=allow", "client_models.data=partition"], "no data in this partition"),
 ])  # fmt: skip
 def test_what_only_the_data_show_is_refused_before_training(
     overrides: list[str], said: str, stored: Path, capsys: pytest.CaptureFixture[str]

@@ -74,7 +74,7 @@ class Averaging(Aggregator):
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_architecture=True)
+        return Needs(same_architecture=True, sample_counts=self.weights == "samples")
 
     @property
     def averages_updates(self) -> bool:
