@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType
@@ -53,6 +53,16 @@ def place_of_class(kind: type) -> str:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
         return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def place_of_hook(kind: type, hooks: Sequence[str]) -> str | None:
+    """Return ``file:line`` of the first of `hooks` that a user's class defines."""
+    for hook in hooks:
+        for cls in kind.__mro__:
+            line = None if is_ours(cls.__module__) else _function(vars(cls).get(hook))
+            if line is not None:
+                return f"{line.co_filename}:{line.co_firstlineno}"
+    return None
 
 
 def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | None:

@@ -336,3 +336,59 @@ def test_the_guides_aggregator_is_fedavg_on_the_guides_data() -> None:
     (a,), (b,) = ours.models, theirs.models
     for name, value in a.params.items():
         torch.testing.assert_close(value, b.params[name], rtol=1e-5, atol=1e-7)
+
+
+MERGE = """
+    from dataclasses import dataclass
+    import torch
+    from fedexp.methods.bases.averaging import Collecting
+
+    @dataclass(frozen=True)
+    class Mine(Collecting):
+        def merge(self, updates, p):
+            mean = {k: sum(u[k] for u in updates) / len(updates) for k in updates[0]}
+            return {RETURNED}
+"""
+FUSE = """
+    from dataclasses import dataclass, replace
+    from fedexp.methods.bases.fusion import FusionAggregator
+
+    @dataclass(frozen=True)
+    class Mine(FusionAggregator):
+        def fuse(self, results, env):
+            first = results[0].weights
+            return replace(first, params={RETURNED}), {}
+"""
+STEP = """
+    from dataclasses import dataclass
+    from fedexp.core.server_optimizer import ServerOptimizer
+
+    @dataclass(frozen=True)
+    class Mine(ServerOptimizer):
+        def step(self, state, w, direction, stats):
+            return state, {RETURNED}, {}
+"""
+
+
+@pytest.mark.parametrize(("group", "source", "returned", "message", "line"), [
+    ("aggregator", MERGE, "k: v[None] for k, v in mean.items()", "the merged update does not fit", 8),
+    ("aggregator", MERGE, "k: v.sum() for k, v in mean.items()", "got:      shape (), float32", 8),
+    ("aggregator", MERGE, "k: v.double() for k, v in mean.items()", "float64", 8),
+    ("aggregator", MERGE, "k: v for k, v in mean.items() if 'bias' not in k", "got:      no such tensor", 8),
+    ("aggregator", MERGE, "**mean, 'more': p", "at 'more'", 8),
+    ("aggregator", FUSE, "k: v[None] for k, v in first.params.items()", "the server's model does not fit", 7),
+    ("server_optimizer", STEP, "k: v[None] for k, v in w.items()", "the new model does not fit", 7),
+])  # fmt: skip
+def test_result_that_does_not_fit_the_model_is_refused_with_its_line(
+    group: str,
+    source: str,
+    returned: str,
+    message: str,
+    line: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = plugin(group, "unfit_result", source.replace("RETURNED", returned))
+    assert run_command([*QUICK, chosen]) == 1
+    error = capsys.readouterr().err
+    assert message in error and f"unfit_result.py:{line} (Mine)" in error, error
+    assert "to do:" in error and "Traceback" not in error
