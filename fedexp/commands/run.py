@@ -171,8 +171,9 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
     The number of jobs is printed before, and a table of their results after.
     """
-    from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
+    from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
     from fedexp.config.sweep_expansion import is_grid
+    from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
@@ -189,17 +190,22 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         (job_name(i, configs[i].overrides), jobs[i].experiment) for i in range(len(jobs)) if todo[i]
     )
     done = todo.count(False)
-    print(
-        f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
-    )
+    grid = is_grid(overrides)
+    counted = f"{len(configs)} jobs - {done} done, {len(configs) - done} to run"
+    print(f"sweep {name}: {counted if grid else 'its sweeper chooses the jobs'}", flush=True)
     # Flags come first, because Hydra's parser wants overrides in one piece.
     arguments = ["--multirun", *overrides]
     # Hydra would compose every job twice, even if all jobs are done.
-    nothing_to_do = done == len(configs) and is_grid(overrides)
+    nothing_to_do = done == len(configs) and grid
     launch = (lambda: _reuse_results(jobs)) if nothing_to_do else (lambda: run_hydra(arguments))
-    with checked_jobs(jobs):
+    with checked_jobs(jobs), recorded_jobs() as record:
         code = run_sweep(f"sweep-{name}", len(configs), launch)
-    rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+        # Only Hydra's basic sweeper runs the jobs that were expanded above.
+        configs = configs if grid else [ResolvedConfig.from_stored(one) for one in record()]
+    if not configs:
+        print("the sweeper ran no job")
+        return code
+    rows = [_job_row(RunFolder.of(config), config) for config in configs]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
