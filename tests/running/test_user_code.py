@@ -19,6 +19,7 @@ import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.commands.table import run_command as run_table
+from fedexp.core.user_code import place_of_error
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
 
@@ -392,3 +393,34 @@ def test_result_that_does_not_fit_the_model_is_refused_with_its_line(
     error = capsys.readouterr().err
     assert message in error and f"unfit_result.py:{line} (Mine)" in error, error
     assert "to do:" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("place", [
+    "user/lib/python3.11/site-packages", "system/python3/dist-packages", "overlay",
+])  # fmt: skip
+def test_installed_package_of_another_environment_is_not_user_code(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / place
+    (folder / "heavy").mkdir(parents=True)
+    (folder / "heavy/__init__.py").write_text("def fail():\n    raise ArithmeticError\n")
+    (folder / "heavy-1.0.dist-info").mkdir()
+    (folder / "heavy-1.0.dist-info/RECORD").write_text("heavy/__init__.py,,\n")
+    (folder / "loose.py").write_text("x = 1\n")
+    Path("plug_in.py").write_text("import heavy, loose, besides\n")
+    Path("besides.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(folder)
+
+    identity._module.cache_clear()
+    found = identity.own_modules({"trainer": {"_target_": "plug_in.Mine"}})
+    identity._module.cache_clear()
+    # Code of the user beside packages of `pip install --target` is still the user's.
+    assert {*found} == {"plug_in", "besides"} | ({"loose"} if place == "overlay" else set())
+
+    import heavy  # type: ignore[import-not-found]
+
+    with pytest.raises(ArithmeticError) as raised:
+        heavy.fail()
+    raised_here = place_of_error(raised.value)
+    assert raised_here is not None and raised_here.startswith(__file__)
+    del sys.modules["heavy"]
