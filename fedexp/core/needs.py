@@ -52,6 +52,8 @@ class Needs:
             Methods that average or match models need it.
         lifted_by: A setting that lifts `same_architecture`, for example
             ``aggregator.student_start=fresh``, or empty.
+        same_clients: All clients must have the same architecture. The server may have
+            another one.
         global_model: Clients must receive a model that combines several clients, not
             the model that they trained last.
         broadcasts: Clients start from the server's model from the second round on. Runs
@@ -75,6 +77,7 @@ class Needs:
     update_norms: bool = False
     same_architecture: bool = False
     lifted_by: str = ""
+    same_clients: bool = False
     global_model: bool = False
     broadcasts: bool = False
     images: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -166,7 +166,8 @@ class Experiment:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
 
         for spec in self.specs.distinct:
-            has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
+            with self._name_model_in_errors(spec):
+                has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
             if has_batch_norm and self.config.local.batch_size == 1 and spec in self.specs.trained:
                 raise ConfigError(
                     "BatchNorm needs more than one sample, "
@@ -176,8 +177,9 @@ class Experiment:
                     got=1,
                     do="raise local.batch_size, or choose a model without BatchNorm (resnet18_gn)",
                 )
-            self.trainer.check(spec, self.input_shape)
-            self.aggregator.check(spec, self.input_shape)
+            with self._name_model_in_errors(spec):
+                self.trainer.check(spec, self.input_shape)
+                self.aggregator.check(spec, self.input_shape)
 
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
@@ -207,6 +209,24 @@ class Experiment:
     @property
     def needs(self) -> Needs:
         return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    @contextlib.contextmanager
+    def _name_model_in_errors(self, spec: ModelSpec) -> Iterator[None]:
+        """Name the model of ``architectures`` in errors about the key ``model``."""
+        chosen = self.config.architectures
+        # `_apply_limits` has replaced ranges by one name per client.
+        names = [str(name) for name in chosen.clients or ()]
+        try:
+            yield
+        except ConfigError as error:
+            if error.facts.get("where") == "model":
+                if names and spec in self.specs.clients:
+                    first = self.specs.clients.index(spec)
+                    place = f"architectures.clients: '{names[first]}', the model of client {first}"
+                    error.facts["where"] = place
+                elif chosen.server and spec == self.specs.server:
+                    error.facts["where"] = f"architectures.server: '{chosen.server}'"
+            raise
 
     @property
     def client_requirements(self) -> list[Requirement]:

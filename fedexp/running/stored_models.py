@@ -40,6 +40,7 @@ from fedexp.storage.stored_run import StoredRun
 
 _CPU = torch.device("cpu")
 _STORED = {torch.float32: "F32", torch.float64: "F64"}
+_DTYPES = {"F32": "float32", "F64": "float64"}
 
 
 def find_stored_models(path: str, sha256: str | None) -> StoredModels:
@@ -182,7 +183,9 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
                     where="dtype",
                     expected=f"{stored}, as tensor '{name}' of model {number}",
                     got=f"{kind} (dtype={str(dtype).removeprefix('torch.')})",
-                    do="set dtype=float32 or dtype=float64, or save the models in that type",
+                    do=f"set dtype={_DTYPES[stored]}"
+                    if stored in _DTYPES
+                    else f"save the models as {str(dtype).removeprefix('torch.')}",
                 )
 
 

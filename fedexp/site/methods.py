@@ -61,6 +61,7 @@ NEEDS = {
     "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
+    "same_clients": "one network for all clients",
     "global_model": "clients that receive a model of several clients, and not the one that they "
     "trained last",
     "broadcasts": "in several rounds, one network for the server and all clients, and the server's "

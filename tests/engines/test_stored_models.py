@@ -225,7 +225,7 @@ def test_smoke_keeps_the_folders_clients() -> None:
     (["client_models.path=LOCAL", "clients=5"], ["another number of clients", "5 (clients=5)", "set clients=4"]),
     (["client_models.path=LOCAL", "model.hidden=[7]"], ["another network", "hidden=(6,)", "hidden=(7,)"]),
     (["client_models.path=LOCAL", "model=cnn_mcmahan"], ["another network", "models.mlp.MLP", "models.cnn."]),
-    (["client_models.path=LOCAL", "dtype=float64"], ["another type of numbers", "F32", "dtype=float64"]),
+    (["client_models.path=LOCAL", "dtype=float64"], ["another type of numbers", "F32", "dtype=float64", "set dtype=float32\n"]),
     (["client_models.path=LOCAL", "dataset.mean=[0.5]"], ["another normalisation", "dataset.mean", "[0.3054]", "[0.5]"]),
     (["client_models.path=LOCAL", "dataset.std=[0.5]"], ["another normalisation", "dataset.std", "[0.3757]", "[0.5]"]),
     (["client_models.path=LOCAL", "dataset.mean=[]", "dataset.std=[]"], ["another normalisation", "[0.3054]", "[]"]),
