@@ -6,7 +6,7 @@ The images of the iterate with the lowest loss are returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,7 @@ def synthesise(
     lr: float,
     steps: int,
     optimizer_key: str = "generator",
+    unclipped: Collection[str] = (),
 ) -> Synthesis:
     """Take `steps` steps of `optimizer` on `learned` to minimise ``loss``.
 
@@ -74,6 +75,7 @@ def synthesise(
         steps: Number of steps, at least 1.
         optimizer_key: The optimizer's key in the aggregator's config, for error
             messages. The key of `lr` is ``lr_<optimizer_key>``.
+        unclipped: Names of tensors whose gradient the optimizer does not clip.
 
     Raises:
         FedexpError: A loss is NaN or infinite.
@@ -98,7 +100,7 @@ def synthesise(
             loss, images = torch.where(better, loss, best), torch.where(better, images, best_images)
 
         best, best_images = loss, images
-        learned, state = optimizer.step(learned, grads, state, lr)
+        learned, state = optimizer.step(learned, grads, state, lr, unclipped)
 
     table = torch.stack(
         [torch.stack([value.double() for value in row.values()]) for row in rows]
@@ -142,13 +144,22 @@ def generate(
 ) -> Synthesis:
     """Run `synthesise` with a new generator of `spec`, initialised from `seed`.
 
-    The noise `z` (b, nz) is optimised together with the generator's parameters.
+    The noise `z` (b, nz) is optimised together with the generator's parameters. The
+    optimizer's ``clip`` bounds the gradient of the parameters only, as in the code of
+    Co-Boosting's authors.
     """
     generator = Weights.init(spec, seed, z.device, z.dtype)
     learned = {**generator.params, "z": z}
     state = optimizer.init(learned)
     return synthesise(
-        learned, state, generated_by(generator, precision), terms_of, optimizer, lr, steps
+        learned,
+        state,
+        generated_by(generator, precision),
+        terms_of,
+        optimizer,
+        lr,
+        steps,
+        unclipped={"z"},
     )
 
 
