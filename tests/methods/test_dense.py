@@ -33,6 +33,7 @@ from fedexp.distillation.views import View
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.methods.bases import data_free
+from fedexp.methods.bases.data_free import DataFreeState
 from fedexp.methods.dense import Dense
 from fedexp.running import execute as running
 from fedexp.running.execute import execute
@@ -452,6 +453,24 @@ def test_in_bfloat16_it_learns_nearly_the_same(
         assert rounded.dtype == torch.float32
         torch.testing.assert_close(rounded, value, rtol=0.05, atol=0.02)
     assert not same(near[-1]["student"], after[-1]["student"])
+
+
+@pytest.mark.parametrize("optimizer", ["Sgd", "Adam"])
+def test_every_round_starts_with_an_empty_optimizer_of_the_student(optimizer: str) -> None:
+    target = f"aggregator.student._target_=fedexp.server_training.optimizers.{optimizer}"
+    keys = [f"~aggregator.student.{key}" for key in ("momentum", "nesterov")]
+    chosen = [target, *keys] if optimizer == "Adam" else []
+    world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", *chosen)
+    after, _ = states(world)
+
+    def moments(state: DataFreeState) -> list[float]:
+        trees_of = [value for value in state["optimizer"].values() if isinstance(value, dict)]
+        return [float(value.abs().sum()) for tree in trees_of for value in tree.values()]
+
+    trained, begun = after[1], after[2]
+    assert trained["round"] == 1 and any(moments(trained))
+    assert begun["epoch"] == 1 and moments(begun) and not any(moments(begun))
+    assert begun["optimizer"].get("t", 0) == 0
 
 
 def test_dense_with_empty_cohort_keeps_its_state() -> None:
