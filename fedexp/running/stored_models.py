@@ -296,8 +296,11 @@ def place_clients(
     Raises:
         ConfigError: The split is needed and cannot be used.
     """
+    cut = isinstance(data.partition, CutPartition)
     if models.data.samples:
-        return _with_samples(data, models.data.samples)
+        if cut:
+            raise _no_validation(models)
+        return _with_samples(models, data)
     partition, unfit = _split_of_folder(models, data, division)
 
     if partition is None or partition.info.get(SAMPLES) == UNKNOWN or unfit is not None:
@@ -308,21 +311,25 @@ def place_clients(
     if partition.sha256 == data.partition.sha256:
         return data
     info = partition.info | {SAMPLES: FROM_FOLDER}
-    if not isinstance(data.partition, CutPartition):
+    if not cut:
         whole = Partition(partition.indices, partition.offsets, info)
         return replace(data, partition=whole)
 
     if not isinstance(partition, CutPartition):
-        raise models.missing(
-            "samples",
-            "validation samples are cut from the clients' samples, "
-            "and the models were trained on all of them",
-            "set partition.val_fraction=0 (eval.held_out withholds samples before training)",
-        )
+        raise _no_validation(models)
     train = data.train
     held = torch.from_numpy(partition.held).to(train.x.device)
     val = Samples(train.x[held], train.y[held], train.mean, train.std, None, train.dtype)
     return replace(data, partition=replace(partition, info=info), val=val)
+
+
+def _no_validation(models: StoredModels) -> ConfigError:
+    return models.missing(
+        "samples",
+        "validation samples are cut from the clients' samples, "
+        "and the models were trained on all of them",
+        "set partition.val_fraction=0 (eval.held_out withholds samples before training)",
+    )
 
 
 def _split_of_folder(
@@ -388,14 +395,30 @@ def _pool(
     return (held_out, size if cut else 0, limit if cut else None, seed) if cut or held_out else None
 
 
-def _with_samples(
-    data: FederatedData, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]
-) -> FederatedData:
-    """Return the data with the clients' stored samples as the training pool."""
+def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
+    """Return the data with the clients' stored samples as the training pool.
+
+    Raises:
+        ConfigError: The samples do not have the form of the data set's samples.
+    """
+    parts, train = models.data.samples, data.train
+    for x, y in parts:
+        stored = (x.dtype == torch.uint8, x.shape[1:], y.shape[1:])
+        wanted = (train.x.dtype == torch.uint8, train.x.shape[1:], train.y.shape[1:])
+        if stored != wanted:
+            raise ConfigError(
+                "the folder's samples do not have the form of the data set's samples",
+                where="client_models.path",
+                expected=f"{train.x.dtype}, inputs {tuple(train.x.shape[1:])}, "
+                f"targets {tuple(train.y.shape[1:])}",
+                got=f"{x.dtype}, inputs {tuple(x.shape[1:])}, targets {tuple(y.shape[1:])}",
+                do="save the models with raw samples like those of the data set "
+                "(8-bit images with values 0 to 255)",
+            )
+
     ends = np.cumsum([len(y) for _, y in parts])
     indices = np.split(np.arange(ends[-1]), ends[:-1])
     x, y = (torch.cat(list(part)) for part in zip(*parts, strict=True))
-    train = data.train
 
     return replace(
         data,

@@ -184,6 +184,17 @@ def test_stored_samples_serve_every_need(local: fedexp.Run) -> None:
     assert_same(fuse("method=fedavg", MINE, *later), fuse("method=fedavg", path, *later), 1e-5)
 
 
+def test_stored_samples_of_another_form_are_refused(local: fedexp.Run) -> None:
+    saved(local, data=raw_samples(local), keep_data=True, **normalisation(local))
+    with pytest.raises(FedexpError, match="trained on all of them"):
+        fuse("method=average", MINE, "partition.val_fraction=0.2")
+
+    floats = [(x.float() / 255, y) for x, y in raw_samples(local)]
+    saved(local, data=floats, keep_data=True, **normalisation(local))
+    with pytest.raises(FedexpError, match="do not have the form of the data set's samples"):
+        fuse("method=average", MINE)
+
+
 def test_positions_are_used_with_the_data_set_that_they_are_from(local: fedexp.Run) -> None:
     positions = [local.partition.of(client) for client in range(3)]
     saved(local, data=positions, data_sha256=local.result["partition"]["data_sha256"])
