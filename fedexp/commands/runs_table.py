@@ -127,7 +127,7 @@ def _shown_value(run: StoredRun, key: str) -> str:
     """Return the value of a key as a table shows it.
 
     The value of ``method`` also names each part that the method's preset does not
-    choose, as in ``fedavg aggregator=median``.
+    choose, as in ``METHOD aggregator=OPTION``.
     """
     text = text_of(value_of(run, key))
     if key != "method":
