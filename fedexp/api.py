@@ -341,6 +341,7 @@ def _client_data(
         fits = (
             len(x) == len(y) > 0
             and tuple(x.shape[1:]) == input_shape
+            and (labels or y.dim() > 1)
             and not (labels and not 0 <= int(y.min()) <= int(y.max()) < num_classes)
         )
         if not fits:
@@ -353,7 +354,7 @@ def _client_data(
                 + (f", labels in {int(y.min())} .. {int(y.max())}" if labels and len(y) else ""),
                 do="give raw inputs, before normalisation, and the targets of the same samples",
             )
-    return ClientData(samples=samples)
+    return ClientData(samples=[(x, y.long() if y.dim() == 1 else y) for x, y in samples])
 
 
 def _answered(

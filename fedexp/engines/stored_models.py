@@ -105,21 +105,26 @@ class StoredModels:
             answer = self.data.answers[self.number[client]].get(probe_name(probe))
         return answer
 
-    def missing(self, fact: Fact, why: str, do: str | None = None) -> ConfigError:
+    def missing(
+        self, fact: Fact, why: str, do: str | None = None, unfit: str | None = None
+    ) -> ConfigError:
         """Return the error for a fact about the clients that the folder lacks.
 
         Args:
             fact: The missing fact.
-            why: The reason why it is needed, a sentence without a period.
+            why: The reason why it is needed, a sentence about "them" without a period.
             do: Other next step than saving the models with the fact.
+            unfit: The reason why the folder's split cannot be used, if it has one.
         """
         file, argument = _STORED_BY[fact]
         save = f"save the models with fedexp.save_models(..., {argument}=...)"
         return ConfigError(
-            f"{why}, and the folder does not contain the clients' {fact}",
+            f"the folder does not contain the clients' {fact}, but {why}"
+            if unfit is None
+            else f"the folder's split, which has the clients' {fact}, does not fit, but {why}",
             where="client_models.path",
             expected=f"{argument} in {file}" if file == CLIENTS else f"a run's split, or {file}",
-            got=str(self.folder.path),
+            got=f"{self.folder.path}: {unfit}" if unfit else str(self.folder.path),
             do=f"{do or save}, or set client_models.data=partition if the models were trained on "
             "the configured partition",
         )

@@ -223,7 +223,7 @@ def requirements(
             yield Requirement("samples", f"{name} computes on them", by_probe=True)
 
     if config.rounds > 1:
-        yield Requirement("samples", f"rounds={config.rounds} trains the models further")
+        yield Requirement("samples", f"rounds={config.rounds} trains the models on them")
     if val_fraction:
         yield Requirement(
             "samples", f"partition.val_fraction={val_fraction:g} takes a share of them"
@@ -262,10 +262,9 @@ def check_facts(
         if not present:
             raise models.missing(
                 one.fact,
-                one.why
-                if unfit is None
-                else f"{one.why}, the folder's split does not fit: {unfit}",
+                one.why,
                 None if unfit is None else "use the data set, proxy and limits of its run",
+                unfit,
             )
 
 
@@ -324,11 +323,13 @@ def place_clients(
 
 
 def _no_validation(models: StoredModels) -> ConfigError:
-    return models.missing(
-        "samples",
+    return ConfigError(
         "validation samples are cut from the clients' samples, "
-        "and the models were trained on all of them",
-        "set partition.val_fraction=0 (eval.held_out withholds samples before training)",
+        "and the folder's models were trained on all of them",
+        where="partition.val_fraction",
+        expected="0",
+        got=f"models of {models.folder.path}",
+        do="set partition.val_fraction=0",
     )
 
 
@@ -467,7 +468,7 @@ def check_clients(
                     "samples",
                     f"the answers in the folder are to other probes than {probe!r}"
                     if stored
-                    else f"the method asks clients for {probe.name}",
+                    else f"the method asks clients for {probe.name}, which follows from them",
                     "save the models with keep_data=True" if stored else None,
                 )
 
