@@ -234,7 +234,9 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     made: list[synthesis.Synthesis] = []
     whole = synthesis.synthesise
     monkeypatch.setattr(
-        synthesis, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1]
+        synthesis,
+        "synthesise",
+        lambda *args, **named: (made.append(whole(*args, **named)), made[-1])[1],
     )
     images, metrics, _ = epoch_of(world, state, synthesis_views="crop_flip")
     losses = [row["loss"] for row in made[0].terms]
