@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Prints the folder of the checkout that the environment's fedexp is imported from.
+CHECKOUT := import importlib.util as u, pathlib as p; print(p.Path(u.find_spec('fedexp').origin).resolve().parents[1])
 export WANDB_MODE ?= offline
 
 .DEFAULT_GOAL := help
@@ -16,6 +18,11 @@ setup: $(STAMP) ## make .venv with the tested versions
 $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedexp needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@other=$$($(BIN)/python -I -c "$(CHECKOUT)" 2>/dev/null) || true; \
+	if test -n "$$other" && test "$$other" != "$$(pwd -P)"; then \
+		echo "$(VENV) is shared: its fedexp is the checkout $$other, and becomes $$(pwd -P)."; \
+		echo "For an environment of this checkout only: make VENV=.venv-own $(MAKECMDGOALS)"; \
+	fi
 	@echo "installing the tested versions into $(VENV) (once, a few minutes)"
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
@@ -49,8 +56,9 @@ format: $(STAMP) ## format the code
 bench: $(STAMP) ## seconds a round against a bare PyTorch loop (needs Fashion-MNIST under FEDEXP_DATA or ./data)
 	@$(BIN)/python scripts/bench_rounds.py
 
-site: $(STAMP) ## build the site of results and documentation, outputs/site/index.html
-	@$(BIN)/fedexp-table site
+site: ## build the site of results and documentation, outputs/site/index.html
+	@test -x $(BIN)/python || { echo "make site installs nothing, and there is no $(BIN)/python: run make setup"; exit 1; }
+	@$(BIN)/python -m fedexp.commands.table site
 
 wheel: $(STAMP) ## build the wheel and try it in a clean environment
 	@bash scripts/test_wheel.sh

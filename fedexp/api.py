@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedexp.core.data import Partition
+    from fedexp.core.probe import Probe
     from fedexp.core.weights import Weights
+    from fedexp.storage.client_data import ClientData
 
 T = TypeVar("T")
 
@@ -184,10 +186,16 @@ def save_models(
     num_examples: Sequence[int] | Tensor | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    data: Sequence[tuple[Tensor, Tensor]] | Sequence[Sequence[int] | Tensor] | None = None,
+    keep_data: bool = False,
+    data_sha256: str | None = None,
+    probes: Sequence[Probe] | None = None,
 ) -> None:
     """Save models that were trained elsewhere, as ``client_models.path`` reads them.
 
-    Model i belongs to client i.
+    Model i belongs to client i. A method that needs to know more about the clients than
+    the folder contains is refused. ``client_models.data=partition`` declares that the
+    models were trained on the configured partition.
 
     Args:
         folder: Folder to which ``model.safetensors`` and ``clients.json`` are written.
@@ -199,25 +207,35 @@ def save_models(
         input_shape: Shape of one sample, e.g. (1, 28, 28). It is passed to constructors
             that take it.
         num_classes: Number of classes. It is passed to constructors that take it.
-        class_counts: Training samples of each class, of shape (models, classes).
-            If None, the counts in the run's partition are used.
+        class_counts: Training samples of each class, of shape (models, classes). If
+            None, they are counted in `data`, if these are samples with labels.
         num_examples: Training samples of each client. The default is the sum of
-            `class_counts`.
+            `class_counts`, or the sizes of `data`.
         mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
             ``[]`` means no normalisation. A run whose data set has another mean is
             refused. If None, the mean is not checked.
         std: Standard deviation per channel, like ``dataset.std``. It is treated like
             `mean`.
+        data: Training samples of each client. An entry is a pair of raw inputs
+            (n, ...), 8-bit or floating point, and targets (n, ...). Or it has
+            positions in the training split of a data set, like ``run.partition.of(i)``.
+        keep_data: Whether samples are stored. By default only the answers to `probes`
+            are stored.
+        data_sha256: Fingerprint of the data set of positions, like
+            ``run.result["partition"]["data_sha256"]``.
+        probes: Probes that methods will run. The default is the probe of
+            ``method=ma_echo`` with its default keys.
 
     Raises:
-        ConfigError: A state dict does not fit its network, or the counts or networks do
-            not fit the models.
+        ConfigError: A state dict does not fit its network, or the counts, networks or
+            data do not fit the models.
     """
     import torch
 
     from fedexp.core.build import build
     from fedexp.core.outcome import Outcome
     from fedexp.core.weights import ModelSpec, Weights
+    from fedexp.storage.client_data import save_client_data
     from fedexp.storage.model_folder import Clients, save_outcome
 
     if not state_dicts:
@@ -227,9 +245,16 @@ def save_models(
 
     counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
     examples = None if num_examples is None else torch.as_tensor(num_examples).tolist()
+    number = len(state_dicts)
+    content = None
+    if data is not None:
+        content = _client_data(data, number, tuple(input_shape), num_classes, data_sha256)
+        sizes = [len(y) for _, y in content.samples] or [len(i) for i in content.indices]
+        if counts is None and content.samples and content.samples[0][1].dim() == 1:
+            counts = [torch.bincount(y, minlength=num_classes).tolist() for _, y in content.samples]
+        examples = examples or sizes
     if examples is None and counts is not None:
         examples = [sum(row) for row in counts]
-    number = len(state_dicts)
     facts = {
         "num_clients": number,
         "clients": list(range(number)),
@@ -260,6 +285,114 @@ def save_models(
         Weights.of_state_dict(spec, state, f"state_dicts[{i}]")
         for i, (spec, state) in enumerate(zip(specs, state_dicts, strict=True))
     )
-    save_outcome(
-        Outcome(models, "local", clients=clients.clients), clients, Path(folder).expanduser()
-    )
+    if content is not None and content.samples and not keep_data:
+        if mean is None or std is None:
+            raise ConfigError(
+                "probes need to know how inputs were normalised",
+                where="mean, std",
+                expected="numbers per channel, or [] for inputs that are not normalised",
+                got="null",
+            )
+        content = _answered(content, models, tuple(mean), tuple(std), probes, tuple(input_shape))
+
+    place = Path(folder).expanduser()
+    save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
+    if content is not None:
+        save_client_data(content, place)
+
+
+def _client_data(
+    data: Sequence[Any],
+    number: int,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    data_sha256: str | None,
+) -> ClientData:
+    """Check the argument `data` of `save_models` and return it in its stored form.
+
+    Raises:
+        ConfigError: It does not fit.
+    """
+    import torch
+
+    from fedexp.storage.client_data import ClientData
+
+    if len(data) != number:
+        raise ConfigError(
+            "every model needs its samples",
+            where="data",
+            expected=f"{number} entries",
+            got=len(data),
+        )
+
+    if not all(isinstance(one, tuple) for one in data):
+        indices = [torch.as_tensor(one, dtype=torch.int64).flatten() for one in data]
+        if data_sha256 is None:
+            raise ConfigError(
+                "positions of samples need the fingerprint of their data set",
+                where="data_sha256",
+                expected="data_sha256 as in the result of a run",
+                got="null",
+                do='give run.result["partition"]["data_sha256"], or pairs of inputs and targets',
+            )
+        return ClientData(indices=indices, data_sha256=data_sha256)
+
+    samples = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in data]
+    for client, (x, y) in enumerate(samples):
+        labels = y.dim() == 1 and not y.is_floating_point()
+        fits = (
+            len(x) == len(y) > 0
+            and tuple(x.shape[1:]) == input_shape
+            and (labels or y.dim() > 1)
+            and not (labels and not 0 <= int(y.min()) <= int(y.max()) < num_classes)
+        )
+        if not fits:
+            raise ConfigError(
+                f"the samples of client {client} do not fit the network",
+                where=f"data[{client}]",
+                expected=f"inputs (n, {', '.join(map(str, input_shape))}) and n targets, "
+                f"labels in 0 .. {num_classes - 1}",
+                got=f"inputs {tuple(x.shape)} and targets {tuple(y.shape)}"
+                + (f", labels in {int(y.min())} .. {int(y.max())}" if labels and len(y) else ""),
+                do="give raw inputs, before normalisation, and the targets of the same samples",
+            )
+    return ClientData(samples=[(x, y.long() if y.dim() == 1 else y) for x, y in samples])
+
+
+def _answered(
+    data: ClientData,
+    models: Sequence[Weights],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    probes: Sequence[Probe] | None,
+    input_shape: tuple[int, ...],
+) -> ClientData:
+    """Return the answers to probes on the clients' samples, in place of the samples."""
+    import torch
+
+    from fedexp.core.data import Samples
+    from fedexp.core.layers import layers_of
+    from fedexp.core.net import Net
+    from fedexp.methods.ma_echo.aggregator import MAEcho
+    from fedexp.storage.client_data import ClientData, probe_name
+    from fedexp.tasks.classification import Classification
+
+    answers = []
+    for number, (weights, (x, y)) in enumerate(zip(models, data.samples, strict=True)):
+        first = next(iter(weights.params.values()))
+        net = Net(weights.spec, first.device, first.dtype)
+        net.train(False)
+        samples = Samples(x, y, mean, std, dtype=first.dtype)
+        asked = probes
+        if asked is None:
+            asked = (MAEcho().projections(weights.spec, layers_of(weights.spec, input_shape)),)
+        with torch.no_grad():
+            answers.append(
+                {
+                    probe_name(probe): probe(
+                        net, weights, Classification(), samples, torch.arange(len(y)), number
+                    )
+                    for probe in asked
+                }
+            )
+    return ClientData(answers=answers)

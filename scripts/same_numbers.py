@@ -70,7 +70,7 @@ FIXED = ["threads=1", "device=cpu", "engine=serial", "memo.enabled=false"]
 # local steps leave nothing to permute, and the numbers equal those of the average.
 MATCHING = (
     *("fedma", "fedma_fixed", "gamf", "git_rebasin", "ma_echo_ot", "nafi", "nafi_layerwise"),
-    *("nafi_paper", "ot_fusion", "ot_fusion_nafi", "pfnm"),
+    *("nafi_paper", "ot_fusion", "ot_fusion_nafi", "pfnm", "pfnm_nafi"),
 )
 
 # Overrides of presets beyond ``debug=smoke``. No preset needs any to run. With these, a

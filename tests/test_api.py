@@ -177,7 +177,8 @@ def test_a_recorded_normalisation_must_be_the_runs() -> None:
     fedexp.save_models(
         "raw", [net.state_dict() for net in networks(3)], node, mean=[], std=[], **SHAPE
     )
-    command = ["rounds=1", *QUICK[1:], "client_models.path=raw"]
+    foreign = ["client_models.path=raw", "client_models.data=partition"]
+    command = ["rounds=1", *QUICK[1:], *foreign]
     with pytest.raises(ConfigError, match="another normalisation"):
         fedexp.run(command)
     assert fedexp.run([*command, "dataset.mean=[]", "dataset.std=[]"]).status == "done"
@@ -234,5 +235,6 @@ def test_the_readmes_lines_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(code, names)
     assert "test/global/acc" in capsys.readouterr().out
-    again = fedexp.run(["rounds=1", "clients=5", "client_models.path=mine"])
+    mine = ["client_models.path=mine", "client_models.data=partition"]
+    again = fedexp.run(["rounds=1", "clients=5", *mine])
     assert again.result["metrics"].keys() == names["fused"].result["metrics"].keys()

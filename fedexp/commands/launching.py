@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import multiprocessing
 import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import CompactHydraException
@@ -208,6 +211,7 @@ def sweep_job(config: Any) -> float:
 
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
+    _record_job(resolved)
     print(label, flush=True)
 
     try:
@@ -251,6 +255,37 @@ def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
         yield
     finally:
         _CHECKED_JOBS.clear()
+
+
+@contextlib.contextmanager
+def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Record the jobs of a sweep, in this process and in those of its launcher.
+
+    Yields:
+        A function that returns the stored form of each job's config, in the order of
+        their starts. A job that ran twice is returned once.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedexp-sweep-") as folder:
+        path = Path(folder) / "jobs.jsonl"
+        os.environ["FEDEXP_SWEEP_RECORD"] = str(path)
+
+        def read() -> list[dict[str, Any]]:
+            lines = path.read_text().splitlines() if path.exists() else []
+            return [json.loads(line) for line in dict.fromkeys(lines)]
+
+        try:
+            yield read
+        finally:
+            del os.environ["FEDEXP_SWEEP_RECORD"]
+
+
+def _record_job(config: ResolvedConfig) -> None:
+    path = os.environ.get("FEDEXP_SWEEP_RECORD")
+    if path is None:
+        return
+    # A launcher may run jobs on another machine, which lacks the file.
+    with contextlib.suppress(OSError), Path(path).open("a") as file:
+        file.write(json.dumps(config.to_stored()) + "\n")
 
 
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:

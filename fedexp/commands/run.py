@@ -171,8 +171,9 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
     The number of jobs is printed before, and a table of their results after.
     """
-    from fedexp.commands.launching import checked_jobs, run_hydra, run_sweep
+    from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
     from fedexp.config.sweep_expansion import is_grid
+    from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
@@ -190,21 +191,26 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     )
 
     done = todo.count(False)
-    print(
-        f"sweep {name}: {len(configs)} jobs - {done} done, {len(configs) - done} to run", flush=True
-    )
+    grid = is_grid(overrides)
+    counted = f"{len(configs)} jobs - {done} done, {len(configs) - done} to run"
+    print(f"sweep {name}: {counted if grid else 'its sweeper chooses the jobs'}", flush=True)
 
     def launch() -> int:
         # Hydra would compose every job twice, even if all jobs are done.
-        if done == len(configs) and is_grid(overrides):
+        if done == len(configs) and grid:
             return _reuse_results(jobs)
         # Flags come first, because Hydra's parser wants overrides in one piece.
         return run_hydra(["--multirun", *overrides])
 
-    with checked_jobs(jobs):
+    with checked_jobs(jobs), recorded_jobs() as record:
         code = run_sweep(f"sweep-{name}", len(configs), launch)
+        # Only Hydra's basic sweeper runs the jobs that were expanded above.
+        configs = configs if grid else [ResolvedConfig.from_stored(one) for one in record()]
 
-    rows = [_job_row(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    if not configs:
+        print("the sweeper ran no job")
+        return code
+    rows = [_job_row(RunFolder.of(config), config) for config in configs]
     print_sweep(rows)
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR

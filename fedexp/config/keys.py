@@ -104,13 +104,17 @@ class Architectures:
             ``model``.
 
         Raises:
-            ValueError: There is no name, a client does not occur exactly once, or a
-                model is not used.
+            ConfigError: There is no name, or a client does not occur exactly once.
+            ValueError: A model is not used.
         """
-        require(
-            self.clients is None or len(self.clients) > 0,
-            "architectures.clients names no model: set null or a name",
-        )
+        if self.clients is not None and not len(self.clients):
+            raise ConfigError(
+                "architectures.clients names no model",
+                where="architectures.clients",
+                expected="null, names of models or ranges of clients",
+                got="[]",
+                do="set architectures.clients=null or architectures.clients=[mlp]",
+            )
         names = self.clients or ()
 
         if isinstance(names, dict):
@@ -122,11 +126,16 @@ class Architectures:
             )
             count = Counter(client for client, _ in owners)
             odd = [client for client in range(clients) if count[client] != 1]
-            require(
-                not odd,
-                f"architectures.clients: {odd and count[odd[0]]} architectures for client "
-                f"{odd and odd[0]}",
-            )
+            if odd:
+                raise ConfigError(
+                    f"architectures.clients gives client {odd[0]} {count[odd[0]]} architectures",
+                    where="architectures.clients",
+                    expected=f"each of the clients 0-{clients - 1} once (clients={clients})",
+                    got=f"{count[odd[0]]} architectures for client {odd[0]}",
+                    do=f"add client {odd[0]} to a range"
+                    if not count[odd[0]]
+                    else f"name client {odd[0]} in one range only",
+                )
 
             names = tuple(name for _, name in owners)
 
@@ -144,11 +153,16 @@ def _client_range(part: int | str, clients: int) -> range:
     """Parse ``5`` or ``"0-4"``, both ends included."""
     ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
-    require(
-        first <= last < clients,
-        f"architectures.clients: '{part}' is not a range of clients in 0-{clients - 1}: "
-        "write 5 or 0-4",
-    )
+    if not first <= last < clients:
+        last_client = clients - 1
+        raise ConfigError(
+            f"architectures.clients: '{part}' is not a range of clients",
+            where="architectures.clients",
+            expected=f"clients in 0-{last_client} (clients={clients})",
+            got=part,
+            do=f"write 0-{last_client}, or one client such as {last_client}"
+            + (f", or set clients={last + 1}" if ends and first <= last else ""),
+        )
     return range(first, last + 1)
 
 
@@ -166,12 +180,16 @@ class ClientModels:
     Args:
         path: Folder of the models, or None.
         sha256: Hash of the folder's content, or None.
+        data: Source of the clients' samples and counts. ``folder``: the folder.
+            ``partition``: the configured partition, which must be theirs. Counts in the
+            folder are used in both cases.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
 
     path: str | None
     sha256: str | None
+    data: Literal["folder", "partition"] = "folder"
 
 
 @dataclass(frozen=True)
@@ -389,11 +407,15 @@ class Config:
             self.threads == "auto" or self.threads >= 1,
             f"threads must be 'auto' or at least 1, got {self.threads}",
         )
-        require(
-            self.precision == "float32" or self.dtype == "float32",
-            f"precision={self.precision} rounds float32 "
-            f"and cannot be combined with dtype={self.dtype}",
-        )
+        if self.precision != "float32" and self.dtype != "float32":
+            raise ConfigError(
+                f"precision={self.precision} rounds float32 "
+                f"and cannot be combined with dtype={self.dtype}",
+                where="precision",
+                expected="dtype=float32, or precision=float32",
+                got=f"precision={self.precision} dtype={self.dtype}",
+                do="set dtype=float32, or precision=float32",
+            )
 
         self.architectures.names(self.clients)
         per_round = self.clients_per_round

@@ -16,6 +16,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.config.folders import conf_dirs
 from fedexp.config.groups import NON_GROUP_FOLDERS
 from fedexp.config.search_path import (
     group_names,
@@ -25,8 +26,10 @@ from fedexp.config.search_path import (
     option_names,
     user_conf_hash,
 )
+from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.renames import renamed_key, renames
+from fedexp.core.resolved_config import ResolvedConfig
 
 # Composes the config for a list of group choices. It is called inside `use_hydra`.
 ComposeGroups = Callable[[list[str]], DictConfig]
@@ -147,6 +150,52 @@ def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
         got=None if key is None else known.get(key),
         do=do,
     )
+
+
+def key_of_file_error(error: ConfigError, config: ResolvedConfig) -> ConfigError | None:
+    """Return the error about a key that a config file sets for another option.
+
+    An experiment may set keys of a group's option. If the user chooses another option,
+    this option may lack these keys.
+
+    Args:
+        error: Error about an unknown key.
+        config: Config that has the key.
+
+    Returns:
+        The error that names the file, or None if the user set the key.
+    """
+    key = str(error.facts.get("where"))
+    group = key.partition(".")[0]
+    given = [override.lstrip("+").partition("=")[0] for override in config.overrides]
+    if not error.what.startswith("unknown key") or key in given or group not in given:
+        return None
+
+    for kind in ("experiment", "method"):
+        chosen = config.choices.get(kind)
+        if chosen is None or not _sets_key(kind, str(chosen), key):
+            continue
+        option = f"{group}={config.choices.get(group)}"
+        return ConfigError(
+            f"{kind}={chosen} sets '{key}', a key that {option} does not have",
+            where=f"conf/{kind}/{chosen}.yaml, {key}",
+            expected=error.facts.get("expected"),
+            got=option,
+            do=f"add '~{key}' to the command (with quotes), or leave out {option}",
+        )
+    return None
+
+
+def _sets_key(kind: str, option: str, key: str) -> bool:
+    """Return whether the file of an option sets a dotted key."""
+    for folder in conf_dirs():
+        path = folder / kind / f"{option}.yaml"
+        node: Any = read_yaml(path) if path.is_file() else None
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if node is not None:
+            return True
+    return False
 
 
 def _parse_error(override: str, overrides: list[str]) -> ConfigError:

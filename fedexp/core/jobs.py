@@ -75,7 +75,8 @@ class ClientResult:
         client: Index of the client.
         weights: The locally trained model. It has no tensors if the job was `trained`,
             because the process that sent the job has the model.
-        num_examples: Number of training samples of the client.
+        num_examples: Number of training samples of the client, or 0 if it is not known
+            (models from ``client_models.path``).
         num_steps: Number of optimizer steps taken (tau_i).
         payload: Further trees that are sent to the server.
         state: The new client state, or None if the client keeps no state.

@@ -52,6 +52,8 @@ class Needs:
             Methods that average or match models need it.
         lifted_by: A setting that lifts `same_architecture`, for example
             ``aggregator.student_start=fresh``, or empty.
+        same_clients: All clients must have the same architecture. The server may have
+            another one.
         global_model: Clients must receive a model that combines several clients, not
             the model that they trained last.
         broadcasts: Clients start from the server's model from the second round on. Runs
@@ -60,6 +62,11 @@ class Needs:
         augmented: Training batches must pass a random transform.
         local_steps: The numbers of local steps must be known, so ``client_models.path``
             must be null.
+        sample_counts: The numbers of the clients' training samples must be known. Like
+            the next two, it concerns models from ``client_models.path``.
+        class_counts: The clients' training samples of each class must be counted.
+        client_inputs: The clients' training samples must be present, because probes run
+            on them or later steps train on them.
     """
 
     demands: tuple[Demand, ...] = ()
@@ -70,11 +77,15 @@ class Needs:
     update_norms: bool = False
     same_architecture: bool = False
     lifted_by: str = ""
+    same_clients: bool = False
     global_model: bool = False
     broadcasts: bool = False
     images: bool = False
     augmented: bool = False
     local_steps: bool = False
+    sample_counts: bool = False
+    class_counts: bool = False
+    client_inputs: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         """Return the requirements of two plug-ins together."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType
@@ -17,6 +18,8 @@ from fedexp.core.renames import attribute_hint, renames
 LIBRARIES = tuple(
     {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+# Names of folders that contain only installed packages, in any environment.
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 TRACED = "HYDRA_FULL_ERROR=1 before the command shows the traceback"
 _OURS = str(Path(__file__).resolve().parents[1])
 
@@ -24,6 +27,31 @@ _OURS = str(Path(__file__).resolve().parents[1])
 def is_ours(module: str) -> bool:
     """Return whether a module is part of fedexp."""
     return module.partition(".")[0] == "fedexp"
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file belongs to Python or to an installed package.
+
+    The package may be in another environment than this one, such as that of the user
+    (``pip install --user``), of the system, or a folder of ``pip install --target``.
+    """
+    if any(file.is_relative_to(home) for home in LIBRARIES):
+        return True
+    if _PACKAGE_FOLDERS & {*file.parts}:
+        return True
+    return any(
+        file.relative_to(folder).parts[0] in _names_installed_in(folder)
+        for folder in {*sys.path}
+        if folder and file.is_relative_to(folder) and file != Path(folder)
+    )
+
+
+@cache
+def _names_installed_in(folder: str) -> frozenset[str]:
+    """Return the top-level names that installed packages have in a folder."""
+    records = Path(folder).glob("*.dist-info/RECORD")
+    lines = (line for path in records for line in path.read_text(errors="replace").splitlines())
+    return frozenset(line.partition(",")[0].partition("/")[0] for line in lines)
 
 
 def place_of_error(error: BaseException) -> str | None:
@@ -48,7 +76,8 @@ def place_of_error(error: BaseException) -> str | None:
 def _is_users(file: str | None) -> bool:
     if not file or file.startswith("<"):
         return False
-    return not any(Path(file).absolute().is_relative_to(home) for home in (_OURS, *LIBRARIES))
+    path = Path(file).absolute()
+    return not (path.is_relative_to(_OURS) or is_installed(path))
 
 
 def place_of_class(kind: type) -> str:
@@ -57,6 +86,19 @@ def place_of_class(kind: type) -> str:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
         return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def place_of_hook(kind: type, hooks: Sequence[str]) -> str | None:
+    """Return ``file:line`` of the first of `hooks` that a user's class defines."""
+    return next(
+        (
+            _place_of_member(vars(cls)[hook], cls)
+            for hook in hooks
+            for cls in kind.__mro__
+            if not is_ours(cls.__module__) and hook in vars(cls)
+        ),
+        None,
+    )
 
 
 def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | None:

@@ -6,7 +6,7 @@ The images of the iterate with the lowest loss are returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,7 @@ def synthesise(
     lr: float,
     steps: int,
     optimizer_key: str = "generator",
+    unclipped: Collection[str] = (),
 ) -> Synthesis:
     """Take `steps` steps of `optimizer` on `learned` to minimise ``loss``.
 
@@ -75,6 +76,7 @@ def synthesise(
         steps: Number of steps, at least 1.
         optimizer_key: The optimizer's key in the aggregator's config, for error
             messages. The key of `lr` is ``lr_<optimizer_key>``.
+        unclipped: Names of tensors whose gradient the optimizer does not clip.
 
     Raises:
         FedexpError: A loss is NaN or infinite.
@@ -99,7 +101,7 @@ def synthesise(
             loss, images = torch.where(better, loss, best), torch.where(better, images, best_images)
 
         best, best_images = loss, images
-        learned, state = optimizer.step(learned, grads, state, lr)
+        learned, state = optimizer.step(learned, grads, state, lr, unclipped)
 
     table = torch.stack(
         [torch.stack([value.double() for value in row.values()]) for row in rows]

@@ -5,16 +5,33 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
 from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine
+from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
-from fedexp.core.probe import ClientRecord
+from fedexp.core.probe import ClientRecord, Probe
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.storage.model_folder import Clients, ModelFolder
+from fedexp.storage.client_data import CLIENT_DATA, ClientData, probe_name
+from fedexp.storage.model_folder import CLIENTS, Clients, ModelFolder
+
+# Facts about the clients that a method may need, each with the file that contains it
+# and the argument of `fedexp.save_models` that stores it.
+Fact = Literal["numbers of samples", "class counts", "samples"]
+_STORED_BY: dict[Fact, tuple[str, str]] = {
+    "numbers of samples": (CLIENTS, "num_examples"),
+    "class counts": (CLIENTS, "class_counts"),
+    "samples": (CLIENT_DATA, "data"),
+}
+
+# Key of `Partition.info`, and its values: the source of the clients' samples in a run
+# with stored models.
+SAMPLES = "samples_of_clients"
+FROM_FOLDER, UNKNOWN = "client_models.path", "unknown"
 
 
 class StoredModels:
@@ -23,12 +40,18 @@ class StoredModels:
     Args:
         folder: Folder with one model per client. Its ``clients.json`` assigns the
             models to clients. Without this file, model i belongs to client i.
+        data: The training samples behind the models, or facts about them, if the folder
+            has any.
     """
 
-    def __init__(self, folder: ModelFolder) -> None:
+    def __init__(self, folder: ModelFolder, data: ClientData | None = None) -> None:
         count = len(folder.specs)
         self.folder = folder
-        self.clients = folder.clients or Clients(count, tuple(range(count)))
+        self.data = data or ClientData()
+        clients = folder.clients or Clients(count, tuple(range(count)))
+        if clients.num_examples is None and clients.class_counts is not None:
+            clients = replace(clients, num_examples=tuple(map(sum, clients.class_counts)))
+        self.clients = clients
         self.number = {client: number for number, client in enumerate(self.clients.clients)}
 
     def __contains__(self, client: object) -> bool:
@@ -42,7 +65,9 @@ class StoredModels:
         return ClientResult(
             client=job.client,
             weights=Weights(job.start.spec, stored.params, stored.buffers),
-            num_examples=known[number] if known is not None else data.partition.size(job.client),
+            num_examples=known[number]
+            if known is not None
+            else (data.partition.size(job.client) if knows_samples(data) else 0),
             num_steps=0,
             payload={},
             state=None,
@@ -60,12 +85,62 @@ class StoredModels:
             None if sizes is None else sizes[number], None if rows is None else rows[number]
         )
 
+    def described(self, clients: Clients, data: FederatedData) -> Clients:
+        """Return `clients` with the folder's counts if their samples are not known."""
+        if knows_samples(data):
+            return clients
+        records = [self.record(client) for client in clients.clients]
+        sizes = [record.num_examples for record in records]
+        rows = [record.class_counts for record in records]
+        return replace(
+            clients,
+            num_examples=tuple(size for size in sizes if size is not None) or None,
+            class_counts=tuple(row for row in rows if row is not None) or None,
+        )
+
+    def answer(self, client: int, probe: Probe) -> Tree | None:
+        """Return the answer that the folder's records or its stored answers give."""
+        answer = probe.from_record(self.record(client))
+        if answer is None and self.data.answers:
+            answer = self.data.answers[self.number[client]].get(probe_name(probe))
+        return answer
+
+    def missing(
+        self, fact: Fact, why: str, do: str | None = None, unfit: str | None = None
+    ) -> ConfigError:
+        """Return the error for a fact about the clients that the folder lacks.
+
+        Args:
+            fact: The missing fact.
+            why: The reason why it is needed, a sentence about "them" without a period.
+            do: Other next step than saving the models with the fact.
+            unfit: The reason why the folder's split cannot be used, if it has one.
+        """
+        file, argument = _STORED_BY[fact]
+        save = f"save the models with fedexp.save_models(..., {argument}=...)"
+        return ConfigError(
+            f"the folder does not contain the clients' {fact}, but {why}"
+            if unfit is None
+            else f"the folder's split, which has the clients' {fact}, does not fit, but {why}",
+            where="client_models.path",
+            expected=f"{argument} in {file}" if file == CLIENTS else f"a run's split, or {file}",
+            got=f"{self.folder.path}: {unfit}" if unfit else str(self.folder.path),
+            do=f"{do or save}, or set client_models.data=partition if the models were trained on "
+            "the configured partition",
+        )
+
+
+def knows_samples(data: FederatedData) -> bool:
+    """Return whether the partition has the samples that clients trained on."""
+    return data.partition.info.get(SAMPLES) != UNKNOWN
+
 
 class FromStoredModels(Engine):
     """A wrapper of an engine that takes the models of the first round from a folder.
 
     The wrapped engine trains later rounds. It also answers the probes that cannot be
-    answered from the folder's records.
+    answered from the folder's records. A step that needs samples which are not known
+    is refused.
     """
 
     def __init__(self, inner: Engine, models: StoredModels) -> None:
@@ -75,6 +150,8 @@ class FromStoredModels(Engine):
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
         if not all(job.first for job in jobs):
+            if jobs and not knows_samples(data):
+                raise self.models.missing("samples", "a later step trains the clients' models")
             yield from self.inner.map(jobs, data)
             return
 
@@ -98,8 +175,7 @@ class FromStoredModels(Engine):
 
     def _recorded(self, job: ClientJob, device: torch.device) -> dict[str, Tree]:
         """Return the answers that follow from the folder's records, by probe name."""
-        record = self.models.record(job.client)
-        answers = {probe.name: probe.from_record(record) for probe in job.probes}
+        answers = {probe.name: self.models.answer(job.client, probe) for probe in job.probes}
         return {
             name: {key: value.to(device) for key, value in tree.items()}
             for name, tree in answers.items()

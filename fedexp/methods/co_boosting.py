@@ -24,8 +24,8 @@ Update:
     per image, without augmentation.
 
 Communication:
-    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
-    student.
+    Up: models, of any architectures. Down: the model that the client starts from. In
+    later rounds this is the student.
 
 State:
     Server: as in `fedexp.methods.bases.replay.Replay`. ``own`` also holds the weights w

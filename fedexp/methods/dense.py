@@ -10,7 +10,7 @@ Update:
     draws labels y and noise z. T_G Adam steps minimise
     ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` over x = G(z), where D is the mean
     of the clients' logits (Eq. 3, 4, 6, 7). The student is then distilled from D on all
-    images made so far (Eq. 8).
+    images made so far (Eq. 9).
 
     Where the paper and the code differ, the default follows the code. The generator's
     weights are drawn anew in every epoch. z is optimised, too. The batch with the
@@ -20,8 +20,8 @@ Update:
     last step.
 
 Communication:
-    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
-    student.
+    Up: models, of any architectures. Down: the model that the client starts from. In
+    later rounds this is the student.
 
 State:
     Server: as in `fedexp.methods.bases.replay.Replay`. With ``variant=paper_literal``

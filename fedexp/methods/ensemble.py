@@ -23,6 +23,7 @@ import torch
 from fedexp.core.aggregator import State
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics
@@ -54,6 +55,10 @@ class Ensemble(Local):
     delivers: ClassVar[Delivers] = "ensemble"
     # Bytes are counted as if members were sent out and collected in every round
     communicates: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(sample_counts=self.combine == "samples", class_counts=self.combine == "masked")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_mask(self.combine, spec, input_shape, "combine", "logits")

@@ -14,8 +14,8 @@ Update:
     student is distilled from D on the bank as in FedSyn.
 
 Communication:
-    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
-    student.
+    Up: models, of any architectures. Down: the model that the client starts from. In
+    later rounds this is the student.
 
 State:
     Server: as in `fedexp.methods.bases.replay.Replay`.
@@ -28,7 +28,8 @@ Logged:
 Differences from the paper:
     The sigmoid is an addition: the authors optimise normalised pixels without bounds.
     Total variation and norm are therefore computed on images in [0, 1]. R_f is divided
-    by the number of teachers. R_f is 0 if the teachers have no BatchNorm.
+    by the number of teachers. R_f is 0 if the teachers have no BatchNorm. The weights
+    w_f = 1 and w_c = 1 are choices of fedexp without a source.
 """
 
 from __future__ import annotations

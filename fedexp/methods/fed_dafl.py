@@ -12,8 +12,8 @@ Update:
     ``KL(D(x) || S(x))`` on the same images. D(x) is computed once for both losses.
 
 Communication:
-    Up: models, of any architectures. Down: nothing in one shot. In later rounds, the
-    student.
+    Up: models, of any architectures. Down: the model that the client starts from. In
+    later rounds this is the student.
 
 State:
     Server: as in `fedexp.methods.bases.data_free.DataFree`. ``own`` holds the generator

@@ -143,12 +143,19 @@ class FedCDA(Mean):
             "has no criterion to choose by",
         )
 
-        require(self.warm_up >= 0, f"warm_up must not be negative, got {self.warm_up}")
-        require(
-            isinstance(self.warm_up, int) or self.warm_up <= 1,
-            "warm_up is a number of rounds (an integer) or a fraction of all rounds (at most 1.0), "
-            f"got {self.warm_up}",
-        )
+        if self.warm_up < 0 or (isinstance(self.warm_up, float) and self.warm_up > 1):
+            rounds = f"{self.warm_up:g}" if float(self.warm_up).is_integer() else "50"
+            raise ConfigError(
+                "warm_up is not a length",
+                where="aggregator.warm_up",
+                expected="a fraction of all rounds (at most 1.0), or a number of rounds "
+                "(an integer from 0)",
+                got=self.warm_up,
+                do="set aggregator.warm_up=0"
+                if self.warm_up < 0
+                else f"set aggregator.warm_up={rounds} for rounds, "
+                "or aggregator.warm_up=0.25 for a share",
+            )
 
     @property
     def _searches(self) -> bool:
@@ -165,6 +172,8 @@ class FedCDA(Mean):
                 where="aggregator.warm_up",
                 expected=f"at most rounds={extent.rounds}, or a fraction such as 0.25",
                 got=self.warm_up,
+                do=f"set aggregator.warm_up={extent.rounds} or less, a fraction "
+                f"(aggregator.warm_up=0.25), or rounds={self.warm_up} or more",
             )
 
         if not self._searches:

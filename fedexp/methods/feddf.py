@@ -116,7 +116,7 @@ class FedDF(Distilling):
         )
         if self.averages_updates:
             return replace(needs, lifted_by="aggregator.student_start=fresh")
-        return replace(needs, same_architecture=False)
+        return replace(needs, same_architecture=False, sample_counts=False)
 
     @property
     def averages_updates(self) -> bool:

@@ -59,6 +59,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import overrides
 from fedexp.core.local_training import LocalTraining
+from fedexp.core.needs import Needs
 from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
@@ -156,6 +157,10 @@ class FedMA(UnitMatching):
 
     def matching(self) -> BetaBernoulli:
         return replace(super().matching(), fixed=self.widths == "fixed")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(same_architecture=True, class_counts=True, client_inputs=self.retrain)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         spec = self._matched(spec, input_shape)

@@ -12,8 +12,8 @@ State:
 
 Differences from the paper:
     As in `fedexp.methods.fedma`. A matched layer is the posterior mean, as in the
-    authors' code. Algorithm 2 divides by the number S of models, even if fewer models
-    have a unit.
+    authors' code, or with ``merge=mean`` the mean over the models that have a unit.
+    Algorithm 2 divides by the number S of models, even if fewer models have a unit.
 """
 
 from __future__ import annotations

@@ -169,7 +169,10 @@ class PFNM(UnitMatching, FusionAggregator):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs((_ONE_MATCHING,) if self.visits == "raw" else ())
+        return super().needs | Needs(
+            (_ONE_MATCHING,) if self.visits == "raw" else (),
+            class_counts=self.class_counts is None,
+        )
 
     @property
     def strengths(self) -> tuple[float, ...]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedexp.config.compose import compose
+from fedexp.config.messages import key_of_file_error
 from fedexp.core import user_code
 from fedexp.core.build import build
-from fedexp.core.errors import FedexpError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
@@ -49,7 +50,13 @@ class CheckedJob:
         """
         from fedexp.running.experiment import Experiment
 
-        experiment = Experiment.of(config)
+        try:
+            experiment = Experiment.of(config)
+        except ConfigError as error:
+            named = key_of_file_error(error, config)
+            if named is None:
+                raise
+            raise named from error
         build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         return cls(config, experiment)
 

@@ -350,11 +350,9 @@ class _Run:
         """Check before the first step that every participating client has a model."""
         if experiment.stored_models is None or snapshot.step:
             return
-        warning = check_clients(
-            experiment.stored_models, next_jobs(experiment.aggregator, env, snapshot), data
-        )
-        if warning:
-            self.note(warning)
+        jobs = next_jobs(experiment.aggregator, env, snapshot)
+        for note in check_clients(experiment.stored_models, jobs, data):
+            self.note(note)
 
     def _steps(
         self,
@@ -482,9 +480,10 @@ class _Run:
         summary = summarise(journal.rows, experiment, traced)
         # `data` may contain features, which are not normalised. The images are.
         images = experiment.dataset
-        save_outcome(
-            outcome, Clients.of(outcome, config.clients, data, images.mean, images.std), path
-        )
+        clients = Clients.of(outcome, config.clients, data, images.mean, images.std)
+        if experiment.stored_models is not None and clients is not None:
+            clients = experiment.stored_models.described(clients, data)
+        save_outcome(outcome, clients, path)
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", title(self.resolved))
         self.seconds["log"] = time.perf_counter() - began

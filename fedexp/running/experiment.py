@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,15 @@ from fedexp.engines.stored_models import StoredModels
 from fedexp.evaluation.breakdown import class_names, client_names
 from fedexp.evaluation.evaluate import metric_names
 from fedexp.running.needs import check_needs
-from fedexp.running.stored_models import check_stored_models, find_stored_models
+from fedexp.running.stored_models import (
+    Requirement,
+    check_facts,
+    check_stored_models,
+    find_stored_models,
+    has_samples,
+    place_clients,
+    requirements,
+)
 from fedexp.runtime.random_numbers import class_path, forbid_global_random
 from fedexp.runtime.resources import num_threads_of_run
 
@@ -159,7 +167,8 @@ class Experiment:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
 
         for spec in self.specs.distinct:
-            has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
+            with self._name_model_in_errors(spec):
+                has_batch_norm = _check_model(spec, self.input_shape, outputs, device)
             if has_batch_norm and self.config.local.batch_size == 1 and spec in self.specs.trained:
                 raise ConfigError(
                     "BatchNorm needs more than one sample, "
@@ -169,8 +178,9 @@ class Experiment:
                     got=1,
                     do="raise local.batch_size, or choose a model without BatchNorm (resnet18_gn)",
                 )
-            self.trainer.check(spec, self.input_shape)
-            self.aggregator.check(spec, self.input_shape)
+            with self._name_model_in_errors(spec):
+                self.trainer.check(spec, self.input_shape)
+                self.aggregator.check(spec, self.input_shape)
 
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
@@ -181,6 +191,11 @@ class Experiment:
                 getattr(torch, self.config.dtype),
                 self.dataset,
                 self.trainer,
+            )
+            check_facts(
+                self.stored_models,
+                self.client_requirements,
+                has_samples(self.stored_models, self.config.client_models.data),
             )
 
         self.proxy.check(self.dataset)
@@ -194,6 +209,37 @@ class Experiment:
     @property
     def needs(self) -> Needs:
         return self.trainer.needs | self.aggregator.needs | self.server_optimizer.needs
+
+    @contextlib.contextmanager
+    def _name_model_in_errors(self, spec: ModelSpec) -> Iterator[None]:
+        """Name the model of ``architectures`` in errors about the key ``model``."""
+        chosen = self.config.architectures
+        # `_apply_limits` has replaced ranges by one name per client.
+        names = [str(name) for name in chosen.clients or ()]
+        try:
+            yield
+        except ConfigError as error:
+            if error.facts.get("where") == "model":
+                if names and spec in self.specs.clients:
+                    first = self.specs.clients.index(spec)
+                    place = f"architectures.clients: '{names[first]}', the model of client {first}"
+                    error.facts["where"] = place
+                elif chosen.server and spec == self.specs.server:
+                    error.facts["where"] = f"architectures.server: '{chosen.server}'"
+            raise
+
+    @property
+    def client_requirements(self) -> list[Requirement]:
+        """Facts about the clients that the run needs if it uses stored models."""
+        plugins = {
+            f"{group.replace('_', ' ')} {type(plugin).__name__}": plugin.needs
+            for group, plugin in (
+                ("trainer", self.trainer),
+                ("aggregator", self.aggregator),
+                ("server_optimizer", self.server_optimizer),
+            )
+        }
+        return list(requirements(self.config, plugins, self.partitioner.val_fraction))
 
     @property
     def extent(self) -> Extent:
@@ -285,7 +331,7 @@ class Experiment:
         )
 
         with forbid_global_random(plugins, "reading and splitting the data", do, DataError):
-            return federate(
+            data = federate(
                 self.dataset,
                 self.division,
                 root=Path(self.config.data_root).expanduser(),
@@ -293,6 +339,9 @@ class Experiment:
                 device=device,
                 dtype=getattr(torch, self.config.dtype),
             )
+        if self.stored_models is None or self.config.client_models.data == "partition":
+            return data
+        return place_clients(self.stored_models, data, self.division, self.client_requirements)
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
         """Return the samples that networks are trained on.

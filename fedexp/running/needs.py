@@ -209,6 +209,16 @@ def _check_specs(name: str, needs: Needs, config: Config, specs: Specs) -> None:
             + (f", or {needs.lifted_by}" if needs.lifted_by else ""),
         )
 
+    if needs.same_clients and len(set(specs.trained)) > 1:
+        raise ConfigError(
+            f"{name} runs the clients' models as one network, "
+            "and the clients' models differ in architecture",
+            where="aggregator.teachers",
+            expected="auto or looped",
+            got=got,
+            do="set aggregator.teachers=auto, or architectures.clients=null",
+        )
+
     if needs.broadcasts and config.rounds > 1:
         raise ConfigError(
             f"{name} starts clients from the server's model in the second round, "

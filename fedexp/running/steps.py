@@ -19,6 +19,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError
 from fedexp.core.phases import phase
+from fedexp.core.result_check import check_outcome, is_users
 from fedexp.core.runner import Snapshot, run
 from fedexp.evaluation.breakdown import Breakdown
 from fedexp.evaluation.evaluate import Evaluator
@@ -98,6 +99,8 @@ def steps(
             traced = tracer.take()
             began = time.perf_counter()
             outcome = aggregator.outcome(step.after.state)
+            if is_users(aggregator):
+                check_outcome(outcome, env.dtype, aggregator, ("fuse", "update", "outcome"))
 
             # Models of clients were checked as they arrived.
             if aggregator.delivers == "global":

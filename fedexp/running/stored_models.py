@@ -5,24 +5,42 @@ Most checks run before any data are loaded. `check_clients` runs before the firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 
-from fedexp.core.data import POOLED, FederatedData
+from fedexp.config.keys import Config
+from fedexp.core.data import POOLED, FederatedData, Partition, Samples
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.jobs import ClientJob
+from fedexp.core.needs import Needs
 from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data.dataset import Dataset
-from fedexp.engines.stored_models import StoredModels
-from fedexp.storage.model_folder import CLIENTS, MODELS, ModelFolder, fingerprint
+from fedexp.data.federated import Division, to_device
+from fedexp.data.partition import CutPartition, load_partition, validate
+from fedexp.engines.stored_models import (
+    FROM_FOLDER,
+    SAMPLES,
+    UNKNOWN,
+    Fact,
+    StoredModels,
+    knows_samples,
+)
+from fedexp.storage.client_data import load_client_data
+from fedexp.storage.files import read_json
+from fedexp.storage.model_folder import CLIENTS, MODELS, SPLIT, ModelFolder, fingerprint
+from fedexp.storage.stored_run import StoredRun
 
 _CPU = torch.device("cpu")
 _STORED = {torch.float32: "F32", torch.float64: "F64"}
+_DTYPES = {"F32": "float32", "F64": "float64"}
 
 
 def find_stored_models(path: str, sha256: str | None) -> StoredModels:
@@ -58,7 +76,7 @@ def find_stored_models(path: str, sha256: str | None) -> StoredModels:
             do="remove it",
         )
 
-    return StoredModels(ModelFolder.open(folder))
+    return StoredModels(ModelFolder.open(folder), load_client_data(folder))
 
 
 def check_stored_models(
@@ -165,19 +183,261 @@ def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torc
                     where="dtype",
                     expected=f"{stored}, as tensor '{name}' of model {number}",
                     got=f"{kind} (dtype={str(dtype).removeprefix('torch.')})",
-                    do="set dtype=float32 or dtype=float64, or save the models in that type",
+                    do=f"set dtype={_DTYPES[stored]}"
+                    if stored in _DTYPES
+                    else f"save the models as {str(dtype).removeprefix('torch.')}",
                 )
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A fact about the clients that a run with stored models needs.
+
+    Args:
+        fact: The fact.
+        why: Who needs it, a sentence without a period.
+        by_probe: Whether stored answers to probes may replace it.
+    """
+
+    fact: Fact
+    why: str
+    by_probe: bool = False
+
+
+def requirements(
+    config: Config, plugins: Mapping[str, Needs], val_fraction: float
+) -> Iterator[Requirement]:
+    """Yield the facts about the clients that a run needs.
+
+    Args:
+        config: Typed keys.
+        plugins: Needs of each plug-in, by its name in messages.
+        val_fraction: Share of each client's samples that is cut for validation.
+    """
+    for name, needs in plugins.items():
+        if needs.sample_counts:
+            yield Requirement("numbers of samples", f"{name} weighs models by them")
+        if needs.class_counts:
+            yield Requirement("class counts", f"{name} uses them")
+        if needs.client_inputs:
+            yield Requirement("samples", f"{name} computes on them", by_probe=True)
+
+    if config.rounds > 1:
+        yield Requirement("samples", f"rounds={config.rounds} trains the models on them")
+    if val_fraction:
+        yield Requirement(
+            "samples", f"partition.val_fraction={val_fraction:g} takes a share of them"
+        )
+    if config.eval.per_client:
+        yield Requirement("samples", "eval.per_client=true evaluates on them")
+
+
+def check_facts(
+    models: StoredModels,
+    required: Sequence[Requirement],
+    has_samples: bool,
+    unfit: str | None = None,
+) -> None:
+    """Refuse a folder that lacks a fact about the clients.
+
+    Args:
+        models: The folder's models.
+        required: Facts that the run needs.
+        has_samples: Whether the clients' samples are known.
+        unfit: The reason why the folder's split cannot be used, if it has one.
+
+    Raises:
+        ConfigError: A fact is missing.
+    """
+    known = models.clients
+    for one in required:
+        present = (
+            has_samples
+            or {
+                "numbers of samples": known.num_examples is not None,
+                "class counts": known.class_counts is not None,
+                "samples": one.by_probe and bool(models.data.answers),
+            }[one.fact]
+        )
+        if not present:
+            raise models.missing(
+                one.fact,
+                one.why,
+                None if unfit is None else "use the data set, proxy and limits of its run",
+                unfit,
+            )
+
+
+def has_samples(models: StoredModels, data: Literal["folder", "partition"]) -> bool:
+    """Return whether the clients' samples are configured or stored with the models."""
+    return (
+        data == "partition"
+        or bool(models.data.samples or models.data.indices)
+        or (models.folder.path / SPLIT).is_file()
+    )
+
+
+def place_clients(
+    models: StoredModels, data: FederatedData, division: Division, required: Sequence[Requirement]
+) -> FederatedData:
+    """Replace the configured split by that of the stored models.
+
+    Args:
+        models: The folder's models.
+        data: Data with the configured split.
+        division: The configured division.
+        required: Facts about the clients that the run needs.
+
+    Returns:
+        The data with the folder's split. If it has none, or one of other data, the
+        partition's info says that the clients' samples are not known.
+
+    Raises:
+        ConfigError: The split is needed and cannot be used.
+    """
+    cut = isinstance(data.partition, CutPartition)
+    if models.data.samples:
+        if cut:
+            raise _no_validation(models)
+        return _with_samples(models, data)
+    partition, unfit = _split_of_folder(models, data, division)
+
+    if partition is None or partition.info.get(SAMPLES) == UNKNOWN or unfit is not None:
+        check_facts(models, required, has_samples=False, unfit=unfit)
+        info = data.partition.info | {SAMPLES: UNKNOWN}
+        return replace(data, partition=replace(data.partition, info=info))
+
+    if partition.sha256 == data.partition.sha256:
+        return data
+    info = partition.info | {SAMPLES: FROM_FOLDER}
+    if not cut:
+        whole = Partition(partition.indices, partition.offsets, info)
+        return replace(data, partition=whole)
+
+    if not isinstance(partition, CutPartition):
+        raise _no_validation(models)
+    train = data.train
+    held = torch.from_numpy(partition.held).to(train.x.device)
+    val = Samples(train.x[held], train.y[held], train.mean, train.std, None, train.dtype)
+    return replace(data, partition=replace(partition, info=info), val=val)
+
+
+def _no_validation(models: StoredModels) -> ConfigError:
+    return ConfigError(
+        "validation samples are cut from the clients' samples, "
+        "and the folder's models were trained on all of them",
+        where="partition.val_fraction",
+        expected="0",
+        got=f"models of {models.folder.path}",
+        do="set partition.val_fraction=0",
+    )
+
+
+def _split_of_folder(
+    models: StoredModels, data: FederatedData, division: Division
+) -> tuple[Partition | None, str | None]:
+    """Return the split that a folder contains, and the reason why it does not fit.
+
+    Each is None if there is no such split or reason.
+    """
+    path = models.folder.path
+    pool = _pool(
+        division.proxy.source,
+        division.proxy.dataset is not None,
+        division.proxy.size,
+        division.limit_proxy,
+        division.held_out,
+        division.seed_data,
+    )
+
+    if models.data.indices:
+        partition = Partition.from_lists([index.numpy() for index in models.data.indices])
+        stored_sha256, stored_pool, size = models.data.data_sha256, None, None
+        stored_split = None
+    elif (path / SPLIT).is_file():
+        partition = load_partition(path / SPLIT)
+        facts = read_json(path / "data.json") or {}
+        config = StoredRun(path).config
+        proxy, limit = config.get("proxy") or {}, config.get("limit") or {}
+        stored_sha256, stored_split = facts.get("data"), facts.get("partition")
+        stored_pool = _pool(
+            proxy.get("source", "none"),
+            proxy.get("dataset") is not None,
+            proxy.get("size", 0),
+            limit.get("proxy"),
+            (config.get("eval") or {}).get("held_out", 0),
+            config.get("seed_data", 0),
+        )
+        size = partition.info.get("pool")
+    else:
+        return None, None
+
+    if stored_split not in (None, partition.sha256):
+        return partition, "it is not the split that the run began with"
+    if stored_sha256 != data.fingerprint:
+        return partition, "it is a split of other data"
+    if stored_pool != pool:
+        return partition, "proxy.*, eval.held_out or seed_data chose other training samples"
+    if (size or len(data.train)) != len(data.train) or (
+        models.data.indices and division.limit_train is not None
+    ):
+        return partition, f"this run has {len(data.train)} training samples"
+    return validate(partition, len(data.train)) if models.data.indices else partition, None
+
+
+def _pool(
+    source: str, other: bool, size: object, limit: object, held_out: int, seed: int
+) -> tuple[object, ...] | None:
+    """Return the keys that decide which training samples are left for the clients.
+
+    The result is None if all of them are left.
+    """
+    cut = source == "train" and not other
+    return (held_out, size if cut else 0, limit if cut else None, seed) if cut or held_out else None
+
+
+def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
+    """Return the data with the clients' stored samples as the training pool.
+
+    Raises:
+        ConfigError: The samples do not have the form of the data set's samples.
+    """
+    parts, train = models.data.samples, data.train
+    for x, y in parts:
+        stored = (x.dtype == torch.uint8, x.shape[1:], y.shape[1:])
+        wanted = (train.x.dtype == torch.uint8, train.x.shape[1:], train.y.shape[1:])
+        if stored != wanted:
+            raise ConfigError(
+                "the folder's samples do not have the form of the data set's samples",
+                where="client_models.path",
+                expected=f"{train.x.dtype}, inputs {tuple(train.x.shape[1:])}, "
+                f"targets {tuple(train.y.shape[1:])}",
+                got=f"{x.dtype}, inputs {tuple(x.shape[1:])}, targets {tuple(y.shape[1:])}",
+                do="save the models with raw samples like those of the data set "
+                "(8-bit images with values 0 to 255)",
+            )
+
+    ends = np.cumsum([len(y) for _, y in parts])
+    indices = np.split(np.arange(ends[-1]), ends[:-1])
+    x, y = (torch.cat(list(part)) for part in zip(*parts, strict=True))
+
+    return replace(
+        data,
+        train=replace(train, x=to_device(x, train.x.device), y=to_device(y, train.x.device)),
+        partition=Partition.from_lists(list(indices), **{SAMPLES: FROM_FOLDER}),
+        labels=y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64),
+    )
 
 
 def check_clients(
     models: StoredModels, jobs: Sequence[ClientJob], data: FederatedData
-) -> str | None:
+) -> list[str]:
     """Refuse a job without a stored model, and a stored model of a client without data.
 
     The jobs are those of the first round.
 
     Returns:
-        A note for the user, or None.
+        Notes for the user.
 
     Raises:
         ConfigError: A job has no model, or the client of a model has no data.
@@ -201,6 +461,17 @@ def check_clients(
                 "that they were trained with",
             )
 
+        for probe in job.probes:
+            if not knows_samples(data) and models.answer(job.client, probe) is None:
+                stored = models.data.answers
+                raise models.missing(
+                    "samples",
+                    f"the answers in the folder are to other probes than {probe!r}"
+                    if stored
+                    else f"the method asks clients for {probe.name}, which follows from them",
+                    "save the models with keep_data=True" if stored else None,
+                )
+
     sizes = data.partition.sizes
     empty = [client for client in models.number if client >= len(sizes) or not sizes[client]]
     if empty:
@@ -213,16 +484,23 @@ def check_clients(
             "partition=file partition.path=.../partition.safetensors",
         )
 
+    notes = []
+    if data.partition.info.get(SAMPLES) == FROM_FOLDER:
+        notes.append(
+            "client_models: the clients have the samples that the models of "
+            f"{models.folder.path} were trained on, and not those of the configured partition"
+        )
+
     rows = models.clients.class_counts
     chosen = list(models.clients.clients)
-    if rows is None or data.class_counts()[chosen].tolist() == [list(row) for row in rows]:
-        return None
-
-    return (
-        f"client_models: the clients of {models.folder.path} have other classes than those of "
-        "this partition. Counts come from the folder, and everything else about clients' data "
-        "from this partition"
-    )
+    known = knows_samples(data) and rows is not None
+    if known and data.class_counts()[chosen].tolist() != [list(row) for row in rows or ()]:
+        notes.append(
+            f"client_models: the clients of {models.folder.path} have other classes than those of "
+            "this partition. Counts come from the folder, and everything else about clients' data "
+            "from this partition"
+        )
+    return notes
 
 
 def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:

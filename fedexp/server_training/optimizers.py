@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,14 @@ class Optimizer(ABC):
         The method that trains stores it in its own state.
         """
 
-    def step(self, params: Tree, grads: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def step(
+        self,
+        params: Tree,
+        grads: Tree,
+        state: State,
+        lr: float,
+        unclipped: Collection[str] = (),
+    ) -> tuple[Tree, State]:
         """Return the parameters and the state after one step of size `lr`.
 
         Args:
@@ -57,6 +65,7 @@ class Optimizer(ABC):
                 the same order.
             state: State before the step.
             lr: Step size.
+            unclipped: Names of parameters whose gradient `clip` does not bound.
         """
         params = trees.clone(params)
         state = {
@@ -66,7 +75,9 @@ class Optimizer(ABC):
         direction = list(grads.values())
 
         if self.clip is not None:
-            direction = clipped(direction, self.clip, Vectors)
+            bounded = [name for name in grads if name not in unclipped]
+            scaled = clipped([grads[name] for name in bounded], self.clip, Vectors)
+            direction = list({**grads, **dict(zip(bounded, scaled, strict=True))}.values())
 
         if self.weight_decay:
             direction = list(

@@ -61,6 +61,7 @@ NEEDS = {
     "validation": "validation samples: `partition.val_fraction` or `eval.held_out`",
     "update_norms": "the lengths of the clients' updates, which averaging measures",
     "same_architecture": "one network for the server and all clients",
+    "same_clients": "one network for all clients",
     "global_model": "clients that receive a model of several clients, and not the one that they "
     "trained last",
     "broadcasts": "in several rounds, one network for the server and all clients, and the server's "
@@ -68,6 +69,9 @@ NEEDS = {
     "images": "samples that are 8-bit images",
     "augmented": "training batches with a random transform: `dataset.augment`",
     "local_steps": "the numbers of local steps, so `client_models.path` cannot be set",
+    "sample_counts": "the numbers of the clients' samples, if `client_models.path` is set",
+    "class_counts": "the clients' samples of each class, if `client_models.path` is set",
+    "client_inputs": "the clients' samples, if `client_models.path` is set",
 }
 
 _DELIVERS = {

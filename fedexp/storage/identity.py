@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedexp.core.resolved_config import ResolvedConfig
-from fedexp.core.user_code import LIBRARIES, is_ours
+from fedexp.core.user_code import is_installed, is_ours
 
 # Keys that do not change the numbers of a result. They decide only where and how fast a
 # run computes and what it shows. Increase the version when the list changes.
@@ -40,6 +40,7 @@ NON_SCIENTIFIC = (
 # this value are left out of the hash, so that earlier results keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
+    "client_models.data": "folder",
     "eval.per_class": False,
     "eval.per_client": False,
     "limit.proxy": None,
@@ -228,7 +229,7 @@ def _module(name: str, even_installed: bool) -> Source | None:
     spec = find_module(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    if not even_installed and any(Path(spec.origin).is_relative_to(home) for home in LIBRARIES):
+    if not even_installed and is_installed(Path(spec.origin)):
         return None
     text = Path(spec.origin).read_text()
 

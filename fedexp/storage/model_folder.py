@@ -26,10 +26,11 @@ from fedexp.core.errors import StorageError
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.storage.client_data import CLIENT_DATA
 from fedexp.storage.files import damaged, file_sha256, read_json, write_text
 from fedexp.storage.tensors import read_facts, save_tree
 
-MODELS, CLIENTS = "model.safetensors", "clients.json"
+MODELS, CLIENTS, SPLIT = "model.safetensors", "clients.json", "partition.safetensors"
 
 
 @dataclass(frozen=True)
@@ -230,9 +231,15 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return the sha256 of `digests`."""
+    """Return the sha256 of the folder's models and of the files about their clients.
+
+    A run's split does not count, because ``clients.json`` and the models follow it.
+    """
+    found = digests(folder)
+    if (folder / CLIENT_DATA).is_file():
+        found[CLIENT_DATA] = file_sha256(folder / CLIENT_DATA)
     return hashlib.sha256(
-        "".join(f"{name} {sha256}\n" for name, sha256 in digests(folder).items()).encode()
+        "".join(f"{name} {sha256}\n" for name, sha256 in found.items()).encode()
     ).hexdigest()
 
 

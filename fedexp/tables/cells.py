@@ -179,7 +179,10 @@ def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
 
 
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
-    """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``."""
+    """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``.
+
+    ``method=NAME`` names the column of this key, or else all columns of this method.
+    """
     only: dict[str, list[Value]] = {}
     points = [
         point for variant in ("full", "reduced", "smoke") for point in _points(table, variant)
@@ -197,18 +200,31 @@ def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
             else list(dict.fromkeys(point[key] for point in points))
         )
 
+        columns = _columns_by_method(table) if key == "method" else {}
         for value in values:
-            if value not in known:
+            if value not in known and value not in columns:
+                expected = list(dict.fromkeys(map(str, [*known, *columns])))
                 raise ConfigError(
                     f"no cell has {key}={value}",
                     where="--only",
-                    expected=", ".join(map(str, known)),
-                    do=suggest(str(value), map(str, known)),
+                    expected=", ".join(expected),
+                    do=suggest(str(value), expected),
                 )
-
-        only.setdefault(key, []).extend(values)
+            chosen = [value] if value in known else columns[value]
+            only.setdefault(key, []).extend(chosen)
 
     return only
+
+
+def _columns_by_method(table: Table) -> dict[Value, list[Value]]:
+    """Return the keys of the columns that run each method."""
+    columns: dict[Value, list[Value]] = {}
+    for column in table.methods:
+        for override in column.overrides or ():
+            key, _, method = override.partition("=")
+            if key == "method":
+                columns.setdefault(method, []).append(column.key)
+    return columns
 
 
 def command(

@@ -645,3 +645,45 @@ def test_stop_on_a_loss_waits_until_it_is_small() -> None:
     )
     (result,) = results()
     assert 1 < result["rounds"] < 30 and result["metrics"]["test/global/loss"] <= 1.0
+
+
+SWEEPER = """
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+
+class Trials(Sweeper):
+    def __init__(self, n_trials):
+        self.n_trials = n_trials
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        for number in range(self.n_trials):
+            self.launcher.launch([[*arguments, f"local.lr={0.1 + number}"]], number)
+"""
+
+
+def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkeypatch) -> None:
+    Path("hydra_plugins").mkdir()
+    Path("hydra_plugins/trials.py").write_text(SWEEPER)
+    Path("conf/hydra/sweeper").mkdir(parents=True)
+    Path("conf/hydra/sweeper/trials.yaml").write_text(
+        "_target_: hydra_plugins.trials.Trials\nn_trials: 4\n"
+    )
+    small = ["rounds=1", "clients=2", "limit.steps=1", "model.hidden=[4]"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "fedexp", "-m", "hydra/sweeper=trials", *small],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    summary = ran.stdout.rpartition("overrides")[2]
+    assert "4 done" in summary and "queued" not in ran.stdout
+    assert all(f"local.lr={0.1 + number}" in summary for number in range(4))
+    assert "its sweeper chooses the jobs" in ran.stdout

@@ -335,3 +335,20 @@ def test_runs_go_to_wandb_from_their_files(
     )
     out = capsys.readouterr().out
     assert "open took longer than 0.05 s" in out and "0 of 1 runs sent, 1 failed" in out
+
+
+def test_column_of_a_table_names_parts_that_its_preset_does_not_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, aggregator, value in (("fedavg", "mean", 0.7), ("fedavg", "median", 0.8)):
+        for seed in (0, 1):
+            folder = store(
+                tmp_path, method, seed, value, **({} if aggregator == "mean" else {"other": 1})
+            )
+            result = json.loads((folder / "result.json").read_text())
+            result["choices"] |= {"aggregator": aggregator, "trainer": "sgd"}
+            write_json(folder / "result.json", result, seal=True)
+    arguments = ["table", "rows=partition.alpha", "cols=method", "--root", str(tmp_path)]
+    assert run_command(arguments) == 0
+    header = capsys.readouterr().out.splitlines()[1]
+    assert header.split()[1:] == ["fedavg", "fedavg", "aggregator=median"]

@@ -45,6 +45,7 @@ PRIVATE = set(
 EXCEPTIONS = {
     "keep": "the mask of dropout, an option of samples and of rows",
     "keep_bank": "a config key of the methods with a bank of images",
+    "keep_data": "an argument of save_models",
     "keep_files": "a verb with its object",
     "keep_first": "a verb with its object",
     "keep_freed_memory": "a verb with its object",

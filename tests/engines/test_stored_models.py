@@ -225,7 +225,7 @@ def test_smoke_keeps_the_folders_clients() -> None:
     (["client_models.path=LOCAL", "clients=5"], ["another number of clients", "5 (clients=5)", "set clients=4"]),
     (["client_models.path=LOCAL", "model.hidden=[7]"], ["another network", "hidden=(6,)", "hidden=(7,)"]),
     (["client_models.path=LOCAL", "model=cnn_mcmahan"], ["another network", "models.mlp.MLP", "models.cnn."]),
-    (["client_models.path=LOCAL", "dtype=float64"], ["another type of numbers", "F32", "dtype=float64"]),
+    (["client_models.path=LOCAL", "dtype=float64"], ["another type of numbers", "F32", "dtype=float64", "set dtype=float32\n"]),
     (["client_models.path=LOCAL", "dataset.mean=[0.5]"], ["another normalisation", "dataset.mean", "[0.3054]", "[0.5]"]),
     (["client_models.path=LOCAL", "dataset.std=[0.5]"], ["another normalisation", "dataset.std", "[0.3757]", "[0.5]"]),
     (["client_models.path=LOCAL", "dataset.mean=[]", "dataset.std=[]"], ["another normalisation", "[0.3054]", "[]"]),
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
 @pytest.mark.parametrize(("overrides", "said"), [
     (["method=centralized"], "training on pooled data has no clients"),
     (["clients_per_round=4"], "no model of client"),
-    (["partition=file", "partition.path=split", "partition.on_small=allow"], "no data in this partition"),
+    (["partition=file", "partition.path=split", "partition.on_small=allow", "client_models.data=partition"], "no data in this partition"),
 ])  # fmt: skip
 def test_what_only_the_data_show_is_refused_before_training(
     overrides: list[str], said: str, stored: Path, capsys: pytest.CaptureFixture[str]

@@ -236,6 +236,7 @@ DECLARED = {
         Reduction(("aggregator.T=0",), against=("aggregator.weights=uniform",), tolerance=1e-12)
     ),
     "pfnm": MATCHED,
+    "pfnm_nafi": MATCHED,
     "nafi": MATCHED,
     "nafi_paper": MATCHED,
     "fedma": LAYERWISE,

@@ -35,6 +35,7 @@ from fedexp.distillation.views import View
 from fedexp.engines.serial import Serial
 from fedexp.evaluation.evaluate import Evaluator
 from fedexp.methods.bases import data_free, generating
+from fedexp.methods.bases.data_free import DataFreeState
 from fedexp.methods.dense import Dense
 from fedexp.running import execute as running
 from fedexp.running.execute import execute
@@ -235,7 +236,9 @@ def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.Monkey
     made: list[synthesis.Synthesis] = []
     whole = synthesis.synthesise
     monkeypatch.setattr(
-        generating, "synthesise", lambda *args: (made.append(whole(*args)), made[-1])[1]
+        generating,
+        "synthesise",
+        lambda *args, **named: (made.append(whole(*args, **named)), made[-1])[1],
     )
     images, metrics, _ = epoch_of(world, state, synthesis_views="crop_flip")
     losses = [row["loss"] for row in made[0].terms]
@@ -455,6 +458,24 @@ def test_in_bfloat16_it_learns_nearly_the_same(
         assert rounded.dtype == torch.float32
         torch.testing.assert_close(rounded, value, rtol=0.05, atol=0.02)
     assert not same(near[-1]["student"], after[-1]["student"])
+
+
+@pytest.mark.parametrize("optimizer", ["Sgd", "Adam"])
+def test_every_round_starts_with_an_empty_optimizer_of_the_student(optimizer: str) -> None:
+    target = f"aggregator.student._target_=fedexp.server_training.optimizers.{optimizer}"
+    keys = [f"~aggregator.student.{key}" for key in ("momentum", "nesterov")]
+    chosen = [target, *keys] if optimizer == "Adam" else []
+    world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1", *chosen)
+    after, _ = states(world)
+
+    def moments(state: DataFreeState) -> list[float]:
+        trees_of = [value for value in state["optimizer"].values() if isinstance(value, dict)]
+        return [float(value.abs().sum()) for tree in trees_of for value in tree.values()]
+
+    trained, begun = after[1], after[2]
+    assert trained["round"] == 1 and any(moments(trained))
+    assert begun["epoch"] == 1 and moments(begun) and not any(moments(begun))
+    assert begun["optimizer"].get("t", 0) == 0
 
 
 def test_dense_with_empty_cohort_keeps_its_state() -> None:

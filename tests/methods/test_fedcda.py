@@ -349,3 +349,16 @@ def test_models_without_a_loss_are_refused_where_it_counts() -> None:
         "entries"
     ][0]
     assert entry["loss"] == 0.0 and isinstance(without.aggregator, FedCDA)
+
+
+def test_loss_of_a_stored_model_is_that_of_its_last_epoch() -> None:
+    """F_i is the loss of the trained model, and earlier epochs belong to other models."""
+    world = make_world("method=fedcda", "local.epochs=3", "local.lr=0.2", "rounds=1")
+    state = world.aggregator.init(world.env)
+    jobs = next_jobs(world.aggregator, world.env, Snapshot(0, state))
+    results = list(Serial().map(jobs, world.data))
+    caches = world.aggregator.update(state, results, world.env)[0]["caches"]
+    for result in results:
+        (entry,) = caches[str(result.client)]["entries"]
+        assert entry["loss"] == result.metrics["loss_last_epoch"]
+        assert entry["loss"] < result.metrics["loss"]

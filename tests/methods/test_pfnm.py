@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -845,3 +845,13 @@ def test_settings_without_meaning_are_refused(key: str, value) -> None:
 def test_a_config_with_another_network_is_refused() -> None:
     with pytest.raises(ConfigError, match="only chains of linear layers"):
         Experiment.of(compose(["method=nafi", "model=lenet", "dataset=mnist"]))
+
+
+def test_preset_with_nafis_constants_is_nafi_without_its_penalty() -> None:
+    preset, nafi = (
+        Experiment.of(compose([f"method={method}", "model.hidden=[5]"])).aggregator
+        for method in ("pfnm_nafi", "nafi")
+    )
+    assert isinstance(preset, PFNM) and isinstance(nafi, NAFI)
+    for field in fields(preset):
+        assert getattr(preset, field.name) == getattr(nafi, field.name), field.name

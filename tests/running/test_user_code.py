@@ -19,6 +19,7 @@ import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.commands.table import run_command as run_table
+from fedexp.core.user_code import place_of_error
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
 
@@ -336,3 +337,90 @@ def test_the_guides_aggregator_is_fedavg_on_the_guides_data() -> None:
     (a,), (b,) = ours.models, theirs.models
     for name, value in a.params.items():
         torch.testing.assert_close(value, b.params[name], rtol=1e-5, atol=1e-7)
+
+
+MERGE = """
+    from dataclasses import dataclass
+    import torch
+    from fedexp.methods.bases.averaging import Collecting
+
+    @dataclass(frozen=True)
+    class Mine(Collecting):
+        def merge(self, updates, p):
+            mean = {k: sum(u[k] for u in updates) / len(updates) for k in updates[0]}
+            return {RETURNED}
+"""
+FUSE = """
+    from dataclasses import dataclass, replace
+    from fedexp.methods.bases.fusion import FusionAggregator
+
+    @dataclass(frozen=True)
+    class Mine(FusionAggregator):
+        def fuse(self, results, env):
+            first = results[0].weights
+            return replace(first, params={RETURNED}), {}
+"""
+STEP = """
+    from dataclasses import dataclass
+    from fedexp.core.server_optimizer import ServerOptimizer
+
+    @dataclass(frozen=True)
+    class Mine(ServerOptimizer):
+        def step(self, state, w, direction, stats):
+            return state, {RETURNED}, {}
+"""
+
+
+@pytest.mark.parametrize(("group", "source", "returned", "message", "line"), [
+    ("aggregator", MERGE, "k: v[None] for k, v in mean.items()", "the merged update does not fit", 8),
+    ("aggregator", MERGE, "k: v.sum() for k, v in mean.items()", "got:      shape (), float32", 8),
+    ("aggregator", MERGE, "k: v.double() for k, v in mean.items()", "float64", 8),
+    ("aggregator", MERGE, "k: v for k, v in mean.items() if 'bias' not in k", "got:      no such tensor", 8),
+    ("aggregator", MERGE, "**mean, 'more': p", "at 'more'", 8),
+    ("aggregator", FUSE, "k: v[None] for k, v in first.params.items()", "the server's model does not fit", 7),
+    ("server_optimizer", STEP, "k: v[None] for k, v in w.items()", "the new model does not fit", 7),
+])  # fmt: skip
+def test_result_that_does_not_fit_the_model_is_refused_with_its_line(
+    group: str,
+    source: str,
+    returned: str,
+    message: str,
+    line: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = plugin(group, "unfit_result", source.replace("RETURNED", returned))
+    assert run_command([*QUICK, chosen]) == 1
+    error = capsys.readouterr().err
+    assert message in error and f"unfit_result.py:{line} (Mine)" in error, error
+    assert "to do:" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("place", [
+    "user/lib/python3.11/site-packages", "system/python3/dist-packages", "overlay",
+])  # fmt: skip
+def test_installed_package_of_another_environment_is_not_user_code(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / place
+    (folder / "heavy").mkdir(parents=True)
+    (folder / "heavy/__init__.py").write_text("def fail():\n    raise ArithmeticError\n")
+    (folder / "heavy-1.0.dist-info").mkdir()
+    (folder / "heavy-1.0.dist-info/RECORD").write_text("heavy/__init__.py,,\n")
+    (folder / "loose.py").write_text("x = 1\n")
+    Path("plug_in.py").write_text("import heavy, loose, besides\n")
+    Path("besides.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(folder)
+
+    identity._module.cache_clear()
+    found = identity.own_modules({"trainer": {"_target_": "plug_in.Mine"}})
+    identity._module.cache_clear()
+    # Code of the user beside packages of `pip install --target` is still the user's.
+    assert {*found} == {"plug_in", "besides"} | ({"loose"} if place == "overlay" else set())
+
+    import heavy  # type: ignore[import-not-found]
+
+    with pytest.raises(ArithmeticError) as raised:
+        heavy.fail()
+    raised_here = place_of_error(raised.value)
+    assert raised_here is not None and raised_here.startswith(__file__)
+    del sys.modules["heavy"]

@@ -81,6 +81,20 @@ def test_steps_are_torchs_to_the_bit(
 
 
 @pytest.mark.parametrize("bound", [0.5, 100.0])
+def test_unclipped_gradients_do_not_count_and_do_not_shrink(bound: float) -> None:
+    params, grads = tree(0, torch.float64), tree(1, torch.float64)
+    first, *rest = params
+    theirs = {name: value.clone().requires_grad_() for name, value in params.items()}
+    for name, value in theirs.items():
+        value.grad = grads[name].clone()
+    nn.utils.clip_grad_norm_([theirs[name] for name in rest], bound)
+    torch.optim.SGD(theirs.values(), lr=0.1).step()
+    moved, _ = Sgd(clip=bound).step(params, grads, {}, 0.1, unclipped={first})
+    for name, value in theirs.items():
+        torch.testing.assert_close(moved[name], value.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bound", [0.5, 100.0])
 def test_clipping_is_torchs_and_comes_before_the_decay(bound: float) -> None:
     params, grads = tree(0, torch.float64), tree(1, torch.float64)
     theirs = [value.clone().requires_grad_() for value in params.values()]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import fedexp
 from fedexp.config.compose import compose
@@ -67,11 +66,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     copied = tmp_path / "fedexp"
     shutil.copytree(original, copied, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(fedexp.__spec__, "submodule_search_locations", [str(copied)])
-
-    # Libraries may be installed outside this environment. Reading all of torch takes
-    # half a minute.
-    site_packages = str(Path(torch.__file__).parents[1])
-    monkeypatch.setattr(identity, "LIBRARIES", (*identity.LIBRARIES, site_packages))
 
     forget_sources()
     yield copied

@@ -473,3 +473,16 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     assert all(column.oracle for column in trained), "test data train a column that is not marked"
     about = {name for claim in made.claims for name in (*claim.a, *claim.b)}
     assert name.startswith("demo/") or about, "a paper's table without a claim"
+
+
+def test_only_takes_a_method_for_the_columns_that_run_it(tmp_path: Path) -> None:
+    methods = [
+        {"key": "mine", "label": "A", "overrides": ["method=average"]},
+        {"key": "tuned", "label": "B", "overrides": ["method=average", "local.lr=1"]},
+        {"key": "local", "label": "C", "overrides": ["method=local"]},
+    ]
+    made = table(tmp_path, methods=methods, claims=[])
+    assert parse_only(made, ["method=average"]) == {"method": ["mine", "tuned"]}
+    assert parse_only(made, ["method=mine,local"]) == {"method": ["mine", "local"]}
+    with pytest.raises(ConfigError, match="did you mean 'average'"):
+        parse_only(made, ["method=averge"])

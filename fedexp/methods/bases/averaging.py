@@ -32,6 +32,7 @@ from fedexp.core.env import Env
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
+from fedexp.core.result_check import check_tree, is_users
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import RoundStats, ServerUpdate, Trainer
 from fedexp.core.trees import Tree, Trees
@@ -74,7 +75,7 @@ class Averaging(Aggregator):
 
     @property
     def needs(self) -> Needs:
-        return Needs(same_architecture=True)
+        return Needs(same_architecture=True, sample_counts=self.weights == "samples")
 
     @property
     def averages_updates(self) -> bool:
@@ -173,6 +174,8 @@ class Averaging(Aggregator):
             return state, {"clients": 0}
 
         direction, stats = self.merged(merging, seen.p), seen.stats(env, *self._whole(env))
+        if is_users(self):
+            check_tree(direction, old.params, "the merged update", self, ("merge", "merged", "add"))
         factor = self.factor(direction, stats, env)
         if factor != 1.0:
             direction = trees.scale(direction, factor)
@@ -181,6 +184,8 @@ class Averaging(Aggregator):
         server, params, logged = env.server_optimizer.step(
             state["server"], old.params, direction, stats
         )
+        if is_users(env.server_optimizer):
+            check_tree(params, old.params, "the new model", env.server_optimizer, ("step",))
         metrics: Metrics = {"clients": stats.m, **logged}
         weights = Weights(old.spec, params, seen.buffers())
         evaluated = env.server_optimizer.evaluated(server, params)

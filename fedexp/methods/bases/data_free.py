@@ -35,6 +35,13 @@ from fedexp.methods.bases.fusion import averaged
 from fedexp.server_training.optimizers import Optimizer, Sgd, cosine
 from fedexp.tasks.classification import Classification
 
+_FLOAT32 = Demand(
+    "dtype",
+    "float32",
+    "runs networks under autocast, which changes only float32",
+    "aggregator.precision=float32",
+)
+
 # Normalised inputs (b, ...) and the teachers' logits (b, C)
 DistillationBatch = tuple[Tensor, Tensor]
 
@@ -129,9 +136,13 @@ class DataFree(Aggregator):
     @property
     def needs(self) -> Needs:
         return Needs(
-            (Demand("task", Classification, "compares logits of classes"),),
+            (
+                Demand("task", Classification, "compares logits of classes"),
+                *((_FLOAT32,) if self.precision == "bf16" else ()),
+            ),
             same_architecture=self.student_start == "fedavg",
             lifted_by="aggregator.student_start=fresh" if self.student_start == "fedavg" else "",
+            same_clients=self.teachers == "stacked",
             broadcasts=True,
             images=True,
         )

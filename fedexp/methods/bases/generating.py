@@ -99,4 +99,5 @@ class Generating(DataFree):
             self.generator,
             self.lr_generator,
             steps,
+            unclipped={"z"},
         )

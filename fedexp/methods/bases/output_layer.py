@@ -21,6 +21,7 @@ from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.layers import Layer, layers_of
+from fedexp.core.needs import Needs
 from fedexp.core.probe import Probe
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.methods.bases.class_counts import ClassCounts, counts
@@ -43,6 +44,10 @@ class MaskableFusion(FusionAggregator):
 
     # Values that an error message suggests instead of ``masked``
     unmasked: ClassVar[str] = "plain"
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(class_counts=self.last_layer == "masked")
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_mask(self.last_layer, spec, input_shape, "last_layer", self.unmasked)

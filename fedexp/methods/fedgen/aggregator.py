@@ -147,7 +147,8 @@ class FedGen(Mean):
                     FeatureTrainer,
                     "teaches a generator for clients that fit its features",
                 ),
-            )
+            ),
+            class_counts=True,
         )
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:

@@ -51,6 +51,7 @@ from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.layers import Layer, layers_of
+from fedexp.core.needs import Needs
 from fedexp.core.outcome import Outcome
 from fedexp.core.probe import Probe
 from fedexp.core.seeds import seed_of
@@ -108,6 +109,10 @@ class MAEcho(MaskableFusion):
             self.v_update == "incremental" or not self.norm,
             "norm requires v_update=incremental: an anchored V_i has no step",
         )
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(client_inputs=True)
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         self._check_layers(spec, layers_of(spec, input_shape))
@@ -167,8 +172,13 @@ class MAEcho(MaskableFusion):
         )
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
-        fused = self._fused(env.server_spec, env.layers)
-        projections = Projections(
+        projections = self.projections(env.server_spec, env.layers)
+        return (projections, *super().probes(env))
+
+    def projections(self, spec: ModelSpec, layers: tuple[Layer, ...]) -> Projections:
+        """Return the probe that computes the factors K of a model's layers."""
+        fused = self._fused(spec, layers)
+        return Projections(
             layers=tuple(layer.weight for layer in fused),
             variant=self.projector,
             damping=self.shrinkage if self.damping == "recursion" else 1.0,
@@ -178,11 +188,9 @@ class MAEcho(MaskableFusion):
             batch_size=self.probe_batch_size,
             rank=self.rank
             and tuple(
-                rank for layer, rank in zip(env.layers, self.rank, strict=True) if layer in fused
+                rank for layer, rank in zip(layers, self.rank, strict=True) if layer in fused
             ),
         )
-
-        return (projections, *super().probes(env))
 
     @property
     def shrinkage(self) -> float:

@@ -1,0 +1,106 @@
+"""Checks of what an aggregator or a server optimizer returns.
+
+PyTorch broadcasts shapes and promotes types, so a wrong result could train further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import FedexpError
+from fedexp.core.outcome import Outcome
+from fedexp.core.trees import Tree
+from fedexp.core.user_code import is_ours, place_of_class, place_of_hook
+from fedexp.core.weights import ModelSpec, Weights, by_spec
+
+_CPU = torch.device("cpu")
+
+
+def check_tree(tree: object, like: Tree, result: str, plugin: object, hooks: Sequence[str]) -> None:
+    """Refuse a tree whose names, shapes or types differ from those of a model.
+
+    Args:
+        tree: The returned value.
+        like: Tensors of the model.
+        result: Name of the returned value for messages.
+        plugin: The plug-in that returned it.
+        hooks: Hooks of the plug-in that may have made it, the likeliest first.
+
+    Raises:
+        FedexpError: The tree does not fit. The message has file and line of the hook.
+    """
+    if not isinstance(tree, dict):
+        raise _unfit(
+            f"{result} is not a tree", f"a dict of {len(like)} tensors", tree, plugin, hooks
+        )
+
+    for name in [*like, *(name for name in tree if name not in like)]:
+        expected, got = like.get(name), tree.get(name)
+        if not isinstance(got, Tensor) or expected is None or _kind(got) != _kind(expected):
+            what = f"{result} does not fit the model at '{name}'"
+            raise _unfit(what, _described(expected), got, plugin, hooks)
+
+
+def check_outcome(
+    outcome: Outcome, dtype: torch.dtype, plugin: object, hooks: Sequence[str]
+) -> None:
+    """Refuse models that do not fit their networks.
+
+    Args:
+        outcome: What the method delivers.
+        dtype: Type of floating-point tensors.
+        plugin: The plug-in that made the models.
+        hooks: Hooks of the plug-in that may have made them, the likeliest first.
+
+    Raises:
+        FedexpError: A model does not fit. The message has file and line of the hook.
+    """
+    for number, model in enumerate(outcome.models):
+        result = "the server's model" if len(outcome.models) == 1 else f"model {number}"
+        if not isinstance(model, Weights):
+            raise _unfit(f"{result} is not a model", "Weights", model, plugin, hooks)
+        params, buffers = _layout(model.spec, dtype)
+        check_tree(model.params, params, result, plugin, hooks)
+        check_tree(model.buffers, buffers, f"{result}, in its buffers,", plugin, hooks)
+
+
+@by_spec
+def _layout(spec: ModelSpec, dtype: torch.dtype) -> tuple[Tree, Tree]:
+    """Return tensors without memory that have the shapes and types of a network."""
+    fresh = Weights.init(spec, 0, _CPU, dtype)
+    return (
+        {name: value.to("meta") for name, value in fresh.params.items()},
+        {name: value.to("meta") for name, value in fresh.buffers.items()},
+    )
+
+
+def is_users(plugin: object) -> bool:
+    """Return whether the class of a plug-in is not fedexp's."""
+    return not is_ours(type(plugin).__module__)
+
+
+def _kind(value: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return value.shape, value.dtype
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    return "no such tensor" if value is None else type(value).__name__
+
+
+def _unfit(
+    what: str, expected: str, got: object, plugin: object, hooks: Sequence[str]
+) -> FedexpError:
+    kind = type(plugin)
+    place = place_of_hook(kind, hooks) or place_of_class(kind)
+    return FedexpError(
+        what,
+        where=f"{place} ({kind.__name__})",
+        expected=expected,
+        got=_described(got),
+        do="return a tensor of this shape and type for every name of the model",
+    )

@@ -1,0 +1,70 @@
+"""The Makefile tells whose environment it changes, and `make site` changes none."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Stands for the environment's Python. It records its arguments, and only -c runs.
+PYTHON = """#!/bin/sh
+echo "$@" >> calls
+if [ "$1" = -I ]; then shift; PYTHONPATH=OTHER exec REAL "$@"; fi
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone that shares the environment of another checkout."""
+    other, clone = tmp_path / "other", tmp_path / "clone"
+    for folder in (other / "fedexp", clone / ".venv/bin"):
+        folder.mkdir(parents=True)
+    (other / "fedexp/__init__.py").touch()
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, clone)
+    python = clone / ".venv/bin/python"
+    python.write_text(PYTHON.replace("OTHER", str(other)).replace("REAL", sys.executable))
+    python.chmod(0o755)
+    return clone
+
+
+def make(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", f"PYTHON={sys.executable}", target],
+        cwd=clone,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_setup_names_the_checkout_that_loses_its_environment(clone: Path) -> None:
+    done = make(clone, "setup")
+    assert done.returncode == 0, done.stderr
+    assert f"its fedexp is the checkout {clone.parent / 'other'}, and becomes {clone}" in (
+        done.stdout
+    )
+    assert "make VENV=.venv-own setup" in done.stdout
+    assert "pip install" in (clone / "calls").read_text()
+
+
+def test_setup_of_the_same_checkout_names_none(clone: Path) -> None:
+    python = clone / ".venv/bin/python"
+    python.write_text(python.read_text().replace(str(clone.parent / "other"), str(clone)))
+    (clone / "fedexp").mkdir()
+    (clone / "fedexp/__init__.py").touch()
+    assert "shared" not in make(clone, "setup").stdout
+
+
+def test_site_installs_nothing(clone: Path) -> None:
+    assert make(clone, "site").returncode == 0
+    assert (clone / "calls").read_text() == "-m fedexp.commands.table site\n"
+
+    (clone / ".venv/bin/python").unlink()
+    missing = make(clone, "site")
+    assert missing.returncode != 0 and "run make setup" in missing.stdout
