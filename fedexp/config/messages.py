@@ -26,10 +26,10 @@ from fedexp.config.search_path import (
     option_names,
     user_conf_hash,
 )
-from fedexp.config.yaml_files import read_yaml
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.renames import renamed_key, renames
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.yaml_files import read_yaml
 
 # Composes the config for a list of group choices. It is called inside `use_hydra`.
 ComposeGroups = Callable[[list[str]], DictConfig]

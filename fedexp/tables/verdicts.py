@@ -194,16 +194,16 @@ def _infinite(values: Sequence[float], paper: float) -> Judgement:
 def _settles(found: Difference, tolerance: float) -> str:
     """Tell how many seeds with the same mean and spread would settle the verdict."""
 
-    def is_settled(n: int) -> bool:
+    def is_decided(n: int) -> bool:
         more = found.with_seeds(n)
         return more.equivalent(tolerance) or more.beyond(tolerance) or more.close(tolerance)
 
     for n in range(found.n + 1, _MOST_SEEDS + 1):
-        if is_settled(n):
+        if is_decided(n):
             return f"{n} seeds would settle it"
     # It is not enough to test the limit of infinitely many seeds: Welch's interval may
     # be narrower for fewer seeds.
-    enough = any(is_settled(_MOST_SEEDS * 2**power) for power in range(1, 32))
+    enough = any(is_decided(_MOST_SEEDS * 2**power) for power in range(1, 32))
     return (
         f"more than {_MOST_SEEDS} seeds would settle it"
         if enough
