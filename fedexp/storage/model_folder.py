@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ import torch
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.errors import StorageError
+from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.trees import Tree
+from fedexp.core.user_code import is_ours
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import damaged, file_sha256, read_json, write_text
 from fedexp.storage.tensors import read_facts, save_tree
@@ -254,6 +255,37 @@ def verify(folder: Path) -> None:
             )
 
 
+def refuse_other_classes(
+    classes: Iterable[str], allowed: Iterable[str], path: Path, do: str
+) -> None:
+    """Refuse networks whose code must not be imported because a file names them.
+
+    Classes of fedexp are accepted.
+
+    Args:
+        classes: Dotted paths of the classes that the file names.
+        allowed: Dotted paths of further classes, or of modules and packages whose
+            classes are all accepted.
+        path: The file, for the message.
+        do: Next step for the message. ``{name}`` is replaced by the refused class.
+
+    Raises:
+        StorageError: A class is not accepted. Nothing was imported.
+    """
+    accepted = tuple(allowed)
+    for name in classes:
+        if not is_ours(name) and not any(
+            name == one or name.startswith(f"{one}.") for one in accepted
+        ):
+            raise StorageError(
+                "the file names a network whose code has not been allowed to run",
+                where=str(path),
+                expected=", ".join(["a class of fedexp", *sorted(accepted)]),
+                got=name,
+                do=do.format(name=name),
+            )
+
+
 @contextlib.contextmanager
 def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
     path = folder / MODELS
@@ -285,6 +317,9 @@ def _read_clients(path: Path) -> Clients | None:
         raise StorageError(
             f"{CLIENTS} is not an object", where=str(path), got=type(stored).__name__
         )
+    # `build` would import the class that this key names. The file may be a stranger's.
+    if "_target_" in stored:
+        raise ConfigError("unknown key '_target_'", where=f"{path}._target_", do="remove it")
     return build(Clients, stored, str(path))
 
 

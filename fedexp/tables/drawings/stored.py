@@ -17,7 +17,8 @@ from torch import Tensor
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.storage.model_folder import MODELS, verify
+from fedexp.storage.identity import targets
+from fedexp.storage.model_folder import MODELS, refuse_other_classes, verify
 from fedexp.storage.run_folder import trace_rows
 from fedexp.storage.tensors import load_tree
 from fedexp.tables.drawing import DrawnRun
@@ -39,9 +40,21 @@ def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
 
 
 def delivered(run: DrawnRun) -> tuple[Weights, ...]:
-    """Read the models in ``model.safetensors``."""
+    """Read the models in ``model.safetensors``.
+
+    Raises:
+        StorageError: The file is absent, damaged, or names a class that neither fedexp
+            nor the run's config has.
+    """
     verify(run.folder)
-    tree, facts = load_tree(_there(run, run.folder / MODELS), _CPU)
+    path = _there(run, run.folder / MODELS)
+    tree, facts = load_tree(path, _CPU)
+    refuse_other_classes(
+        [about["arch"] for about in facts["specs"]],
+        targets(run.config.values),
+        path,
+        "start the run again with reuse=false",
+    )
     models = []
     for number, about in enumerate(facts["specs"]):
         given = dict(about["kwargs"])
