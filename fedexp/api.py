@@ -54,8 +54,7 @@ class Run:
 
         The options are at ``choices``, the overrides at ``overrides``.
         """
-        config: dict[str, Any] | None = StoredRun(self.folder).config or None
-        return self._require(config, "config.yaml")
+        return self._require(StoredRun(self.folder).read_config() or None, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     Raises:
         ConfigError: The run has no result, a file that it was made with has changed, or
             the run is itself this rerun.
+        StorageError: The run's ``config.yaml`` is damaged.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option
@@ -42,7 +43,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     from fedexp.config.search_path import register
     from fedexp.running.check import CheckedJob, name_job_in_errors
 
-    if run.status != "done" or not run.config:
+    if run.status != "done" or not run.read_config():
         raise ConfigError(
             "there is no result to compare with",
             where=str(run.path),

@@ -13,7 +13,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
-from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
+from fedexp.storage.stored_run import (
+    StoredRun,
+    damaged_configs,
+    find_run,
+    find_runs,
+    read_mapping,
+    weigh,
+)
 from fedexp.tracking.terminal import console, memory_text, size_text
 
 _COLOURS = {
@@ -181,6 +188,8 @@ def _parser() -> Parser:
 
 def _list(options: argparse.Namespace) -> int:
     there = find_runs(options.root)
+    if options.conditions or options.sort:
+        _warn_of_damaged_configs(there)
     runs = select(there, options.conditions)
     if options.sort:
         runs = ordered(runs, options.sort)
@@ -366,6 +375,8 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
+    for run in (a, b):
+        run.read_config()
     sides = [dict(dotted_items(_compared(run.resolved_config))) for run in (a, b)]
     deciding = set().union(*(dict(dotted_items(scientific(run.resolved_config))) for run in (a, b)))
     keys = [*dict.fromkeys([*sides[0], *sides[1]])]
@@ -462,7 +473,9 @@ def _rerun(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from fedexp.commands.export import as_csv, to_wandb
 
-    runs = select(find_runs(options.root), options.conditions)
+    there = find_runs(options.root)
+    _warn_of_damaged_configs(there)
+    runs = select(there, options.conditions)
     if options.wandb:
         return to_wandb(runs, options.wandb, options.project, options.entity, options.group)
     if options.out is None:
@@ -476,7 +489,20 @@ def _export(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     from fedexp.commands.runs_table import print_table
 
-    return print_table(find_runs(options.root), options.conditions)
+    runs = find_runs(options.root)
+    _warn_of_damaged_configs(runs)
+    return print_table(runs, options.conditions)
+
+
+def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
+    """Name the runs whose config is damaged and therefore not used."""
+    # A program may read standard output.
+    for run in damaged_configs(runs):
+        print(
+            f"warning: the config of {run.name} is not used: {run.path / 'config.yaml'} is "
+            "damaged (restore the file, or restart the run with reuse=false)",
+            file=sys.stderr,
+        )
 
 
 def _clean(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import signal
 import threading
@@ -506,6 +507,7 @@ class _Run:
                 **data.partition.info,
             },
             "test_data_in_training": data.test_data_in_training,
+            "config_sha256": hashlib.sha256(_yaml(self.resolved.to_stored()).encode()).hexdigest(),
             "metrics_sha256": journal.mark[1],
             "models_sha256": digests(path),
             "hashes": self.folder.hashes,

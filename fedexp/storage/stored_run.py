@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,14 +58,40 @@ class StoredRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Contents of ``config.yaml``, empty if it is absent or damaged."""
+        try:
+            return self.read_config()
+        except StorageError:
+            return {}
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the contents of ``config.yaml``, empty if it is absent.
+
+        Raises:
+            StorageError: The file is damaged, or is not the one that a finished run
+                used.
+        """
         import yaml
 
+        from fedexp.storage.files import damaged
+
+        path = self.path / "config.yaml"
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return {}
+
+        # Results of earlier versions have no digest.
+        digest = self.result.get("config_sha256")
+        if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+            raise damaged(path, "it is not the config of the finished run")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            value = yaml.load((self.path / "config.yaml").read_text(), loader)
-        except (OSError, yaml.YAMLError):
-            return {}
-        return value if isinstance(value, dict) else {}
+            value = yaml.load(content.decode(), loader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise damaged(path, "it is not YAML") from error
+        if not isinstance(value, dict):
+            raise damaged(path, "it is not a mapping")
+        return value
 
     @cached_property
     def resolved_config(self) -> ResolvedConfig:
@@ -244,6 +271,17 @@ def find_run(root: Path, name: str) -> StoredRun:
         if near
         else "fedexp-runs list shows all runs (--root for another folder)",
     )
+
+
+def damaged_configs(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """Return the runs whose ``config.yaml`` is damaged."""
+    found = []
+    for run in runs:
+        try:
+            run.read_config()
+        except StorageError:
+            found.append(run)
+    return found
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
+from fedexp.storage.files import read_json, write_json
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.cells import Job
@@ -260,6 +261,45 @@ def test_a_changed_digit_of_a_result_is_named(root: Path) -> None:
     with pytest.raises(StorageError, match=r"result\.json is damaged"):
         start()
     assert StoredRun(folder).status == "damaged"
+
+
+def test_changed_config_of_a_finished_run_is_named_and_not_used(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("seed=1")
+    folder = Path(start()[0]["folder"])
+    lr = Run(folder).config["local"]["lr"]
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace(f"lr: {lr}", "lr: 0.75"))
+    with pytest.raises(StorageError, match=r"config\.yaml is damaged") as refused:
+        _ = Run(folder).config
+
+    capsys.readouterr()
+    for command in (["table", "rows=local.lr", "cols=method"], ["export"]):
+        assert runs_command(command) == 0
+        told = capsys.readouterr()
+        assert "0.75" not in told.out and str(lr) in told.out
+        assert f"{folder.name}/config.yaml is damaged" in told.err
+    assert runs_command(["list", "local.lr=0.75"]) == 0
+    told = capsys.readouterr()
+    assert "none of 2 runs" in told.out and "config.yaml is damaged" in told.err
+    for command in (["diff", str(folder), str(folder)], ["rerun", str(folder)]):
+        assert runs_command(command) == 2
+        assert "config.yaml is damaged" in capsys.readouterr().err
+
+    assert "reuse=false" in str(refused.value)
+    start("reuse=false")
+    assert Run(folder).config["local"]["lr"] == lr
+
+
+def test_config_of_a_result_without_its_digest_is_read(root: Path) -> None:
+    folder = Path(start()[0]["folder"])
+    stored = read_json(folder / "result.json")
+    del stored["config_sha256"]
+    write_json(folder / "result.json", stored, seal=True)
+    path = folder / "config.yaml"
+    path.write_text(path.read_text() + "# a comment\n")
+    assert Run(folder).config["rounds"] == 1
 
 
 def test_a_flipped_bit_of_what_a_run_delivered_is_named_when_it_is_read(root: Path) -> None:
