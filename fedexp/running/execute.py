@@ -27,10 +27,10 @@ from fedexp.core.outcome import Outcome
 from fedexp.core.phases import phase
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.runner import Snapshot, env_of, next_jobs
-from fedexp.data.partition import save_partition
+from fedexp.data.partition import contains_partition, save_partition
 from fedexp.engines.stored_models import FromStoredModels
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.running.costs import Meter, costs
+from fedexp.running.costs import Meter, costs, read_timing
 from fedexp.running.experiment import Experiment, data_content
 from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, Profile
@@ -43,7 +43,7 @@ from fedexp.runtime.allocator import keep_freed_memory
 from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
-from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
+from fedexp.storage.files import read_json, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, digests, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, trace_rows
 from fedexp.storage.sources import store_sources
@@ -338,6 +338,9 @@ class _Run:
             )
 
         path = self.folder.path / "partition.safetensors"
+        if path.exists() and not contains_partition(path, data.partition):
+            self.note(f"{path.name} is damaged: it is written again")
+            path.unlink()
         if not path.exists():
             save_partition(data.partition, path)
         return experiment.prepare(data, self.note)
@@ -486,6 +489,9 @@ class _Run:
             draw_curve(journal.rows, path / "curve.png", title(self.resolved))
         self.seconds["log"] = time.perf_counter() - began
         peak = peak_memory(torch.device(engine.numerics.device))
+        timing, lost = read_timing(path / "timing.jsonl")
+        if lost:
+            self.note(f"timing.jsonl is damaged: the result lacks the costs of {lost} rows")
         result = {
             "status": "done",
             "fedexp_version": __version__,
@@ -493,7 +499,7 @@ class _Run:
             "choices": self.resolved.choices,
             "overrides": self.resolved.overrides,
             **summary,
-            **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
+            **costs(timing, self.seconds, peak),
             "memory_probe": engine.memory_probe,
             "bytes": {
                 k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")

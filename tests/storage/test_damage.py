@@ -316,6 +316,56 @@ def test_a_flipped_bit_of_what_a_run_delivered_is_named_when_it_is_read(root: Pa
     assert len(Run(folder).models) == 2 and Experiment.of(compose(use)).stored_models is not None
 
 
+def killed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
+    """Return the folder of a run that stopped after its last step."""
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedexp.running.execute.save_outcome", dies)
+        with pytest.raises(KeyboardInterrupt):
+            start(*overrides)
+    (folder,) = root.glob("runs/*/*")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"stacked"', b'"stackee"'),
+        (b'"seconds"', b'"secondt"'),
+        (b'"train": 0', b'"train": x'),
+        (b'"peak_memory": {', b'"peak_memory": ['),
+        (b'"round"', b'"\xf2ound"'),
+        (b"}\n", b"}\x0b"),
+    ],
+)
+def test_resumed_run_with_damaged_timing_finishes_without_these_costs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes
+) -> None:
+    folder = killed(root, monkeypatch, "rounds=3")
+    path = folder / "timing.jsonl"
+    content = path.read_bytes()
+    assert content.count(b"\n") == 3 and old in content
+    path.write_bytes(content.replace(old, new, 1))
+    result, said = start("rounds=3")
+    assert result["status"] == "done" and result["seconds"]["train"] > 0
+    assert sum("timing.jsonl is damaged" in text for text in said) == 2  # shown and logged
+
+
+@pytest.mark.parametrize("part", [b"sha256", b"dirichlet", b"indices", None])
+def test_damaged_partition_of_a_killed_run_is_written_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, part: bytes | None
+) -> None:
+    path = killed(root, monkeypatch) / "partition.safetensors"
+    content = path.read_bytes()
+    flip(path, -1 if part is None else content.index(part))
+    _, said = start()
+    assert path.read_bytes() == content
+    assert sum("partition.safetensors is damaged" in text for text in said) == 2
+
+
 def test_a_truncated_status_is_written_anew(root: Path) -> None:
     result, _ = start()
     path = Path(result["folder"]) / "status.json"
