@@ -114,10 +114,13 @@ class Run:
 
     def _require(self, value: T | None, name: str) -> T:
         if value is None:
+            status = self.status
             raise StorageError(
-                f"the run has no {name}: its status is {self.status}",
+                f"the run has no {name}: its status is {status}",
                 where=str(self.folder),
-                do="finish the run: the same overrides resume it",
+                do="restart the run: the same overrides with reuse=false"
+                if status == "done"
+                else "finish the run: the same overrides resume it",
             )
         return value
 

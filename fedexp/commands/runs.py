@@ -497,10 +497,10 @@ def _table(options: argparse.Namespace) -> int:
 def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
     """Name the runs whose config is damaged and therefore not used."""
     # A program may read standard output.
-    for run in damaged_configs(runs):
+    for run, error in damaged_configs(runs):
         print(
-            f"warning: the config of {run.name} is not used: {run.path / 'config.yaml'} is "
-            "damaged (restore the file, or restart the run with reuse=false)",
+            f"warning: the config of {run.name} is not used: {error.facts['where']} is damaged "
+            f"({error.facts['to do']})",
             file=sys.stderr,
         )
 

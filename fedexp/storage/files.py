@@ -147,13 +147,24 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:40]
 
 
-def damaged(path: Path, how: str | None = None) -> StorageError:
-    """Return the error for a file that does not contain what was written."""
+def damaged(
+    path: Path,
+    how: str | None = None,
+    do: str = "restore the file, or restart the run with reuse=false",
+) -> StorageError:
+    """Return the error for a file that does not contain what was written.
+
+    Args:
+        path: The damaged file.
+        how: What was found, for the message.
+        do: Next step. ``reuse=false`` moves all files of a run aside except the lock
+            and ``identity.json``.
+    """
     return StorageError(
         f"{path.name} is damaged",
         where=str(path),
         got=how,
-        do="restore the file, or restart the run with reuse=false",
+        do=do,
     )
 
 

@@ -75,6 +75,9 @@ class StoredRun:
         from fedexp.storage.files import damaged
 
         path = self.path / "config.yaml"
+        advice = "restore the file, or restart the run with reuse=false"
+        if not self.result:
+            advice = "run the same overrides again, which writes the file again"
         try:
             content = path.read_bytes()
         except OSError:
@@ -83,14 +86,14 @@ class StoredRun:
         # Results of earlier versions have no digest.
         digest = self.result.get("config_sha256")
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-            raise damaged(path, "it is not the config of the finished run")
+            raise damaged(path, "it is not the config of the finished run", advice)
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
             value = yaml.load(content.decode(), loader)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise damaged(path, "it is not YAML") from error
+            raise damaged(path, "it is not YAML", advice) from error
         if not isinstance(value, dict):
-            raise damaged(path, "it is not a mapping")
+            raise damaged(path, "it is not a mapping", advice)
         return value
 
     @cached_property
@@ -105,14 +108,16 @@ class StoredRun:
         It is the status in ``status.json``, with these exceptions:
 
         - ``stale``: the file says running, and no process holds the lock.
-        - ``done`` or ``unknown``: there is no status, and there is a result (``done``)
-          or no result (``unknown``).
+        - ``done``: there is no status, and there is a result.
+        - ``unknown``: there is no status or the status done, and there is no result.
         - ``damaged``: the result of a finished run is damaged, or there is no result
           and ``status.json`` is damaged.
         """
         status = str(self.state.get("status", "done" if self.result else "unknown"))
         if not self.result and status in ("unknown", "done") and damage(self.path):
             return "damaged"
+        if not self.result and status == "done":
+            return "unknown"
         return "stale" if status == "running" and not self.is_locked() else status
 
     def is_locked(self) -> bool:
@@ -273,15 +278,13 @@ def find_run(root: Path, name: str) -> StoredRun:
     )
 
 
-def damaged_configs(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """Return the runs whose ``config.yaml`` is damaged."""
-    found = []
+def damaged_configs(runs: Iterable[StoredRun]) -> Iterator[tuple[StoredRun, StorageError]]:
+    """Yield the runs whose ``config.yaml`` is damaged, and the error of each."""
     for run in runs:
         try:
             run.read_config()
-        except StorageError:
-            found.append(run)
-    return found
+        except StorageError as error:
+            yield run, error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -261,6 +261,23 @@ def test_a_broken_table_is_a_row_and_runs_are_read_every_time(
     assert json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
 
 
+def test_report_without_a_deleted_result_makes_no_false_remarks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write(grids=[{"beta": 1}], seeds=[0, 1])
+    assert run_command(["run", "my/tiny"]) == 0
+    next(Path().glob("outputs/runs/local-*/*/result.json")).unlink()
+    capfd.readouterr()
+    assert run_command(["report", "my/tiny"]) == 0
+    told = capfd.readouterr().out
+    assert "1 cell with runs missing" in told
+    for remark in ("different data splits", "headline rules", "versions of fedexp"):
+        assert remark not in told
+    assert run_command(["run", "my/tiny"]) == 0
+    told = capfd.readouterr().out
+    assert "3 done, 1 to run" in told and "missing" not in told
+
+
 def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

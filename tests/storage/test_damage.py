@@ -23,7 +23,7 @@ from fedexp.commands.run import _job_row as sweep_row
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
-from fedexp.core.errors import StorageError
+from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.runner import Snapshot
 from fedexp.core.trees import clone
 from fedexp.core.weights import ModelSpec, Weights
@@ -290,6 +290,72 @@ def test_changed_config_of_a_finished_run_is_named_and_not_used(
     assert "reuse=false" in str(refused.value)
     start("reuse=false")
     assert Run(folder).config["local"]["lr"] == lr
+
+
+def test_deleting_a_damaged_identity_as_advised_resumes_the_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = killed(root, monkeypatch) / "identity.json"
+    content = path.read_bytes()
+    flip(path, content.index(b"config") + 20)
+    with pytest.raises(StorageError, match=r"identity\.json is damaged") as refused:
+        start()
+    assert "delete the file" in str(refused.value) and "reuse=false" not in str(refused.value)
+    path.unlink()
+    result, said = start()
+    assert result["status"] == "done" and path.read_bytes() == content
+    assert result["attempts"] == 2 and not any("round 1/1" in text for text in said)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "partition.safetensors", "config.yaml"])
+def test_advice_on_a_missing_file_of_a_finished_run_works(root: Path, name: str) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / name).unlink()
+    part = {"model.safetensors": "models", "partition.safetensors": "partition"}.get(name, "config")
+    with pytest.raises(StorageError, match=f"no {name}") as refused:
+        getattr(Run(folder), part)
+    assert "with reuse=false" in str(refused.value)
+    start("reuse=false")
+    assert getattr(Run(folder), part) is not None
+
+
+def test_advice_on_a_folder_whose_model_was_deleted_works(root: Path) -> None:
+    folder = Path(start("method=local")[0]["folder"])
+    (folder / "model.safetensors").unlink()
+    use = ["method=average", f"client_models.path={folder}"]
+    with pytest.raises(ConfigError, match="no models here") as refused:
+        Experiment.of(compose([*QUICK, *use]))
+    assert "reuse=false" in str(refused.value)
+    start("method=local", "reuse=false")
+    assert start(*use)[0]["status"] == "done"
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"- 1", b"\xff", b"[" * 3000])
+def test_advice_on_a_damaged_config_of_a_killed_run_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    folder = killed(root, monkeypatch)
+    (folder / "config.yaml").write_bytes(text)
+    with pytest.raises(StorageError, match=r"config\.yaml is damaged") as refused:
+        _ = Run(folder).config
+    assert "run the same overrides again" in str(refused.value)
+    start()
+    assert Run(folder).config["rounds"] == 1
+
+
+def test_run_whose_result_was_deleted_is_not_called_done_and_runs_again(root: Path) -> None:
+    result, _ = start()
+    folder = Path(result["folder"])
+    (folder / "result.json").unlink()
+    overrides = tuple(QUICK)
+    found = Finder()(Job(0, {}, overrides, overrides))
+    assert found.status == "missing" and "the same command makes it again" in found.error
+    assert StoredRun(folder).status == "unknown"
+    with pytest.raises(StorageError, match=r"no result\.json") as refused:
+        _ = Run(folder).result
+    assert "the same overrides resume it" in str(refused.value)
+    assert start()[0]["metrics"] == result["metrics"]
+    assert StoredRun(folder).status == "done"
 
 
 def test_config_of_a_result_without_its_digest_is_read(root: Path) -> None:
