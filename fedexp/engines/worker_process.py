@@ -167,8 +167,10 @@ def serve_forks(fd: int) -> None:
 
     The process has one thread, so that a fork is safe.
     """
-    # Ctrl-C is handled by the run's process. This process ends when that one is gone.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and the end of the terminal are handled by the run's process. This process
+    # ends when that one is gone.
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}
 

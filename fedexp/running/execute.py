@@ -57,7 +57,7 @@ from fedexp.tracking.progress import Progress, named
 
 
 class Interrupted(BaseException):
-    """An interruption by SIGTERM that leaves the run resumable.
+    """An interruption by SIGTERM or SIGHUP that leaves the run resumable.
 
     Attributes:
         exit_code: Exit code of the process, 128 plus the number of the signal.
@@ -591,20 +591,29 @@ class _Saver:
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Raise `Interrupted` on SIGTERM inside a block.
+    """Raise `Interrupted` on SIGTERM or SIGHUP inside a block.
 
-    Ctrl-C raises KeyboardInterrupt also outside the block. Outside the main thread,
-    nothing is changed.
+    SIGHUP is sent when the terminal is closed. It stays ignored if it was ignored
+    before, as ``nohup`` does. Ctrl-C raises KeyboardInterrupt also outside the block.
+    Outside the main thread, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, frame: object) -> None:
+        # A closed terminal may send SIGHUP twice, and the run is being saved meanwhile.
+        if signum == signal.SIGHUP:
+            signal.signal(signum, signal.SIG_IGN)
         raise Interrupted(signum)
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {
+        signum: signal.signal(signum, interrupt)
+        for signum in (signal.SIGTERM, signal.SIGHUP)
+        if signum == signal.SIGTERM or signal.getsignal(signum) != signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

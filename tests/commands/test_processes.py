@@ -23,6 +23,9 @@ from typing import Any
 
 import pytest
 
+from fedexp.config.compose import compose
+from fedexp.running.execute import Interrupted, execute, interrupt_on_sigterm
+from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_json, write_json
 from tests.fork_server import Forked, fedexp_command
 
@@ -102,7 +105,9 @@ def test_kill_9_and_resume_gives_the_same_bytes(
     assert hashes(tmp_path) == straight
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_interruption_is_marked_and_resumable(
     tmp_path: Path, straight: dict[str, str], signum: int, code: int
 ) -> None:
@@ -130,6 +135,39 @@ def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
     wait_for_rounds(tmp_path, step + 1)
     again.send_signal(signal.SIGTERM)
     assert f"resuming after round {step} of 3000" in finish(again, 143)
+
+
+def test_closed_terminal_saves_every_finished_step_even_if_it_signals_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save = Checkpoint.save
+
+    def save_under_signals(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        save(*arguments)
+
+    def end(grids: Any, folder: Path, step: int) -> None:
+        if step == 2:
+            monkeypatch.setattr(Checkpoint, "save", save_under_signals)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr("fedexp.running.execute.draw_pictures", end)
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(Interrupted):
+        execute(compose(["rounds=3", "clients=2", "checkpoint.every=off"]), say=None)
+    assert signal.getsignal(signal.SIGHUP) == before
+    assert read_json(run_folder(tmp_path) / "status.json")["status"] == "interrupted"
+    assert read_json(run_folder(tmp_path) / "checkpoint" / "manifest.json")["step"] == 1
+
+
+def test_run_that_ignores_the_end_of_the_terminal_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt_on_sigterm():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def processes_in(folder: Path) -> list[int]:
