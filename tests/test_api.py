@@ -120,6 +120,19 @@ def test_load_finds_by_folder_and_by_part_of_a_name() -> None:
         fedexp.load("fedavg")
 
 
+def test_path_of_5000_characters_is_refused() -> None:
+    long = "x" * 5000
+    for call in (
+        lambda: fedexp.load(long),
+        lambda: fedexp.load("fedavg", output_root=long),
+        lambda: fedexp.run([f"output_root={long}"]),
+        lambda: fedexp.run([f"client_models.path={long}"]),
+    ):
+        with pytest.raises(FedexpError) as refused:
+            call()
+        assert len(str(refused.value)) < 2000 and long not in str(refused.value)
+
+
 def test_mistakes_raise_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="unknown method 'fedavgg'") as refused:
         fedexp.run(["method=fedavgg"])

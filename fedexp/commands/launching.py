@@ -122,9 +122,12 @@ def run_hydra(arguments: list[str]) -> int:
 def _report_dead_worker(work: Callable[[], Any]) -> Any:
     """Call `work`, and report a worker process of the launcher that died.
 
-    A dead worker process ends the sweep with exit code 1. A failed job also gives exit
-    code 1, without another message, because the job printed its error.
+    A dead worker process ends the sweep with exit code 1, and so does a folder that
+    cannot be written. A failed job also gives exit code 1, without another message,
+    because the job printed its error.
     """
+    from fedexp.storage.files import refused
+
     try:
         return work()
     except JobFailedError:
@@ -140,6 +143,11 @@ def _report_dead_worker(work: Callable[[], Any]) -> Any:
             "if memory ran out",
             file=sys.stderr,
         )
+        raise SystemExit(JOB_ERROR) from None
+    except OSError as error:
+        if (described := refused(error)) is None:
+            raise
+        print_error(described)
         raise SystemExit(JOB_ERROR) from None
 
 

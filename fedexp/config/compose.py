@@ -61,6 +61,7 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
     plain.pop("hydra", None)
 
     values = {str(key): value for key, value in plain.items()}
+    _check_lengths(values)
     return ResolvedConfig(
         values=values,
         contents=pin(values),
@@ -69,6 +70,29 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
         },
         overrides=[override for override in overrides if not override.startswith("hydra")],
     )
+
+
+# No value is a text of this length, and Linux accepts no longer path.
+_LONGEST_TEXT = 4096
+
+
+def _check_lengths(node: Any, where: str = "") -> None:
+    """Refuse a text that is too long for a path or a name.
+
+    Raises:
+        ConfigError: A text is too long.
+    """
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            _check_lengths(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(node, str) and len(node) >= _LONGEST_TEXT:
+        raise ConfigError(
+            f"the value of '{where}' is too long",
+            where=where,
+            expected=f"fewer than {_LONGEST_TEXT} characters",
+            got=f"{len(node)} characters: {node[:80]} ...",
+            do="use a shorter path or name",
+        )
 
 
 def group_option(group: str, name: str, where: str, search_path: list[str]) -> DictConfig:

@@ -277,6 +277,7 @@ class StoredClientStates(ClientStates):
             KeyError,
             TypeError,
             ValueError,
+            RecursionError,
         ) as error:
             raise _unusable(path) from error
 

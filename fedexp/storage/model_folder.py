@@ -292,7 +292,15 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
             yield file
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
+    except (
+        OSError,
+        safetensors.SafetensorError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise StorageError(
             f"no models can be read here: {_reason(error)}",
             where=str(path),
@@ -304,7 +312,8 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if isinstance(error, KeyError | TypeError):  # metadata that only fedexp writes is missing
+    # Metadata that only fedexp writes is missing or damaged.
+    if isinstance(error, AttributeError | KeyError | TypeError | ValueError | RecursionError):
         return "the file does not name the networks of the models"
     return str(error)
 

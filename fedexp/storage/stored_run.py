@@ -72,7 +72,7 @@ class StoredRun:
         """
         import yaml
 
-        from fedexp.storage.files import damaged
+        from fedexp.storage.files import damaged, parse_yaml
 
         path = self.path / "config.yaml"
         advice = "restore the file, or restart the run with reuse=false"
@@ -87,10 +87,9 @@ class StoredRun:
         digest = self.result.get("config_sha256")
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise damaged(path, "it is not the config of the finished run", advice)
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            value = yaml.load(content.decode(), loader)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            value = parse_yaml(content.decode())
+        except (yaml.YAMLError, ValueError) as error:
             raise damaged(path, "it is not YAML", advice) from error
         if not isinstance(value, dict):
             raise damaged(path, "it is not a mapping", advice)
@@ -218,8 +217,17 @@ class StoredRun:
 
 
 def find_runs(root: Path) -> list[StoredRun]:
-    """Return all runs in ``<root>/runs``, newest first."""
-    folders = (path for path in (root / "runs").glob("*/*") if _is_run(path))
+    """Return all runs in ``<root>/runs``, newest first.
+
+    Raises:
+        StorageError: The folder's path is too long, or the folder cannot be read.
+    """
+    from fedexp.storage.files import refused
+
+    try:
+        folders = [path for path in (root / "runs").glob("*/*") if _is_run(path)]
+    except OSError as error:
+        raise refused(error, root) or error from error
     return sorted(
         (StoredRun(path) for path in folders), key=lambda run: (run.updated, run.name), reverse=True
     )
@@ -236,7 +244,11 @@ def find_run(root: Path, name: str) -> StoredRun:
         FedexpError: There is no such run, or more than one.
     """
     path, matches = Path(name), []
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError:  # the name is too long for a path
+        is_folder = False
+    if is_folder:
         if (path / "status.json").exists() or (path / "config.yaml").exists():
             return StoredRun(path.resolve())
         matches = [StoredRun(child.resolve()) for child in sorted(path.iterdir()) if _is_run(child)]

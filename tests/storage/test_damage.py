@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from filelock import FileLock
 
 from fedexp.api import Run
@@ -33,7 +34,7 @@ from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
-from fedexp.storage.files import read_json, write_json
+from fedexp.storage.files import parse_yaml, read_json, write_json
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.cells import Job
@@ -356,6 +357,43 @@ def test_run_whose_result_was_deleted_is_not_called_done_and_runs_again(root: Pa
     assert "the same overrides resume it" in str(refused.value)
     assert start()[0]["metrics"] == result["metrics"]
     assert StoredRun(folder).status == "done"
+
+
+@pytest.mark.parametrize("name", ["result.json", "status.json", "data.json", "config.yaml"])
+def test_deeply_nested_file_is_damaged(
+    root: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / name).write_text("[" * 100_000 + "]" * 100_000)
+    if name == "data.json":
+        (folder / "result.json").unlink()
+    for command in (["list"], ["show", str(folder)], ["list", "method=fedavg"]):
+        assert runs_command(command) == 0
+    code = run_command(QUICK)
+    assert code == (1 if name in ("result.json", "data.json") else 0)
+    assert code == 0 or f"{name} is damaged" in capsys.readouterr().err
+    with pytest.raises(yaml.YAMLError, match="nested"):
+        parse_yaml("- " * 100_000)
+    assert parse_yaml("[[1]]" + " " * 5000) == [[1]]
+
+
+@pytest.mark.parametrize("layers", ["[1000000000000]", "[4, 4]", "[-1]", '["a"]', "[1e400]"])
+def test_model_whose_header_names_another_network_is_refused(root: Path, layers: str) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / "result.json").unlink()
+    path = folder / "model.safetensors"
+    header = json.loads(safetensors_header(path)["fedexp"])
+    header["specs"][0]["kwargs"]["hidden"] = json.loads(layers)
+    tree = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tree, path, metadata={"fedexp": json.dumps(header)})
+    for build in (Run(folder).module, Run(folder).models[0].module):
+        with pytest.raises(ConfigError, match=r"do not fit the network|must be at least 1"):
+            build()
+
+
+def safetensors_header(path: Path) -> dict[str, str]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata()
 
 
 def test_config_of_a_result_without_its_digest_is_read(root: Path) -> None:
