@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import CompactHydraException
 
 from fedexp.commands.errors import JOB_ERROR, print_error
+from fedexp.commands.joblib_files import mark_joblib_files
 from fedexp.core.errors import FedexpError
 from fedexp.tracking.outlet import lasting_output
 
@@ -51,7 +52,7 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["FEDEXP_LAUNCHER_PID"] = str(os.getpid())
 
-    with interrupt_on_sigterm(), sources_stay():
+    with interrupt_on_sigterm(), sources_stay(), mark_joblib_files():
         try:
             return launch()
         except KeyboardInterrupt:

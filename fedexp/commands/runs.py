@@ -592,8 +592,9 @@ def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path |
 
 def _stale_paths(root: Path) -> Iterator[Path]:
     idle = (run.path for run in find_runs(root) if not run.is_locked())
+    tables = (path for path in (root / "tables").rglob("*") if path.is_dir())
     for folder in itertools.chain(
-        root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]
+        root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"], tables
     ):
         yield from stale_files(folder)
 

@@ -454,6 +454,7 @@ def _publish(
     If a folder is given, also write the report and the record of its runs there. The
     page links to the runs in `root`.
     """
+    from fedexp.storage.files import delete_path, stale_files
     from fedexp.tables.record import write
     from fedexp.tables.report.files import write_report
     from fedexp.tables.report.terminal import print_report
@@ -461,6 +462,8 @@ def _publish(
     print_report(report)
     if folder is None:
         return
+    for left in stale_files(folder):
+        delete_path(left)
     write(table, record, folder)
     page = write_report(report, folder, root, record.configs)
     print(

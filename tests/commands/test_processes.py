@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from fedexp.commands import joblib_files
+from fedexp.commands.launching import run_sweep
 from fedexp.config.compose import compose
 from fedexp.running.execute import Interrupted, execute, interrupt_on_sigterm
 from fedexp.storage.checkpoint import Checkpoint
@@ -211,6 +213,43 @@ def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(
     while left & shared_memory():  # another test's, in a process beside this one, does not stay
         assert time.monotonic() < deadline, left & shared_memory()
         time.sleep(0.05)
+
+
+def test_next_sweep_deletes_what_joblib_left_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    shared, here = tmp_path / "shm", str(Path("/proc/self/ns/pid").readlink())
+    monkeypatch.setattr(joblib_files, "SHARED_MEMORY", shared)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    marks = tmp_path / f"fedexp-{os.getuid()}"
+    dead, alive, elsewhere = process.pid, os.getppid(), process.pid * 1000
+    for folder in (shared, marks):
+        folder.mkdir()
+    for pid, namespace in ((dead, here), (alive, here), (elsewhere, "pid:[1]")):
+        (marks / str(pid)).write_text(namespace)
+    gone = [shared / f"sem.loky-{dead}-ab", shared / f"joblib_memmapping_folder_{dead}_ab_cd"]
+    kept = [
+        *(shared / f"sem.loky-{pid}-ab" for pid in (alive, elsewhere, f"{dead}0", dead + 1)),
+        shared / f"joblib_memmapping_folder_{alive}_ab_cd",
+        shared / f"other-{dead}-ab",
+    ]
+    for path in (*gone, *kept):
+        path.mkdir()
+
+    assert run_sweep("s", 1, lambda: int((marks / str(os.getpid())).exists())) == 1
+    assert not any(path.exists() for path in gone) and all(path.exists() for path in kept)
+    assert {path.name for path in marks.iterdir()} == {str(alive), str(elsewhere)}
+
+
+def test_folder_of_marks_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("fedexp.commands.joblib_files._is_own", lambda path: False)
+    with joblib_files.mark_joblib_files():
+        assert not list((tmp_path / f"fedexp-{os.getuid()}").iterdir())
 
 
 def shared_memory() -> set[str]:
