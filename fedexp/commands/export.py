@@ -21,7 +21,8 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
 
     A cell is empty if the run has no value for the column. The identity and outcome of
     a run come first. ``metrics.*`` (last values) and ``mean_last_10.*`` follow, then
-    every key of the config as ``config.*``. Lists are JSON.
+    every key of the config as ``config.*``. Lists are JSON. Texts are quoted, so that
+    spreadsheets that separate cells by semicolons find no formula inside a text.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -34,7 +35,9 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     )
 
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
+    writer = csv.DictWriter(
+        text, columns or ["run"], lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
+    )
     writer.writeheader()
     writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
 

@@ -15,10 +15,12 @@ import pytest
 import yaml
 from scipy.stats import t
 
+from fedexp.commands.export import as_csv
 from fedexp.commands.run import run_command as fedexp
 from fedexp.commands.runs import run_command
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.selection import text_of
+from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, adjusted, compare
 from fedexp.tracking.logger import Logger
 from tests.commands.test_runs import make
@@ -166,6 +168,13 @@ def test_exported_is_a_row_a_run(root: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert run_command(["export", "--root", str(root), "method=fedavg"]) == 0
     assert capsys.readouterr().out == (root / "runs.csv").read_text()
+
+
+def test_exported_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path) -> None:
+    values = {"a": "x;=1+1", "b": " =1+1", "c": -0.5, "d": "-0.5", "e": None}
+    folder = make(tmp_path, "done", config={"method": "fedavg", **values})
+    text = as_csv([StoredRun(folder)])
+    assert '"x;=1+1"' in text and text.rstrip().endswith(',"x;=1+1","\' =1+1",-0.5,"-0.5",""')
 
 
 def test_a_table_has_means_and_tests_on_common_seeds_alone(
