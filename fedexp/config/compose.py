@@ -176,8 +176,11 @@ def _read_client_names(path: str, clients: int) -> Any:
     Raises:
         ConfigError: The file cannot be read or has another content.
     """
+    file = Path(path).expanduser()
     try:
-        names = read_yaml(Path(path).expanduser())
+        if file.exists() and not file.is_file():  # reading a named pipe would wait
+            raise OSError("not a regular file")
+        names = read_yaml(file)
         problem = (
             f"{len(names)} names" if isinstance(names, list) and len(names) != clients else None
         )

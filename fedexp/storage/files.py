@@ -129,6 +129,8 @@ def read_json(path: Path) -> Any:
     Raises:
         StorageError: The file is damaged.
     """
+    if path.is_fifo():  # opening it would wait for a writer
+        raise damaged(path, "it is a named pipe")
     try:
         value = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):

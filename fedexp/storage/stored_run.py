@@ -78,6 +78,8 @@ class StoredRun:
         advice = "restore the file, or restart the run with reuse=false"
         if not self.result:
             advice = "run the same overrides again, which writes the file again"
+        if path.is_fifo():  # opening it would wait for a writer
+            raise damaged(path, "it is a named pipe", advice)
         try:
             content = path.read_bytes()
         except OSError:

@@ -396,6 +396,23 @@ def safetensors_header(path: Path) -> dict[str, str]:
         return file.metadata()
 
 
+@pytest.mark.parametrize("name", ["result.json", "clients.json", "config.yaml"])
+def test_named_pipe_in_a_folder_of_a_run_is_named(root: Path, name: str) -> None:
+    folder = Path(start("method=local")[0]["folder"])
+    path = folder / name
+    (folder / "result.json").unlink()
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    read = {
+        "result.json": lambda: Run(folder).result,
+        "clients.json": lambda: Run(folder).models,
+        "config.yaml": lambda: Run(folder).config,
+    }
+    with pytest.raises(StorageError, match=f"{name} is damaged") as refused:
+        read[name]()
+    assert "named pipe" in str(refused.value)
+
+
 def test_config_of_a_result_without_its_digest_is_read(root: Path) -> None:
     folder = Path(start()[0]["folder"])
     stored = read_json(folder / "result.json")
