@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from fedexp.core.errors import ConfigError, FedexpError, nearest
-from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.outlet import lasting_output, visible
 
 USAGE_ERROR, JOB_ERROR = 2, 1
 
@@ -123,4 +123,4 @@ def print_error(error: FedexpError) -> None:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     else:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)

@@ -14,6 +14,7 @@ from fedexp.storage.run_folder import rows_of
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.report.csv import inert
+from fedexp.tracking.outlet import visible
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
@@ -82,14 +83,17 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
     }
 
     for group in ("metrics", "mean_last_10"):
-        facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
+        facts |= {
+            visible(f"{group}.{name}"): value for name, value in (result.get(group) or {}).items()
+        }
     return facts | {
-        f"config.{key}": value for key, value in dotted_items(run.resolved_config.values)
+        visible(f"config.{key}"): value for key, value in dotted_items(run.resolved_config.values)
     }
 
 
 def _csv_cell(value: Any) -> Any:
-    return inert(json.dumps(value) if isinstance(value, list) else value)
+    text = json.dumps(value) if isinstance(value, list) else value
+    return inert(visible(text) if isinstance(text, str) else text)
 
 
 def to_wandb(
@@ -147,13 +151,16 @@ def to_wandb(
 
         if feed.failure is not None:
             failed += 1
-            print(f"FAILED {run.name}: {feed.failure}")
+            print(visible(f"FAILED {run.name}: {feed.failure}"))
             continue
 
         for note in notes:
             print(note)
         print(
-            f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else "")
+            visible(
+                f"sent   {run.name}: {len(rows)} rows"
+                + (f", {run.path}" if mode == "offline" else "")
+            )
         )
 
     if mode == "offline":

@@ -23,7 +23,7 @@ from hydra.errors import CompactHydraException
 from fedexp.commands.errors import JOB_ERROR, print_error
 from fedexp.commands.joblib_files import mark_joblib_files
 from fedexp.core.errors import FedexpError
-from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.outlet import lasting_output, visible
 
 if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
@@ -178,7 +178,7 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
 @lasting_output()
 def print_failure(label: str, error: object) -> None:
     """Print that a job of a sweep failed, and the reason."""
-    print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
+    print(visible(f"FAILED {label}\n{error}"), file=sys.stderr, flush=True)
 
 
 def sweep_job(config: Any) -> float:

@@ -13,6 +13,7 @@ from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
+from fedexp.tracking.outlet import visible
 
 _NUMERICS = "numerics.json"
 
@@ -123,7 +124,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),
         *_model_differences(old.result, result),
     ]
-    print(f"first:  {old.path}\nagain:  {new.path}")
+    print(visible(f"first:  {old.path}\nagain:  {new.path}"))
 
     if not found:
         known = (
@@ -136,12 +137,12 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         print("not bit-identical")
 
     for line in found:
-        print(f"  {line}")
+        print(visible(f"  {line}"))
     others = [*_other_differences(old, new)]
     if others:
         print("other differences:" if found else "these differ nevertheless:")
     for line in others:
-        print(f"  {line}")
+        print(visible(f"  {line}"))
 
     return JOB_ERROR if found else 0
 

@@ -31,6 +31,7 @@ from fedexp.storage.stored_run import (
     read_mapping,
     weigh,
 )
+from fedexp.tracking.outlet import visible
 from fedexp.tracking.terminal import console, memory_text, size_text
 
 _COLOURS = {
@@ -499,8 +500,10 @@ def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
     # A program may read standard output.
     for run, error in damaged_configs(runs):
         print(
-            f"warning: the config of {run.name} is not used: {error.facts['where']} is damaged "
-            f"({error.facts['to do']})",
+            visible(
+                f"warning: the config of {run.name} is not used: {error.facts['where']} is "
+                f"damaged ({error.facts['to do']})"
+            ),
             file=sys.stderr,
         )
 
@@ -526,11 +529,11 @@ def _clean(options: argparse.Namespace) -> int:
                 if options.yes:
                     _delete(target)
         except StorageError:
-            print(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)")
+            print(visible(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)"))
             continue
 
         freed += size
-        print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
+        print(visible(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})"))
         if options.yes:
             # The parent folder may contain other runs of the same config.
             with contextlib.suppress(OSError):
@@ -540,8 +543,10 @@ def _clean(options: argparse.Namespace) -> int:
         size = weigh(left)
         freed += size
         print(
-            f"{_action_text(options)} {size_text(size):>8}  {left}  "
-            "(left by a process that was killed)"
+            visible(
+                f"{_action_text(options)} {size_text(size):>8}  {left}  "
+                "(left by a process that was killed)"
+            )
         )
         if options.yes:
             delete_path(left)

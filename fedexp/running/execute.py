@@ -51,7 +51,7 @@ from fedexp.storage.tensors import load_tree, save_sealed
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo, title
-from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.outlet import lasting_output, visible
 from fedexp.tracking.pictures import draw_pictures
 from fedexp.tracking.progress import Progress, named
 
@@ -175,7 +175,7 @@ class _Notes:
 
         The log may belong to another process.
         """
-        self._say(named(self.name, text))
+        self._say(visible(named(self.name, text)))
 
     def __call__(self, text: str) -> None:
         self.show(text)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.tracking.outlet import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,23 +20,28 @@ def console() -> Console:
 
     In a file, a wide table is better than a wrapped one.
     """
-    from rich.console import Console
+    return _visible_console() if sys.stdout.isatty() else _visible_console(width=220, no_color=True)
 
-    return (
-        Console(highlight=False)
-        if sys.stdout.isatty()
-        else Console(width=220, no_color=True, highlight=False)
-    )
+
+def _visible_console(**options: Any) -> Console:
+    """Return a console that shows control characters of texts as escapes."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class VisibleConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(visible(text), **options)
+
+    return VisibleConsole(highlight=False, **options)
 
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
     """Print the small table at the end of a run. The folder is the last line."""
-    from rich.console import Console
     from rich.table import Table
 
     headline = result["headline"]
     name = headline["metric"]
-    console = Console(highlight=False)
+    console = _visible_console()
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row(
         name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})"
@@ -108,11 +115,10 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
     Args:
         rows: Overrides, status, error, headline and folder of every job.
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = _visible_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("job", "overrides", "status", "headline"):
         table.add_column(column, overflow="fold")

@@ -42,16 +42,10 @@ class Teacher(PlainTrainer):
 def test_named_pipe_in_place_of_a_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
-    """Without the check, the test would not end. So the pipe has a reader and a writer."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    pipe = os.open("pipe", os.O_RDWR)
-    os.write(pipe, b"[mlp]")
-    try:
-        with pytest.raises(ConfigError, match="not a regular file"):
-            compose(overrides)
-    finally:
-        os.close(pipe)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        compose(overrides)
 
 
 @dataclass(frozen=True)
