@@ -39,7 +39,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         StorageError: The run's ``config.yaml`` is damaged.
     """
     from fedexp.commands.launching import execute_job
-    from fedexp.config.compose import group_option
+    from fedexp.config.compose import group_option, resolve_stored
     from fedexp.config.pinning import pin
     from fedexp.config.search_path import register
     from fedexp.running.check import CheckedJob, name_job_in_errors
@@ -53,7 +53,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         )
 
     register()
-    stored = run.resolved_config
+    stored = resolve_stored(run.resolved_config)
     config = stored.with_values(
         output_root=str(root / "reruns"),
         logger={key: value for key, value in group_option("logger", "local", "logger", []).items()},

@@ -24,6 +24,7 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, adjusted, compare
 from fedexp.tracking.logger import Logger
 from tests.commands.test_runs import make
+from tests.data.idx import write_mnist
 
 VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold": (0.9,)}
 
@@ -300,6 +301,23 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     (folder / "config.yaml").write_text(yaml.safe_dump(stored))
     assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2
     assert "has changed or is gone" in capsys.readouterr().err
+
+
+def test_run_with_a_secret_in_its_data_root_stores_it_nowhere_and_is_rerun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.setenv("TOKEN", "s3cr3t")
+    write_mnist(tmp_path / "s3cr3t")
+    quick = ["rounds=1", "clients=2", "dataset=mnist", "model=mlp", "model.hidden=[4]"]
+    assert fedexp([*quick, "partition=iid", "data_root=${oc.env:TOKEN}"]) == 0
+    assert run_command(["rerun", "fedavg-mnist"]) == 0
+    files = [path for path in Path("outputs").rglob("*") if path.is_file()]
+    assert len(files) > 20 and not any(b"s3cr3t" in path.read_bytes() for path in files)
+    assert "s3cr3t" not in capsys.readouterr().out
+    configs = [yaml.safe_load(path.read_text()) for path in files if path.name == "config.yaml"]
+    assert [config["data_root"] for config in configs] == ["${oc.env:TOKEN}"] * 2
 
 
 def test_runs_go_to_wandb_from_their_files(
