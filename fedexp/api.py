@@ -7,7 +7,7 @@ read stored runs, and save models from elsewhere for ``client_models.path``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,9 +37,11 @@ class Run:
 
     Args:
         folder: ``<output_root>/runs/<method>-<dataset>-<config hash>/<code hash>``.
+        allow_classes: Classes that the stored models may name, see `load`.
     """
 
     folder: Path
+    allow_classes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def status(self) -> str:
@@ -55,7 +57,7 @@ class Run:
 
         The options are at ``choices``, the overrides at ``overrides``.
         """
-        return self._require(StoredRun(self.folder).config or None, "config.yaml")
+        return self._require(StoredRun(self.folder).read_config() or None, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -76,12 +78,18 @@ class Run:
         """The models that the run delivered, on the CPU.
 
         There is one global model, one model per member of an ensemble, or one per
-        client.
+        client. Models of a class that is not allowed raise `StorageError`, see `load`.
         """
-        from fedexp.storage.model_folder import MODELS, ModelFolder
+        from fedexp.storage.model_folder import MODELS, ModelFolder, refuse_other_classes
 
         self._require((self.folder / MODELS).is_file() or None, MODELS)
         stored = ModelFolder.open(self.folder)
+        refuse_other_classes(
+            [spec.arch for spec in stored.specs],
+            self.allow_classes,
+            self.folder / MODELS,
+            "if you trust its code, fedexp.load(..., allow_classes=['{name}'])",
+        )
         return tuple(stored.weights(number) for number in range(len(stored.specs)))
 
     @cached_property
@@ -109,10 +117,13 @@ class Run:
 
     def _require(self, value: T | None, name: str) -> T:
         if value is None:
+            status = self.status
             raise StorageError(
-                f"the run has no {name}: its status is {self.status}",
+                f"the run has no {name}: its status is {status}",
                 where=str(self.folder),
-                do="finish the run: the same overrides resume it",
+                do="restart the run: the same overrides with reuse=false"
+                if status == "done"
+                else "finish the run: the same overrides resume it",
             )
         return value
 
@@ -153,26 +164,48 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     from fedexp.config.messages import refuse_flags
     from fedexp.running.check import check_jobs, check_split
     from fedexp.running.execute import execute
+    from fedexp.storage.identity import targets
 
     # Flags of a sweep are refused, too, because this is one run.
     refuse_flags([*overrides])
     (job,) = check_jobs([list(overrides)])
     check_split(job)
-    return Run(Path(execute(job.config, experiment=job.experiment, say=say)["folder"]))
+    folder = Path(execute(job.config, experiment=job.experiment, say=say)["folder"])
+    return Run(folder, tuple(dict.fromkeys(targets(job.config.values))))
 
 
-def load(run: str | Path, *, output_root: str | Path = "outputs") -> Run:
+def load(
+    run: str | Path,
+    *,
+    output_root: str | Path = "outputs",
+    allow_classes: Sequence[str] = (),
+) -> Run:
     """Load a stored run.
+
+    The stored models name the classes of their networks. A folder from elsewhere could
+    name a class whose module runs any code. Therefore only classes of fedexp are
+    imported, and those of `allow_classes`.
 
     Args:
         run: Folder of the run, or a part of its name that no other run has.
         output_root: Folder that contains the runs.
+        allow_classes: Classes of your networks (``["mymodels.Net"]``). The name of a
+            module or package allows all its classes.
 
     Raises:
         FedexpError: There is no such run, or more than one. The error names the
             nearest run.
+        ConfigError: `allow_classes` is a text and not a list of texts.
     """
-    return Run(find_run(Path(output_root).expanduser(), str(run)).path.resolve())
+    if isinstance(allow_classes, str):
+        raise ConfigError(
+            "allow_classes is a list of texts",
+            where="allow_classes",
+            got=repr(allow_classes),
+            do=f"fedexp.load(..., allow_classes=[{allow_classes!r}])",
+        )
+    found = find_run(Path(output_root).expanduser(), str(run))
+    return Run(found.path.resolve(), tuple(allow_classes))
 
 
 def save_models(

@@ -120,6 +120,19 @@ def test_load_finds_by_folder_and_by_part_of_a_name() -> None:
         fedexp.load("fedavg")
 
 
+def test_path_of_5000_characters_is_refused() -> None:
+    long = "x" * 5000
+    for call in (
+        lambda: fedexp.load(long),
+        lambda: fedexp.load("fedavg", output_root=long),
+        lambda: fedexp.run([f"output_root={long}"]),
+        lambda: fedexp.run([f"client_models.path={long}"]),
+    ):
+        with pytest.raises(FedexpError) as refused:
+            call()
+        assert len(str(refused.value)) < 2000 and long not in str(refused.value)
+
+
 def test_mistakes_raise_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="unknown method 'fedavgg'") as refused:
         fedexp.run(["method=fedavgg"])
@@ -170,6 +183,66 @@ def test_models_from_elsewhere_are_fused() -> None:
         states = [net.state_dict()[name].double() for net in nets]
         expected = (states[0] + 2 * states[1] + 5 * states[2]) / 8
         torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-6)
+
+
+STRANGER = """
+from pathlib import Path
+from torch import nn
+Path("ran").touch()
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+"""
+
+
+def test_module_named_by_a_models_header_is_imported_only_if_allowed() -> None:
+    from fedexp.core.outcome import Outcome
+    from fedexp.core.weights import ModelSpec, Weights
+    from fedexp.storage.model_folder import save_outcome
+
+    Path("strangermod.py").write_text(STRANGER)
+    ran = fedexp.run(QUICK)
+    (ran.folder / "result.json").unlink()
+    tensors = {"weight": torch.ones(10, 64), "bias": torch.zeros(10)}
+    stored = Weights(ModelSpec("strangermod.Net", ()), tensors, {})
+    save_outcome(Outcome((stored,), "global"), None, ran.folder)
+
+    with pytest.raises(StorageError, match=r"strangermod\.Net") as refused:
+        fedexp.load("fedavg").module()
+    assert not Path("ran").exists()
+    with pytest.raises(ConfigError, match="list of texts"):
+        fedexp.load("fedavg", allow_classes="strangermod.Net")
+    assert "allow_classes=['strangermod.Net']" in str(refused.value)
+
+    sys.path.insert(0, "")
+    for allowed in ("strangermod.Net", "strangermod"):
+        assert fedexp.load("fedavg", allow_classes=[allowed]).module()(torch.ones(1, 64)).sum()
+    with pytest.raises(StorageError, match=r"strangermod\.Net"):
+        _ = fedexp.load("fedavg", allow_classes=["stranger", "strangermod.N"]).models
+
+
+def test_models_of_the_runs_own_config_need_no_permission() -> None:
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/own.yaml").write_text("_target_: tests.world.Softmax\n")
+    ran = fedexp.run(["rounds=1", "clients=2", "model=own", "threads=1"])
+    assert ran.module()(torch.ones(1, 1, 8, 8)).shape == (1, 10)
+    with pytest.raises(StorageError, match=r"tests\.world\.Softmax"):
+        _ = fedexp.load(ran.folder).models
+
+
+def test_class_named_by_clients_json_is_not_imported() -> None:
+    Path("strangermod2.py").write_text(STRANGER)
+    fedexp.save_models(
+        "mine",
+        [net.state_dict() for net in networks(3)],
+        {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]},
+        **SHAPE,
+    )
+    path = Path("mine/clients.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "_target_": "strangermod2.Net"}))
+    with pytest.raises(ConfigError, match="unknown key '_target_'"):
+        fedexp.run(["rounds=1", *QUICK[1:], "client_models.path=mine"])
+    assert not Path("ran").exists()
 
 
 def test_a_recorded_normalisation_must_be_the_runs() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from fedexp.core.errors import ConfigError, FedexpError, nearest
-from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.outlet import lasting_output, visible
 
 USAGE_ERROR, JOB_ERROR = 2, 1
 
@@ -34,14 +34,22 @@ def run_guarded(work: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
+        except RecursionError as error:
+            described = FedexpError(
+                "a value or a file is nested too deeply, or code calls itself without end",
+                do="HYDRA_FULL_ERROR=1 before the command shows the place",
+            )
+            described.__cause__ = error
+            print_error(described)
+            return JOB_ERROR
         except Exception as error:
             from fedexp.core import user_code
             from fedexp.storage.files import refused
 
-            if (described := refused(error) or user_code.user_code_error(error)) is None:
+            if (known := refused(error) or user_code.user_code_error(error)) is None:
                 raise
-            described.__cause__ = error
-            print_error(described)
+            known.__cause__ = error
+            print_error(known)
             return JOB_ERROR
 
 
@@ -127,4 +135,4 @@ def print_error(error: FedexpError) -> None:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     else:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)

@@ -14,6 +14,7 @@ from fedexp.storage.run_folder import rows_of
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.report.csv import inert
+from fedexp.tracking.outlet import visible
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
@@ -21,22 +22,20 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
 
     The first columns have the identity and the outcome of a run. ``metrics.*`` (last
     values) and ``mean_last_10.*`` follow, then every key of the config as ``config.*``.
-    Lists are JSON. A cell is empty if the run has no value for the column.
+    Lists are JSON. A cell is empty if the run has no value for the column. Texts are
+    quoted, so that spreadsheets that separate cells by semicolons find no formula
+    inside a text.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns.sort(key=_column_group)
 
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns or ["run"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {
-            name: inert(json.dumps(value) if isinstance(value, list) else value)
-            for name, value in row.items()
-        }
-        for row in rows
+    writer = csv.DictWriter(
+        text, columns or ["run"], lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
     )
+    writer.writeheader()
+    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
 
     return text.getvalue()
 
@@ -79,10 +78,17 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
     }
 
     for group in ("metrics", "mean_last_10"):
-        facts |= {f"{group}.{name}": value for name, value in (result.get(group) or {}).items()}
+        facts |= {
+            visible(f"{group}.{name}"): value for name, value in (result.get(group) or {}).items()
+        }
     return facts | {
-        f"config.{key}": value for key, value in dotted_items(run.resolved_config.values)
+        visible(f"config.{key}"): value for key, value in dotted_items(run.resolved_config.values)
     }
+
+
+def _csv_cell(value: Any) -> Any:
+    text = json.dumps(value) if isinstance(value, list) else value
+    return inert(visible(text) if isinstance(text, str) else text)
 
 
 def to_wandb(
@@ -142,13 +148,16 @@ def to_wandb(
 
         if feed.failure is not None:
             failed += 1
-            print(f"FAILED {run.name}: {feed.failure}")
+            print(visible(f"FAILED {run.name}: {feed.failure}"))
             continue
 
         for note in notes:
             print(note)
         print(
-            f"sent   {run.name}: {len(rows)} rows" + (f", {run.path}" if mode == "offline" else "")
+            visible(
+                f"sent   {run.name}: {len(rows)} rows"
+                + (f", {run.path}" if mode == "offline" else "")
+            )
         )
 
     if mode == "offline":

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import CompactHydraException
 
 from fedexp.commands.errors import JOB_ERROR, print_error
+from fedexp.commands.joblib_files import mark_joblib_files
 from fedexp.core.errors import FedexpError
-from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.outlet import lasting_output, visible
 
 if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
@@ -56,7 +57,7 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-    with interrupt_on_sigterm(), sources_stay():
+    with interrupt_on_sigterm(), sources_stay(), mark_joblib_files():
         try:
             return launch()
         except KeyboardInterrupt:
@@ -127,9 +128,12 @@ def run_hydra(arguments: list[str]) -> int:
 def _report_dead_worker(work: Callable[[], Any]) -> Any:
     """Call `work`, and report a worker process of the launcher that died.
 
-    A dead worker process ends the sweep with exit code 1. A failed job also gives exit
-    code 1, without another message, because the job printed its error.
+    A dead worker process ends the sweep with exit code 1, and so does a folder that
+    cannot be written. A failed job also gives exit code 1, without another message,
+    because the job printed its error.
     """
+    from fedexp.storage.files import refused
+
     try:
         return work()
     except JobFailedError:
@@ -145,6 +149,11 @@ def _report_dead_worker(work: Callable[[], Any]) -> Any:
             "if memory ran out",
             file=sys.stderr,
         )
+        raise SystemExit(JOB_ERROR) from None
+    except OSError as error:
+        if (described := refused(error)) is None:
+            raise
+        print_error(described)
         raise SystemExit(JOB_ERROR) from None
 
 
@@ -174,7 +183,7 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
 @lasting_output()
 def print_failure(label: str, error: object) -> None:
     """Print that a job of a sweep failed, and the reason."""
-    print(f"FAILED {label}\n{error}", file=sys.stderr, flush=True)
+    print(visible(f"FAILED {label}\n{error}"), file=sys.stderr, flush=True)
 
 
 def sweep_job(config: Any) -> float:

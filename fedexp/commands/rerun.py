@@ -13,6 +13,7 @@ from fedexp.storage.files import read_json
 from fedexp.storage.run_folder import RunFolder, rows_of
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
+from fedexp.tracking.outlet import visible
 
 _NUMERICS = "numerics.json"
 
@@ -35,14 +36,15 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     Raises:
         ConfigError: The run has no result, or a file that it was made with has changed.
             Also raised if the run is itself the rerun, which would be replaced.
+        StorageError: The run's ``config.yaml`` is damaged.
     """
     from fedexp.commands.launching import execute_job
-    from fedexp.config.compose import group_option
+    from fedexp.config.compose import group_option, resolve_stored
     from fedexp.config.pinning import pin
     from fedexp.config.search_path import register
     from fedexp.running.check import CheckedJob, name_job_in_errors
 
-    if run.status != "done" or not run.config:
+    if run.status != "done" or not run.read_config():
         raise ConfigError(
             "there is no result to compare with",
             where=str(run.path),
@@ -51,7 +53,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         )
 
     register()
-    stored = run.resolved_config
+    stored = resolve_stored(run.resolved_config)
     config = stored.with_values(
         output_root=str(root / "reruns"),
         logger=dict(group_option("logger", "local", "logger", [])),
@@ -124,7 +126,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),
         *_model_differences(old.result, result),
     ]
-    print(f"first:  {old.path}\nagain:  {new.path}")
+    print(visible(f"first:  {old.path}\nagain:  {new.path}"))
 
     if not found:
         known = (
@@ -137,12 +139,12 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         print("not bit-identical")
 
     for line in found:
-        print(f"  {line}")
+        print(visible(f"  {line}"))
     others = [*_other_differences(old, new)]
     if others:
         print("other differences:" if found else "these differ nevertheless:")
     for line in others:
-        print(f"  {line}")
+        print(visible(f"  {line}"))
 
     return JOB_ERROR if found else 0
 

@@ -239,7 +239,7 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
     result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
     # The result is gone, so the next launch executes the job again.
-    if not result and status == "done":
+    if status == "missing":
         status = "queued"
 
     return {

@@ -13,7 +13,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,15 @@ from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
 from fedexp.storage.sources import differences, own_code
-from fedexp.storage.stored_run import StoredRun, find_run, find_runs, read_mapping, weigh
+from fedexp.storage.stored_run import (
+    StoredRun,
+    damaged_configs,
+    find_run,
+    find_runs,
+    read_mapping,
+    weigh,
+)
+from fedexp.tracking.outlet import visible
 from fedexp.tracking.terminal import (
     console,
     escaped,
@@ -187,6 +195,8 @@ def _parser() -> Parser:
 
 def _list(options: argparse.Namespace) -> int:
     there = find_runs(options.root)
+    if options.conditions or options.sort:
+        _warn_of_damaged_configs(there)
     runs = select(there, options.conditions)
     if options.sort:
         runs = ordered(runs, options.sort)
@@ -342,6 +352,8 @@ def _diff(options: argparse.Namespace) -> int:
     from fedexp.storage.identity import scientific
 
     a, b = find_run(options.root, options.a), find_run(options.root, options.b)
+    for run in (a, b):
+        run.read_config()
     configs = a.resolved_config, b.resolved_config
     # Overrides are not compared, because the values contain their effect.
     sides = [
@@ -443,7 +455,9 @@ def _rerun(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from fedexp.commands.export import as_csv, to_wandb
 
-    runs = select(find_runs(options.root), options.conditions)
+    there = find_runs(options.root)
+    _warn_of_damaged_configs(there)
+    runs = select(there, options.conditions)
     if options.wandb:
         return to_wandb(runs, options.wandb, options.project, options.entity, options.group)
     if options.out is None:
@@ -457,7 +471,22 @@ def _export(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     from fedexp.commands.runs_table import print_table
 
-    return print_table(find_runs(options.root), options.conditions)
+    runs = find_runs(options.root)
+    _warn_of_damaged_configs(runs)
+    return print_table(runs, options.conditions)
+
+
+def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
+    """Name the runs whose config is damaged and therefore not used."""
+    # A program may read standard output.
+    for run, error in damaged_configs(runs):
+        print(
+            visible(
+                f"warning: the config of {run.name} is not used: {error.facts['where']} is "
+                f"damaged ({error.facts['to do']})"
+            ),
+            file=sys.stderr,
+        )
 
 
 def _clean(options: argparse.Namespace) -> int:
@@ -481,11 +510,11 @@ def _clean(options: argparse.Namespace) -> int:
                 if options.yes:
                     _delete(target)
         except StorageError:
-            print(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)")
+            print(visible(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)"))
             continue
 
         freed += size
-        print(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})")
+        print(visible(f"{_action_text(options)} {size_text(size):>8}  {target}  ({reason})"))
         if options.yes:
             # The parent folder may contain other runs of the same config.
             with contextlib.suppress(OSError):
@@ -495,8 +524,10 @@ def _clean(options: argparse.Namespace) -> int:
         size = weigh(left)
         freed += size
         print(
-            f"{_action_text(options)} {size_text(size):>8}  {left}  "
-            "(left by a process that was killed)"
+            visible(
+                f"{_action_text(options)} {size_text(size):>8}  {left}  "
+                "(left by a process that was killed)"
+            )
         )
         if options.yes:
             delete_path(left)
@@ -547,8 +578,9 @@ def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path |
 
 def _stale_paths(root: Path) -> Iterator[Path]:
     idle = (run.path for run in find_runs(root) if not run.is_locked())
+    tables = (path for path in (root / "tables").rglob("*") if path.is_dir())
     for folder in itertools.chain(
-        root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"]
+        root.glob("runs/*"), idle, root.glob("memo/??"), [root / "sources"], tables
     ):
         yield from stale_files(folder)
 

@@ -452,11 +452,14 @@ def _publish(
     Nothing is written if `folder` is None. The page links to the runs in `root`, unless
     `root` is None.
     """
+    from fedexp.storage.files import delete_path, stale_files
     from fedexp.tables.record import write
 
     print_report(report)
     if folder is None:
         return
+    for left in stale_files(folder):
+        delete_path(left)
     write(table, record, folder)
     page = write_report(report, folder, root, record.configs)
     print(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from fedexp.config.messages import unresolved_error
 from fedexp.config.pinning import pin
 from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.identity import NON_SCIENTIFIC
+from fedexp.storage.selection import dotted_items
 from fedexp.storage.yaml_files import read_yaml
 
 
@@ -59,14 +64,103 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
 
     assert isinstance(plain, dict)
     values = {str(key): value for key, value in plain.items() if key != "hydra"}
+    _check_lengths(values)
+    contents = pin(values)
     return ResolvedConfig(
         values=values,
-        contents=pin(values),
+        contents=contents,
         choices={
             str(key): value for key, value in choices.items() if not str(key).startswith("hydra/")
         },
         overrides=[override for override in overrides if not override.startswith("hydra")],
+        interpolations=_secret_interpolations(config, values, contents),
     )
+
+
+def resolve_stored(stored: ResolvedConfig) -> ResolvedConfig:
+    """Resolve the interpolations that ``config.yaml`` has in place of values.
+
+    Raises:
+        ConfigError: An environment variable is not set.
+    """
+    texts = {
+        key: text
+        for key, text in dotted_items(stored.values)
+        if isinstance(text, str) and "${" in text and _is_free(key, stored.contents)
+    }
+    config = OmegaConf.create(stored.values)
+    try:
+        for key in texts:
+            OmegaConf.update(config, key, OmegaConf.select(config, key))
+    except OmegaConfBaseException as error:
+        raise unresolved_error(error, config) from error
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    return replace(
+        stored, values={str(key): value for key, value in plain.items()}, interpolations=texts
+    )
+
+
+# An interpolation of an environment variable, except those that fedexp itself reads.
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*(?!FEDEXP_)(\w+)")
+
+
+def _secret_interpolations(
+    config: DictConfig, values: Mapping[str, Any], contents: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the interpolations whose values must not be stored, by dotted key.
+
+    An environment variable may contain a password. Values that decide the result are
+    stored nevertheless, because runs are compared by them.
+
+    Args:
+        config: Config with interpolations.
+        values: Resolved values.
+        contents: Hashes of files, by the dotted key that names the file.
+    """
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    texts = {
+        key: text
+        for key, text in dotted_items({str(key): value for key, value in plain.items()})
+        if isinstance(text, str) and "${" in text
+    }
+    names = {name for text in texts.values() for name in _VARIABLE.findall(text)}
+    secrets = {os.environ[name] for name in names if os.environ.get(name)}
+    resolved = dict(dotted_items(values))
+    return {
+        key: text
+        for key, text in texts.items()
+        if _is_free(key, contents) and any(secret in str(resolved.get(key)) for secret in secrets)
+    }
+
+
+def _is_free(key: str, contents: Mapping[str, str]) -> bool:
+    """Return whether the result does not depend on the value of a dotted key."""
+    return any(key == one or key.startswith(f"{one}.") for one in (*NON_SCIENTIFIC, *contents))
+
+
+# No value is a text of this length, and Linux accepts no longer path.
+_LONGEST_TEXT = 4096
+
+
+def _check_lengths(node: Any, where: str = "") -> None:
+    """Refuse a text that is too long for a path or a name.
+
+    Raises:
+        ConfigError: A text is too long.
+    """
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            _check_lengths(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(node, str) and len(node) >= _LONGEST_TEXT:
+        raise ConfigError(
+            f"the value of '{where}' is too long",
+            where=where,
+            expected=f"fewer than {_LONGEST_TEXT} characters",
+            got=f"{len(node)} characters: {node[:80]} ...",
+            do="use a shorter path or name",
+        )
 
 
 def group_option(group: str, name: str, where: str, search_path: list[str]) -> DictConfig:
@@ -149,8 +243,11 @@ def _read_client_names(path: str, clients: int) -> Any:
     Raises:
         ConfigError: The file cannot be read or has another content.
     """
+    file = Path(path).expanduser()
     try:
-        names = read_yaml(Path(path).expanduser())
+        if file.exists() and not file.is_file():  # reading a named pipe would wait
+            raise OSError("not a regular file")
+        names = read_yaml(file)
         problem = (
             f"{len(names)} names" if isinstance(names, list) and len(names) != clients else None
         )

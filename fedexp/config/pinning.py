@@ -15,6 +15,7 @@ from typing import Any
 
 from fedexp.config.keys import ClientModels
 from fedexp.core.build import locate
+from fedexp.core.errors import ConfigError
 
 # Classes of the nodes without a ``_target_``, by dotted key.
 _OWN: dict[str, type] = {"client_models": ClientModels}
@@ -34,7 +35,8 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
         The hashes, by the dotted key that names the file.
 
     Raises:
-        FedexpError: A plug-in does not exist or cannot read its file.
+        FedexpError: A plug-in does not exist or cannot read its file, or a path is
+            neither a file nor a folder.
     """
     contents: dict[str, str] = {}
     for place, node in _nodes(config):
@@ -43,6 +45,15 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
             beside = len(declared) == 1 and "sha256" in node
             found = node["sha256"] if beside and node.get(key) else None
             path = _existing_path(node.get(key))
+            if path is not None and not (path.is_file() or path.is_dir()):
+                # Opening a named pipe, for example, would wait for a writer.
+                raise ConfigError(
+                    f"'{place}.{key}' is not a regular file",
+                    where=f"{place}.{key}",
+                    expected="a file or a folder, because its content is read several times",
+                    got=str(path),
+                    do="copy the content into a file",
+                )
             if found is None and path is not None:
                 # Reading fails, for example, for a folder in place of a file.
                 with contextlib.suppress(OSError):

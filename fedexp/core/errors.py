@@ -34,9 +34,11 @@ class FedexpError(Exception):
 
     def __str__(self) -> str:
         facts = [
-            f"  {name + ':':<10}{value}" for name, value in self.facts.items() if value is not None
+            f"  {name + ':':<10}{_shortened(str(value))}"
+            for name, value in self.facts.items()
+            if value is not None
         ]
-        return "\n".join([self.what, *facts])
+        return "\n".join([_shortened(self.what), *facts])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Processes send errors to each other.
@@ -44,6 +46,17 @@ class FedexpError(Exception):
             _rebuild,
             (type(self), self.what, self.facts, "".join(traceback.format_exception(self))),
         )
+
+
+# Longest part of an error message in characters, and the characters at its ends that
+# are shown of a longer part.
+_LONGEST, _ENDS = 2000, 200
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_ENDS]} ... ({len(text)} characters) ... {text[-_ENDS:]}"
 
 
 class RemoteError(Exception):

@@ -21,18 +21,22 @@ class ResolvedConfig:
             key that names the file.
         choices: Chosen option of each config group.
         overrides: Overrides as typed, without Hydra's own.
+        interpolations: Text that is stored in place of a value, by dotted key. It names
+            the environment variable that the value came from, which may be secret.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
+    interpolations: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
         """Build a config from a mapping that `to_stored` returned.
 
-        Entries that an earlier version did not store are empty.
+        Entries that an earlier version did not store are empty. Interpolations are
+        values here (`fedexp.config.compose.resolve_stored` resolves them).
         """
         return cls(
             values={key: value for key, value in stored.items() if key not in _FACTS},
@@ -42,9 +46,12 @@ class ResolvedConfig:
         )
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the content of ``config.yaml``: all fields in one flat mapping."""
+        """Return the content of ``config.yaml`` as one flat mapping.
+
+        It has all fields. Interpolations replace their values.
+        """
         return {
-            **self.values,
+            **_replaced(self.values, self.interpolations),
             "contents": dict(self.contents),
             "choices": dict(self.choices),
             "overrides": list(self.overrides),
@@ -52,10 +59,28 @@ class ResolvedConfig:
 
     def with_values(self, **values: Any) -> ResolvedConfig:
         """Return a copy with other values at top-level keys."""
-        return replace(self, values={**self.values, **values})
+        kept = {
+            key: text
+            for key, text in self.interpolations.items()
+            if key.partition(".")[0] not in values
+        }
+        return replace(self, values={**self.values, **values}, interpolations=kept)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
 
     def __bool__(self) -> bool:
         return bool(self.values)
+
+
+def _replaced(
+    node: Mapping[str, Any], texts: Mapping[str, str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return nested values with those at the dotted keys of `texts` replaced."""
+    return {
+        key: _replaced(value, texts, f"{name}.")
+        if isinstance(value, Mapping)
+        else texts.get(name, value)
+        for key, value in node.items()
+        for name in (f"{prefix}{key}",)
+    }

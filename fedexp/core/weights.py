@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedexp.core.build import convert, locate
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.trees import Tree
+from fedexp.core.user_code import describe_exception, is_ours
 
 # Kinds of devices whose convolutions are faster channels last.
 _CHANNELS_LAST_ON = ("cuda",)
@@ -273,7 +274,12 @@ class Weights:
         return cls(spec, params, dict(module.named_buffers()))
 
     def module(self) -> nn.Module:
-        """Return a new network with copies of these tensors, in evaluation mode."""
+        """Return a new network with copies of these tensors, in evaluation mode.
+
+        Raises:
+            ConfigError: The tensors do not fit the network.
+        """
+        self._check_shapes()
         module = self.spec.module()
         first = next(iter(self.params.values()))
         module.to(first.device, first.dtype)
@@ -285,6 +291,47 @@ class Weights:
                 for name, value in named:
                     value.copy_(tree[name])
         return module.eval()
+
+    def _check_shapes(self) -> None:
+        """Refuse tensors of another network, before memory is allocated.
+
+        The spec may come from a file, whose widths may be of any size. A user's class
+        that does not support torch's meta device is not checked.
+
+        Raises:
+            ConfigError: The tensors do not fit the network.
+        """
+        try:
+            with torch.device("meta"):
+                module = self.spec.module()
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the class's constructor raises
+            if not is_ours(self.spec.arch):
+                return
+            got = describe_exception(error)
+        else:
+            expected = {name: tuple(value.shape) for name, value in _tensors(module)}
+            found = {
+                name: tuple(value.shape) for name, value in {**self.params, **self.buffers}.items()
+            }
+            if expected == found:
+                return
+            name = next(
+                name for name in (*expected, *found) if expected.get(name) != found.get(name)
+            )
+            got = f"'{name}' of shape {found.get(name)}, the network needs {expected.get(name)}"
+        raise ConfigError(
+            "the stored tensors do not fit the network that is stored with them",
+            where=self.spec.arch,
+            got=got,
+            do="use the models of another folder, or make these again",
+        )
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 @cache

@@ -317,6 +317,15 @@ def save_partition(partition: Partition, path: Path) -> None:
     )
 
 
+def contains_partition(path: Path, partition: Partition) -> bool:
+    """Return whether `path` is an undamaged file of `partition`."""
+    try:
+        stored = load_partition(path)
+    except DataError:
+        return False
+    return (stored.sha256, stored.info) == (partition.sha256, partition.info)
+
+
 def load_partition(path: Path) -> Partition:
     """Read a file that `save_partition` wrote.
 
@@ -338,13 +347,17 @@ def load_partition(path: Path) -> Partition:
             got=str(path),
             do="give the file's path; relative paths start at the working directory",
         ) from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise _not_a_partition(path, str(error)) from error
 
+    if not isinstance(metadata, dict):
+        raise _not_a_partition(path, f"metadata of type {type(metadata).__name__}")
     if metadata.get("format") != FORMAT or not {"indices", "offsets"} <= set(arrays):
         raise _not_a_partition(path, f"format {metadata.get('format')}, arrays {', '.join(arrays)}")
 
-    info = metadata["info"]
+    info = metadata.get("info")
+    if not isinstance(info, dict):
+        raise _not_a_partition(path, "no facts about the split: the file is damaged")
     partition = Partition(arrays["indices"], arrays["offsets"], info)
     if "held" in arrays:
         partition = CutPartition(

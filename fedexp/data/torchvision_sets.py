@@ -1,6 +1,7 @@
 """Five classic data sets, read and fetched by torchvision.
 
-torchvision checks the publishers' checksums.
+torchvision checks the publishers' checksums of all files except MNIST's and
+Fashion-MNIST's unpacked ones, which are checked here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from fedexp.core.errors import DataError
 from fedexp.data._torchvision import torchvision_datasets
 from fedexp.data.dataset import Arrays, Dataset
+from fedexp.storage.files import file_sha256
 
 _IDX = tuple(
     f"{part}-ubyte"
@@ -33,6 +35,22 @@ _FILES = {
     ),
     "CIFAR100": tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
     "SVHN": ("train_32x32.mat", "test_32x32.mat"),
+}
+# Size and sha256 of the publishers' files, unpacked. torchvision checks only the packed
+# files, when it downloads them
+_PUBLISHED = {
+    "MNIST": (
+        (47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        (60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        (7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        (10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    ),
+    "FashionMNIST": (
+        (47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+        (60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+        (7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+        (10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+    ),
 }
 _NAMES = {
     "MNIST": "mnist",
@@ -56,8 +74,12 @@ class TorchvisionSet(Dataset):
 
     source: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"]
 
+    # Whether files of MNIST and Fashion-MNIST that have the publisher's size must have
+    # the publisher's content. A subclass for other images in this format sets it to
+    # False
+    checks_content: ClassVar[bool] = True
     can_download: ClassVar[bool] = True
-    cache_version: ClassVar[int] = 1
+    cache_version: ClassVar[int] = 2
 
     @property
     def name(self) -> str:
@@ -110,7 +132,28 @@ class TorchvisionSet(Dataset):
                 do=f"delete them, then {self.ways(root)}",
             ) from error
 
+        if self.checks_content:
+            self._check_content(root)
         return Arrays(*arrays)
+
+    def _check_content(self, root: Path) -> None:
+        """Refuse a file that has the publisher's size and other content.
+
+        A file of another size is a user's own, because the format contains the number
+        of samples.
+        """
+        published = _PUBLISHED.get(self.source, ())
+        for path, (size, sha256) in zip(self.expected_files(root), published, strict=False):
+            if path.stat().st_size == size and (found := file_sha256(path)) != sha256:
+                raise DataError(
+                    f"a file of data set '{self.name}' is not the publisher's: it is damaged "
+                    "or was changed",
+                    where=str(path),
+                    expected=f"sha256 {sha256}",
+                    got=f"sha256 {found}",
+                    do=f"delete it, then {self.ways(root)}; or read images of your own by a "
+                    "subclass of TorchvisionSet with checks_content = False (dataset._target_)",
+                )
 
 
 def _arrays(loaded: Any, source: str) -> tuple[Tensor, Tensor]:

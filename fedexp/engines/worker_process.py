@@ -172,8 +172,10 @@ def serve_forks(fd: int) -> None:
 
     The process has one thread, so that a fork is safe.
     """
-    # The run's process handles Ctrl-C. This process ends when that process is gone.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The run's process handles Ctrl-C and the end of the terminal. This process ends
+    # when that process is gone.
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)
     children: dict[int, int] = {}
 

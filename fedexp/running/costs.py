@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedexp.core.engine import Engine
@@ -39,6 +41,48 @@ class Meter:
 
     def _totals(self) -> tuple[int, int]:
         return self._engine.cached_steps, self._engine.stacked_steps
+
+
+def read_timing(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Read ``timing.jsonl``, without the lines that are damaged.
+
+    Costs are not worth the refusal of a run.
+
+    Args:
+        path: The file, which may be absent.
+
+    Returns:
+        The rows, and the number of damaged lines. A last line that a crash cut short is
+        not counted.
+    """
+    rows, damaged = [], 0
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if _is_timing(row):
+            rows.append(row)
+        else:
+            damaged += 1
+    return rows, damaged
+
+
+def _is_timing(row: Any) -> bool:
+    """Return whether `row` has the values that `costs` reads."""
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(name), int) for name in ("step", "executed", "stacked")
+    ):
+        return False
+    seconds, peak = row.get("seconds"), row.get("peak_memory", {})
+    return (
+        isinstance(seconds, dict)
+        and "train" in seconds
+        and isinstance(peak, dict)
+        and peak.keys() <= {"ram", "gpu"}
+        and all(isinstance(value, int | float) for value in seconds.values())
+        and all(isinstance(value, int) for value in peak.values())
+    )
 
 
 def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import signal
 import threading
@@ -27,10 +28,10 @@ from fedexp.core.outcome import Outcome
 from fedexp.core.phases import phase
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.runner import Snapshot, env_of, next_jobs
-from fedexp.data.partition import save_partition
+from fedexp.data.partition import contains_partition, save_partition
 from fedexp.engines.stored_models import FromStoredModels
 from fedexp.evaluation.evaluate import Evaluator
-from fedexp.running.costs import Meter, costs
+from fedexp.running.costs import Meter, costs, read_timing
 from fedexp.running.experiment import Experiment, data_content
 from fedexp.running.peak_memory import peak_memory, reset_peak
 from fedexp.running.profile import PROFILE, NamedEngine, profiled
@@ -43,7 +44,7 @@ from fedexp.runtime.allocator import keep_freed_memory
 from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.environment import environment
-from fedexp.storage.files import read_json, read_jsonl, refused, write_json, write_text
+from fedexp.storage.files import read_json, refused, write_json, write_text
 from fedexp.storage.model_folder import Clients, digests, save_outcome
 from fedexp.storage.run_folder import Journal, RunFolder, trace_rows
 from fedexp.storage.sources import store_sources
@@ -51,13 +52,13 @@ from fedexp.storage.tensors import load_tree, save_sealed
 from fedexp.tracking.curve import draw_curve
 from fedexp.tracking.feed import Feed
 from fedexp.tracking.logger import Logger, RunInfo, title
-from fedexp.tracking.outlet import lasting_output
+from fedexp.tracking.outlet import lasting_output, visible
 from fedexp.tracking.pictures import draw_pictures
 from fedexp.tracking.progress import Progress, named
 
 
 class Interrupted(BaseException):
-    """An interruption by SIGTERM that leaves the run resumable.
+    """An interruption by SIGTERM or SIGHUP that leaves the run resumable.
 
     Attributes:
         exit_code: Exit code of the process, 128 plus the number of the signal.
@@ -175,7 +176,7 @@ class _Notes:
 
         The log may belong to another process.
         """
-        self._say(named(self.name, text))
+        self._say(visible(named(self.name, text)))
 
     def __call__(self, text: str) -> None:
         self.show(text)
@@ -262,9 +263,7 @@ class _Run:
         began = time.perf_counter()
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
-        write_text(
-            path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(self.resolved.to_stored()))
-        )
+        write_text(path / "config.yaml", _config_text(self.resolved))
         write_json(path / "environment.json", environment())
         store_sources(self.resolved.values, path)
         experiment = self.experiment or Experiment.of(self.resolved)
@@ -340,6 +339,9 @@ class _Run:
             )
 
         path = self.folder.path / "partition.safetensors"
+        if path.exists() and not contains_partition(path, data.partition):
+            self.note(f"{path.name} is damaged: it is written again")
+            path.unlink()
         if not path.exists():
             save_partition(data.partition, path)
         return experiment.prepare(data, self.note)
@@ -488,6 +490,9 @@ class _Run:
             draw_curve(journal.rows, path / "curve.png", title(self.resolved))
         self.seconds["log"] = time.perf_counter() - began
         peak = peak_memory(torch.device(engine.numerics.device))
+        timing, lost = read_timing(path / "timing.jsonl")
+        if lost:
+            self.note(f"timing.jsonl is damaged: the result lacks the costs of {lost} rows")
         result = {
             "status": "done",
             "fedexp_version": __version__,
@@ -495,7 +500,7 @@ class _Run:
             "choices": self.resolved.choices,
             "overrides": self.resolved.overrides,
             **summary,
-            **costs(read_jsonl(path / "timing.jsonl"), self.seconds, peak),
+            **costs(timing, self.seconds, peak),
             "memory_probe": engine.memory_probe,
             "bytes": {
                 k: sum(row.get(f"bytes/{k}", 0) for row in journal.rows) for k in ("up", "down")
@@ -509,6 +514,7 @@ class _Run:
                 **data.partition.info,
             },
             "test_data_in_training": data.test_data_in_training,
+            "config_sha256": hashlib.sha256(_config_text(self.resolved).encode()).hexdigest(),
             "metrics_sha256": journal.mark[1],
             "models_sha256": digests(path),
             "hashes": self.folder.hashes,
@@ -548,6 +554,11 @@ class _Run:
         return feed
 
 
+def _config_text(config: ResolvedConfig) -> str:
+    """Return the text of ``config.yaml``."""
+    return str(OmegaConf.to_yaml(OmegaConf.create(config.to_stored())))
+
+
 class _Saver:
     """The recorded steps that are not yet in the checkpoint.
 
@@ -585,20 +596,29 @@ class _Saver:
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Raise `Interrupted` on SIGTERM inside a block.
+    """Raise `Interrupted` on SIGTERM or SIGHUP inside a block.
 
-    Ctrl-C raises KeyboardInterrupt also outside the block. Outside the main thread,
-    nothing is changed.
+    SIGHUP is sent when the terminal is closed. It stays ignored if it was ignored
+    before, as ``nohup`` does. Ctrl-C raises KeyboardInterrupt also outside the block.
+    Outside the main thread, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, frame: object) -> None:
+        # A closed terminal may send SIGHUP twice, and the run is being saved meanwhile.
+        if signum == signal.SIGHUP:
+            signal.signal(signum, signal.SIG_IGN)
         raise Interrupted(signum)
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {
+        signum: signal.signal(signum, interrupt)
+        for signum in (signal.SIGTERM, signal.SIGHUP)
+        if signum == signal.SIGTERM or signal.getsignal(signum) != signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

@@ -514,6 +514,8 @@ def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
 
 def _nearest_folder_hint(folder: Path) -> str:
     """Suggest a folder with models inside `folder`, or a folder of a similar name."""
+    if (folder / "result.json").is_file():
+        return "restart that run with reuse=false, or name another folder"
     if folder.is_dir():
         inside = [child for child in sorted(folder.iterdir()) if (child / MODELS).is_file()]
         return (

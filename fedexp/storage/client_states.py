@@ -6,6 +6,8 @@ A segment is a file of many states that is written once.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ class StoredClientStates(ClientStates):
         self._live: dict[int, int] = {}  # number of states in use, by segment
         self._dead = 0  # number of superseded states on disk
         self._written: dict[int, int] = {}  # number of all states, by segment
+        self._digests: dict[int, str] = {}  # digest of each segment's facts
 
         self._obsolete: list[int] = []  # segments that only the last checkpoint refers to
         self._first, self._next = first, last + 1
@@ -100,7 +103,7 @@ class StoredClientStates(ClientStates):
             self.bytes -= _size(self._held.pop(client))
         self._clean_up()
 
-    def flush(self) -> dict[str, int]:
+    def flush(self) -> dict[str, Any]:
         """Write the states that are not on disk.
 
         Call `delete_obsolete` once the returned values are stored.
@@ -110,7 +113,14 @@ class StoredClientStates(ClientStates):
         """
         self._save(list(self._unsaved))
         self._durable = self._next - 1
-        return {"first": self._first, "last": self._next - 1, "clients": len(self)}
+        # A missing or exchanged segment would bring back earlier states of clients.
+        segments = [[number, self._digests[number]] for number in sorted(self._live)]
+        return {
+            "first": self._first,
+            "last": self._next - 1,
+            "clients": len(self),
+            "segments": segments,
+        }
 
     def delete_obsolete(self) -> None:
         """Delete the segments that only the previous checkpoint referred to.
@@ -120,7 +130,7 @@ class StoredClientStates(ClientStates):
         while self._obsolete:
             self._path(self._obsolete.pop()).unlink(missing_ok=True)
 
-    def restore(self, range_: dict[str, int] | None) -> None:
+    def restore(self, range_: dict[str, Any] | None) -> None:
         """Return to the states of the `flush` that returned `range_`, or to no states.
 
         Files written since that `flush` are deleted.
@@ -129,19 +139,27 @@ class StoredClientStates(ClientStates):
             range_: The values that `flush` returned, or None for no states.
 
         Raises:
-            StorageError: A file is missing or damaged.
+            StorageError: A file is missing or damaged, or is another one. The message
+                names it.
         """
         first, last = (range_["first"], range_["last"]) if range_ else (1, 0)
+        # Checkpoints of earlier versions do not list their segments.
+        listed = dict(range_["segments"]) if range_ and "segments" in range_ else None
+
         for number, path in self._on_disk().items():
-            if not first <= number <= last:
+            if not first <= number <= last or (listed is not None and number not in listed):
                 path.unlink()
         for part in self.folder.glob(".*.part"):
             part.unlink()
 
         self._reset(first, last)
-        for number in sorted(self._on_disk()):
+        for number in sorted(self._on_disk() if listed is None else listed):
             with self._open(number) as (_, facts):
-                self._enter(number, [int(client) for client in facts["layout"]])
+                clients = [int(client) for client in facts["layout"]]
+                self._digests[number] = _digest(facts["layout"], facts["checksums"])
+                if listed is not None and self._digests[number] != listed[number]:
+                    raise ValueError("the segment is not the one that was written")
+            self._enter(number, clients)
         if range_ and len(self._place) != range_["clients"]:
             raise _unusable(self.folder)
 
@@ -183,6 +201,7 @@ class StoredClientStates(ClientStates):
             checksums[str(client)] = checksum(own)
             tree |= joined({str(client): own})
         save_tree(self._path(number), tree, {"layout": layout, "checksums": checksums})
+        self._digests[number] = _digest(layout, checksums)
         self._next = number + 1
         self._enter(number, list(states))
 
@@ -205,6 +224,7 @@ class StoredClientStates(ClientStates):
     def _drop(self, number: int) -> None:
         self._dead -= self._written.pop(number)
         del self._live[number]
+        self._digests.pop(number, None)
         if number <= self._durable:
             self._obsolete.append(number)
         else:
@@ -259,7 +279,7 @@ class StoredClientStates(ClientStates):
         try:
             with opened(path, self._device) as file:
                 yield file, read_facts(file)
-        except (FileNotFoundError, StorageError) as error:
+        except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
             raise _unusable(path) from error
 
     def _on_disk(self) -> dict[int, Path]:
@@ -289,6 +309,11 @@ def _batches(states: Iterable[tuple[int, Trees]]) -> Iterator[dict[int, Trees]]:
 
 def _size(state: Trees) -> int:
     return sum(map(num_bytes, state.values()))
+
+
+def _digest(layout: dict[str, Any], checksums: dict[str, int]) -> str:
+    """Return a digest of a segment's states, from their tensor names and checksums."""
+    return hashlib.sha256(json.dumps([layout, checksums]).encode()).hexdigest()[:40]
 
 
 def _unusable(path: Path) -> StorageError:

@@ -129,17 +129,44 @@ def read_json(path: Path) -> Any:
     Raises:
         StorageError: The file is damaged.
     """
+    if path.is_fifo():  # opening it would wait for a writer
+        raise damaged(path, "it is a named pipe")
     try:
         value = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:  # includes UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
         raise damaged(path, f"it is not JSON: {error}") from error
     if isinstance(value, dict) and _SEAL in value and value.pop(_SEAL) != _digest(value):
         raise damaged(path, "the content is not the one that was written")
     return value
 
 
+def parse_yaml(text: str) -> Any:
+    """Return the value that a YAML text describes.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML, or is nested too deeply.
+    """
+    import yaml
+
+    # libyaml, if PyYAML was built with it, takes a tenth of the time.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if sum(map(text.count, ("[", "{", "- "))) > _DEEPEST:
+        # libyaml recurses without a limit when it builds values, but not here.
+        depth = 0
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise yaml.YAMLError(f"more than {_DEEPEST} values are nested")
+    try:
+        return yaml.load(text, loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("too many values are nested") from error
+
+
+_DEEPEST = 500  # nested lists and mappings in a YAML file, at most
 _SEAL = "seal"
 
 
@@ -147,13 +174,24 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:40]
 
 
-def damaged(path: Path, how: str | None = None) -> StorageError:
-    """Return the error for a file that does not contain what was written."""
+def damaged(
+    path: Path,
+    how: str | None = None,
+    do: str = "restore the file, or restart the run with reuse=false",
+) -> StorageError:
+    """Return the error for a file that does not contain what was written.
+
+    Args:
+        path: The damaged file.
+        how: What was found, for the message.
+        do: Next step. ``reuse=false`` moves all files of a run aside except the lock
+            and ``identity.json``.
+    """
     return StorageError(
         f"{path.name} is damaged",
         where=str(path),
         got=how,
-        do="restore the file, or restart the run with reuse=false",
+        do=do,
     )
 
 
@@ -164,6 +202,7 @@ _REFUSALS = {
     errno.EPERM: "make it readable and writable, or use another place",
     errno.EACCES: "make it readable and writable, or use another place",
     errno.EROFS: "make it readable and writable, or use another place",
+    errno.ENAMETOOLONG: "use a shorter path",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
 }
@@ -172,8 +211,9 @@ _REFUSALS = {
 def refused(error: BaseException, where: Path | None = None) -> StorageError | None:
     """Return the error to report if the system refused an operation.
 
-    The reasons are missing disk space, a limit of file sizes, missing permission and
-    missing file descriptors. For any other `error` the result is None.
+    The reasons are missing disk space, a limit of file sizes, missing permission,
+    missing file descriptors and a path that is too long. For any other `error` the
+    result is None.
     """
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
@@ -196,7 +236,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ import torch
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
-from fedexp.core.errors import StorageError
+from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.trees import Tree
+from fedexp.core.user_code import is_ours
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.client_data import CLIENT_DATA
 from fedexp.storage.files import damaged, file_sha256, read_json, write_text
@@ -260,13 +261,52 @@ def verify(folder: Path) -> None:
             )
 
 
+def refuse_other_classes(
+    classes: Iterable[str], allowed: Iterable[str], path: Path, do: str
+) -> None:
+    """Refuse networks whose code must not be imported because a file names them.
+
+    Classes of fedexp are accepted.
+
+    Args:
+        classes: Dotted paths of the classes that the file names.
+        allowed: Dotted paths of further classes, or of modules and packages whose
+            classes are all accepted.
+        path: The file, for the message.
+        do: Next step for the message. ``{name}`` is replaced by the refused class.
+
+    Raises:
+        StorageError: A class is not accepted. Nothing was imported.
+    """
+    accepted = tuple(allowed)
+    for name in classes:
+        if not is_ours(name) and not any(
+            name == one or name.startswith(f"{one}.") for one in accepted
+        ):
+            raise StorageError(
+                "the file names a network whose code has not been allowed to run",
+                where=str(path),
+                expected=", ".join(["a class of fedexp", *sorted(accepted)]),
+                got=name,
+                do=do.format(name=name),
+            )
+
+
 @contextlib.contextmanager
 def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
     path = folder / MODELS
     try:
         with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
             yield file
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
+    except (
+        OSError,
+        safetensors.SafetensorError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise StorageError(
             f"no models can be read here: {_reason(error)}",
             where=str(path),
@@ -278,7 +318,8 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if isinstance(error, KeyError | TypeError):  # metadata that only fedexp writes is missing
+    # Metadata that only fedexp writes is missing or damaged.
+    if isinstance(error, AttributeError | KeyError | TypeError | ValueError | RecursionError):
         return "the file does not name the networks of the models"
     return str(error)
 
@@ -291,6 +332,9 @@ def _read_clients(path: Path) -> Clients | None:
         raise StorageError(
             f"{CLIENTS} is not an object", where=str(path), got=type(stored).__name__
         )
+    # `build` would import the class that this key names. The file may be a stranger's.
+    if "_target_" in stored:
+        raise ConfigError("unknown key '_target_'", where=f"{path}._target_", do="remove it")
     return build(Clients, stored, str(path))
 
 

@@ -107,7 +107,7 @@ class RunFolder:
             for path in [*stale_files(self.path, ours=True), *stale_files(self.path.parent)]:
                 delete_path(path)
             if self.hashes:
-                self._compare(self.once(_IDENTITY, self.hashes), _IDENTITY)
+                self._compare(self._identity(), _IDENTITY)
         except BaseException as error:
             self.release()
             if isinstance(error, OSError):
@@ -116,6 +116,15 @@ class RunFolder:
 
         if what := damage(self.path, "status.json"):
             announce(f"{what}: it is written again")
+
+    def _identity(self) -> Any:
+        """Return the hashes in ``identity.json``, which is written if it is absent."""
+        try:
+            return self.once(_IDENTITY, self.hashes)
+        except StorageError as error:
+            # `reuse=false` does not help, because the file is read before.
+            do = "delete the file, then run the same command again, which writes it again"
+            raise damaged(self.path / _IDENTITY, do=do) from error
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
@@ -366,7 +375,8 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
 
     Returns:
         The result and the status. The result is empty unless the run is done and the
-        result is not damaged. Both are empty if there is no run.
+        result is not damaged. The status is ``missing`` if the result of a finished run
+        is gone. Both are empty if there is no run.
     """
     state = read_mapping(run.path / "status.json")
     # The lock is checked before the result is read. A run that finishes in between is
@@ -384,6 +394,11 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
         state = {
             "status": "failed",
             "error": "its process died without a result (the same command resumes it)",
+        }
+    if not result and state.get("status") == "done":
+        state = {
+            "status": "missing",
+            "error": "its result.json is gone (the same command makes it again)",
         }
 
     return result, state

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 from fedexp.core.resolved_config import ResolvedConfig
-from fedexp.storage.files import read_json
+from fedexp.storage.files import damaged, parse_yaml, read_json, refused
 
 # <codehash8>, or <codehash8>.<k> for files that were set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
@@ -57,15 +58,42 @@ class StoredRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Contents of ``config.yaml``, empty if it is absent or damaged."""
+        try:
+            return self.read_config()
+        except StorageError:
+            return {}
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the contents of ``config.yaml``, empty if it is absent.
+
+        Raises:
+            StorageError: The file is damaged, or is not the one that a finished run
+                used.
+        """
         import yaml
 
-        from fedexp.storage.yaml_files import read_yaml
-
+        path = self.path / "config.yaml"
+        advice = "restore the file, or restart the run with reuse=false"
+        if not self.result:
+            advice = "run the same overrides again, which writes the file again"
+        if path.is_fifo():  # opening it would wait for a writer
+            raise damaged(path, "it is a named pipe", advice)
         try:
-            value = read_yaml(self.path / "config.yaml")
-        except (OSError, yaml.YAMLError):
+            content = path.read_bytes()
+        except OSError:
             return {}
-        return value if isinstance(value, dict) else {}
+
+        # Results of earlier versions have no digest.
+        digest = self.result.get("config_sha256")
+        if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+            raise damaged(path, "it is not the config of the finished run", advice)
+        try:
+            value = parse_yaml(content.decode())
+        except (yaml.YAMLError, ValueError) as error:
+            raise damaged(path, "it is not YAML", advice) from error
+        if not isinstance(value, dict):
+            raise damaged(path, "it is not a mapping", advice)
+        return value
 
     @cached_property
     def resolved_config(self) -> ResolvedConfig:
@@ -79,14 +107,16 @@ class StoredRun:
         It is the status in ``status.json``, with these exceptions:
 
         - ``stale``: the file says running, and no process holds the lock.
-        - ``done`` or ``unknown``: there is no status, and there is a result (``done``)
-          or no result (``unknown``).
+        - ``done``: there is no status, and there is a result.
+        - ``unknown``: there is no status or the status done, and there is no result.
         - ``damaged``: the result of a finished run is damaged, or there is no result
           and ``status.json`` is damaged.
         """
         status = str(self.state.get("status", "done" if self.result else "unknown"))
         if not self.result and status in ("unknown", "done") and damage(self.path):
             return "damaged"
+        if not self.result and status == "done":
+            return "unknown"
         return "stale" if status == "running" and not self.is_locked() else status
 
     def is_locked(self) -> bool:
@@ -188,9 +218,17 @@ class StoredRun:
 
 
 def find_runs(root: Path) -> list[StoredRun]:
-    """Return all runs in ``<root>/runs``, newest first."""
+    """Return all runs in ``<root>/runs``, newest first.
+
+    Raises:
+        StorageError: The folder's path is too long, or the folder cannot be read.
+    """
+    try:
+        folders = [path for path in (root / "runs").glob("*/*") if _is_run(path)]
+    except OSError as error:
+        raise refused(error, root) or error from error
     return sorted(
-        (StoredRun(path) for path in (root / "runs").glob("*/*") if _is_run(path)),
+        (StoredRun(path) for path in folders),
         key=lambda run: (run.updated, run.name),
         reverse=True,
     )
@@ -207,7 +245,11 @@ def find_run(root: Path, name: str) -> StoredRun:
         FedexpError: There is no such run, or more than one.
     """
     path, matches = Path(name), []
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError:  # the name is too long for a path
+        is_folder = False
+    if is_folder:
         if (path / "status.json").exists() or (path / "config.yaml").exists():
             return StoredRun(path.resolve())
         matches = [StoredRun(child.resolve()) for child in sorted(path.iterdir()) if _is_run(child)]
@@ -247,6 +289,15 @@ def find_run(root: Path, name: str) -> StoredRun:
         if near
         else "fedexp-runs list shows all runs (--root for another folder)",
     )
+
+
+def damaged_configs(runs: Iterable[StoredRun]) -> Iterator[tuple[StoredRun, StorageError]]:
+    """Yield the runs whose ``config.yaml`` is damaged, and the error of each."""
+    for run in runs:
+        try:
+            run.read_config()
+        except StorageError as error:
+            yield run, error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -93,7 +93,13 @@ def opened(path: Path, device: torch.device) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
             yield file
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (
+        safetensors.SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise damaged(path, str(error)) from error
 
 

@@ -9,9 +9,7 @@ from typing import Any
 import yaml
 
 from fedexp.core.errors import ConfigError
-
-# libyaml, if PyYAML was built with it, takes a tenth of the time.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from fedexp.storage.files import parse_yaml
 
 
 def read_yaml(path: Path) -> Any:
@@ -24,7 +22,7 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise yaml.YAMLError(f"{path} is not text in UTF-8") from error
-    return yaml.load(text, _LOADER)
+    return parse_yaml(text)
 
 
 def read_yaml_mapping(path: Path, what: str) -> dict[str, Any]:

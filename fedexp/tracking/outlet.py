@@ -10,9 +10,22 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 import threading
 from typing import Any
+
+# Control characters except tabs and line ends. A terminal obeys some of them.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """Return a text with its control characters as escapes.
+
+    Names and errors that are stored in files may come from elsewhere. Printed as they
+    are, they could move the cursor, change the title of the terminal and so on.
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def lasting_output() -> _WrappedStreams:

@@ -13,6 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
+
+from fedexp.tracking.outlet import visible
 
 
 def console() -> Console:
@@ -20,11 +23,16 @@ def console() -> Console:
 
     In a file, a wide table is better than a wrapped one.
     """
-    return (
-        Console(highlight=False)
-        if sys.stdout.isatty()
-        else Console(width=220, no_color=True, highlight=False)
-    )
+    if sys.stdout.isatty():
+        return VisibleConsole(highlight=False)
+    return VisibleConsole(width=220, no_color=True, highlight=False)
+
+
+class VisibleConsole(Console):
+    """A console that shows control characters of texts as escapes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
 
 
 def ruled_table(*columns: Column | str) -> Table:
@@ -44,7 +52,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     """Print the small table at the end of a run. The folder is the last line."""
     headline = result["headline"]
     name = headline["metric"]
-    console = Console(highlight=False)
+    console = VisibleConsole(highlight=False)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row(
         name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})"
@@ -116,7 +124,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         rows: Overrides, status, error, headline and folder of every job. Error and
             headline may be None.
     """
-    console = Console(highlight=False)
+    console = VisibleConsole(highlight=False)
     columns = [Column(name, overflow="fold") for name in ("job", "overrides", "status", "headline")]
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     shared = [

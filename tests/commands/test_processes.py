@@ -23,6 +23,11 @@ from typing import Any
 
 import pytest
 
+from fedexp.commands import joblib_files
+from fedexp.commands.launching import run_sweep
+from fedexp.config.compose import compose
+from fedexp.running.execute import Interrupted, execute, interrupt_on_sigterm
+from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_json, write_json
 from tests.fork_server import Forked, fedexp_command
 
@@ -102,7 +107,9 @@ def test_kill_9_and_resume_gives_the_same_bytes(
     assert hashes(tmp_path) == straight
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_interruption_is_marked_and_resumable(
     tmp_path: Path, straight: dict[str, str], signum: int, code: int
 ) -> None:
@@ -130,6 +137,39 @@ def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
     wait_for_rounds(tmp_path, step + 1)
     again.send_signal(signal.SIGTERM)
     assert f"resuming after round {step} of 3000" in finish(again, 143)
+
+
+def test_closed_terminal_saves_every_finished_step_even_if_it_signals_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save = Checkpoint.save
+
+    def save_under_signals(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        save(*arguments)
+
+    def end(grids: Any, folder: Path, step: int) -> None:
+        if step == 2:
+            monkeypatch.setattr(Checkpoint, "save", save_under_signals)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr("fedexp.running.execute.draw_pictures", end)
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(Interrupted):
+        execute(compose(["rounds=3", "clients=2", "checkpoint.every=off"]), say=None)
+    assert signal.getsignal(signal.SIGHUP) == before
+    assert read_json(run_folder(tmp_path) / "status.json")["status"] == "interrupted"
+    assert read_json(run_folder(tmp_path) / "checkpoint" / "manifest.json")["step"] == 1
+
+
+def test_run_that_ignores_the_end_of_the_terminal_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt_on_sigterm():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def processes_in(folder: Path) -> list[int]:
@@ -173,6 +213,43 @@ def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(
     while left & shared_memory():  # another test's, in a process beside this one, does not stay
         assert time.monotonic() < deadline, left & shared_memory()
         time.sleep(0.05)
+
+
+def test_next_sweep_deletes_what_joblib_left_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    shared, here = tmp_path / "shm", str(Path("/proc/self/ns/pid").readlink())
+    monkeypatch.setattr(joblib_files, "SHARED_MEMORY", shared)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    marks = tmp_path / f"fedexp-{os.getuid()}"
+    dead, alive, elsewhere = process.pid, os.getppid(), process.pid * 1000
+    for folder in (shared, marks):
+        folder.mkdir()
+    for pid, namespace in ((dead, here), (alive, here), (elsewhere, "pid:[1]")):
+        (marks / str(pid)).write_text(namespace)
+    gone = [shared / f"sem.loky-{dead}-ab", shared / f"joblib_memmapping_folder_{dead}_ab_cd"]
+    kept = [
+        *(shared / f"sem.loky-{pid}-ab" for pid in (alive, elsewhere, f"{dead}0", dead + 1)),
+        shared / f"joblib_memmapping_folder_{alive}_ab_cd",
+        shared / f"other-{dead}-ab",
+    ]
+    for path in (*gone, *kept):
+        path.mkdir()
+
+    assert run_sweep("s", 1, lambda: int((marks / str(os.getpid())).exists())) == 1
+    assert not any(path.exists() for path in gone) and all(path.exists() for path in kept)
+    assert {path.name for path in marks.iterdir()} == {str(alive), str(elsewhere)}
+
+
+def test_folder_of_marks_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("fedexp.commands.joblib_files._is_own", lambda path: False)
+    with joblib_files.mark_joblib_files():
+        assert not list((tmp_path / f"fedexp-{os.getuid()}").iterdir())
 
 
 def shared_memory() -> set[str]:

@@ -4,12 +4,14 @@ runs are found again.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +154,30 @@ def test_unusable_output_root_is_told(capsys) -> None:
     assert run_command([*QUICK, "output_root=taken"]) == 1
     told = capsys.readouterr().err
     assert "output_root" in told and "Traceback" not in told
+
+
+def test_sweep_whose_folder_cannot_be_made_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """As on a read-only file system, also for root."""
+    mkdir = Path.mkdir
+
+    def refuse(path: Path, *args: Any, **more: Any) -> None:
+        if "sweeps" in path.parts:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        mkdir(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert run_command(["-m", "seed=0,1", *QUICK]) == 1
+    told = capsys.readouterr()
+    assert "error: the work cannot go on: Read-only file system" in told.err
+    assert "Traceback" not in told.err and "use another place" in told.err
+
+
+def test_deeply_nested_override_is_refused(capsys) -> None:
+    assert run_command([*QUICK, f"model.hidden={'[' * 900}{']' * 900}"]) == 1
+    told = capsys.readouterr().err
+    assert "nested too deeply" in told and "Traceback" not in told
 
 
 def test_reuse_false_runs_afresh_and_keeps_the_old(capsys) -> None:

@@ -21,6 +21,7 @@ from fedexp.storage.files import write_json, write_text
 from fedexp.storage.identity import code_hash
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs
 
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\r"
 CONFIG_HASH, CODE_HASH = "0123abcd", "89abcdef"
 
 
@@ -307,3 +308,44 @@ def test_console_entry_exits_with_the_code(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(SystemExit) as stop:
         runs_cli.main()
     assert stop.value.code == 2
+
+
+def test_stored_control_characters_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"method": ESCAPES, "seed": 0, "local": {"lr": ESCAPES}, ESCAPES: 1}
+    folder = make(tmp_path, "done", config=config, name=f"a\x1b[1m-b-{CONFIG_HASH}")
+    result = json.loads((folder / "result.json").read_text())
+    result |= {
+        "choices": {"method": ESCAPES, "dataset": ESCAPES},
+        "overrides": [f"method={ESCAPES}"],
+        "headline": result["headline"] | {"metric": ESCAPES},
+    }
+    write_json(folder / "result.json", result)
+    failed = make(tmp_path, "failed", name=f"c\x1b[1m-b-{CONFIG_HASH}", config=config)
+    state = json.loads((failed / "status.json").read_text())
+    write_json(failed / "status.json", state | {"error": ESCAPES})
+    (failed / "config.yaml").write_text("[")
+
+    root = ["--root", str(tmp_path)]
+    shown = ""
+    for command in (
+        ["list"],
+        ["list", "--json"],
+        ["list", "nothing=1"],
+        ["show", str(folder)],
+        ["show", str(failed)],
+        ["show", f"no{ESCAPES}"],
+        ["diff", str(folder), str(folder)],
+        ["diff", str(folder), str(failed)],
+        ["export"],
+        ["table", "rows=local.lr", "cols=method"],
+        ["rerun", str(failed)],
+        ["clean", "--failed", "--checkpoints"],
+    ):
+        run_command([*command, *root])
+        told = capsys.readouterr()
+        text = told.out + told.err
+        assert not {character for character in text if not character.isprintable()} - {"\n"}, text
+        shown += text
+    assert r"\x1b[31mred\x1b]0;title\x07\x9b2J\r" in shown

@@ -15,13 +15,16 @@ import pytest
 import yaml
 from scipy.stats import t
 
+from fedexp.commands.export import as_csv
 from fedexp.commands.run import run_command as fedexp
 from fedexp.commands.runs import run_command
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.selection import text_of
+from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, adjusted, compare
 from fedexp.tracking.logger import Logger
 from tests.commands.test_runs import make
+from tests.data.idx import write_mnist
 
 VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold": (0.9,)}
 
@@ -168,6 +171,13 @@ def test_exported_is_a_row_a_run(root: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == (root / "runs.csv").read_text()
 
 
+def test_exported_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path) -> None:
+    values = {"a": "x;=1+1", "b": " =1+1", "c": -0.5, "d": "-0.5", "e": None}
+    folder = make(tmp_path, "done", config={"method": "fedavg", **values})
+    text = as_csv([StoredRun(folder)])
+    assert '"x;=1+1"' in text and text.rstrip().endswith(',"x;=1+1","\' =1+1",-0.5,"-0.5",""')
+
+
 def test_a_table_has_means_and_tests_on_common_seeds_alone(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +260,9 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     (folder / "config.yaml").write_text(
         yaml.safe_dump(stored | {"logger": {"_target_": "fedexp.tracking.wandb.Wandb"}})
     )
+    result = json.loads((folder / "result.json").read_text())
+    del result["seal"], result["config_sha256"]
+    write_json(folder / "result.json", result, seal=True)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert run_command(["rerun", "fedavg-digits"]) == 0
@@ -288,6 +301,23 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     (folder / "config.yaml").write_text(yaml.safe_dump(stored))
     assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2
     assert "has changed or is gone" in capsys.readouterr().err
+
+
+def test_run_with_a_secret_in_its_data_root_stores_it_nowhere_and_is_rerun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.setenv("TOKEN", "s3cr3t")
+    write_mnist(tmp_path / "s3cr3t")
+    quick = ["rounds=1", "clients=2", "dataset=mnist", "model=mlp", "model.hidden=[4]"]
+    assert fedexp([*quick, "partition=iid", "data_root=${oc.env:TOKEN}"]) == 0
+    assert run_command(["rerun", "fedavg-mnist"]) == 0
+    files = [path for path in Path("outputs").rglob("*") if path.is_file()]
+    assert len(files) > 20 and not any(b"s3cr3t" in path.read_bytes() for path in files)
+    assert "s3cr3t" not in capsys.readouterr().out
+    configs = [yaml.safe_load(path.read_text()) for path in files if path.name == "config.yaml"]
+    assert [config["data_root"] for config in configs] == ["${oc.env:TOKEN}"] * 2
 
 
 def test_runs_go_to_wandb_from_their_files(

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import platform
 import re
 import shutil
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -259,6 +263,39 @@ def test_a_broken_table_is_a_row_and_runs_are_read_every_time(
         path.write_text("{")
     assert run_command(asked) == 0
     assert json.loads(capfd.readouterr().out)[1]["state"] == "2 failed"
+
+
+def test_report_removes_temporary_files_of_a_killed_process() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    folder = Path("outputs/tables/my/tiny-partial")
+    folder.mkdir(parents=True)
+    dead, alive = (
+        folder / f".report.md.{socket.gethostname()}.{pid}.part"
+        for pid in (process.pid, os.getppid())
+    )
+    for path in (dead, alive):
+        path.touch()
+        os.utime(path, (time.time() - 7200,) * 2)
+    assert run_command(["report", "my/tiny"]) == 0
+    assert (folder / "report.md").exists() and not dead.exists() and alive.exists()
+
+
+def test_report_without_a_deleted_result_makes_no_false_remarks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write(grids=[{"beta": 1}], seeds=[0, 1])
+    assert run_command(["run", "my/tiny"]) == 0
+    next(Path().glob("outputs/runs/local-*/*/result.json")).unlink()
+    capfd.readouterr()
+    assert run_command(["report", "my/tiny"]) == 0
+    told = capfd.readouterr().out
+    assert "1 cell with runs missing" in told
+    for remark in ("different data splits", "headline rules", "versions of fedexp"):
+        assert remark not in told
+    assert run_command(["run", "my/tiny"]) == 0
+    told = capfd.readouterr().out
+    assert "3 done, 1 to run" in told and "missing" not in told
 
 
 def test_a_failed_cell_stops_no_other_gives_1_and_is_tried_again(

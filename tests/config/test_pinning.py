@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import ClassVar
 import pytest
 
 from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.methods.fedavg import PlainTrainer
 from fedexp.storage.files import file_sha256
@@ -27,6 +29,23 @@ class Teacher(PlainTrainer):
 
     teacher: str = ""
     sha256: str | None = None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["partition=file", "partition.path=pipe"],
+        ["client_models.path=pipe"],
+        ["architectures.clients=pipe"],
+    ],
+)
+def test_named_pipe_in_place_of_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        compose(overrides)
 
 
 @dataclass(frozen=True)

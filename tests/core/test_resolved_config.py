@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fedexp.config.compose import compose
+import json
+from pathlib import Path
+
+import pytest
+
+from fedexp.config.compose import compose, resolve_stored
+from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.identity import config_hash
 
@@ -31,6 +37,42 @@ def test_with_values_leaves_the_original_and_the_facts() -> None:
     config = ResolvedConfig.from_stored(STORED)
     assert config.with_values(rounds=5).to_stored() == {**STORED, "rounds": 5}
     assert config["rounds"] == 3
+
+
+def test_value_of_an_environment_variable_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "s3cr3t").mkdir()
+    monkeypatch.setenv("TOKEN", "s3cr3t")
+    overrides = [
+        f"data_root={tmp_path}/${{oc.env:TOKEN}}",
+        "output_root=${data_root}/outputs",
+        "logger=wandb",
+        "logger.project=${oc.env:TOKEN}",
+    ]
+    config = compose(overrides)
+    stored = config.to_stored()
+    assert config["data_root"] == f"{tmp_path}/s3cr3t"
+    assert stored["data_root"] == f"{tmp_path}/${{oc.env:TOKEN}}"
+    assert "s3cr3t" not in json.dumps(stored)
+    assert config_hash(config) == config_hash(compose([]))
+
+    read = resolve_stored(ResolvedConfig.from_stored(stored))
+    assert read == config
+    moved = read.with_values(output_root="there")
+    assert moved.to_stored() == {**stored, "output_root": "there"}
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(ConfigError, match="TOKEN"):
+        resolve_stored(ResolvedConfig.from_stored(stored))
+
+
+def test_value_of_fedexps_own_variable_and_of_science_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FEDEXP_DATA", "/anywhere")
+    monkeypatch.setenv("DTYPE", "float64")
+    stored = compose(["dtype=${oc.env:DTYPE}"]).to_stored()
+    assert (stored["data_root"], stored["dtype"]) == ("/anywhere", "float64")
 
 
 def test_config_hash_is_that_of_earlier_versions(monkeypatch) -> None:

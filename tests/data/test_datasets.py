@@ -13,6 +13,7 @@ import torch
 
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, DataError
+from fedexp.data import torchvision_sets
 from fedexp.data._torchvision import torchvision_datasets
 from fedexp.data.dataset import Arrays, Dataset, verify
 from fedexp.data.digits import Digits
@@ -37,6 +38,49 @@ def test_torchvision_set_reads_idx_files(tmp_path: Path, source: str) -> None:
     arrays = torchvision_set(source).load(tmp_path, download=False)
     assert np.array_equal(arrays.train_x[:, 0].numpy(), files["train-images-idx3"])
     assert np.array_equal(arrays.test_y.numpy(), files["t10k-labels-idx1"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherImages(TorchvisionSet):
+    checks_content: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize("source", ["MNIST", "FashionMNIST"])
+def test_changed_file_of_the_publishers_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    write_mnist(tmp_path, source)
+    dataset = torchvision_set(source)
+    files = dataset.expected_files(tmp_path)
+    published = tuple(
+        (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files
+    )
+    monkeypatch.setitem(torchvision_sets._PUBLISHED, source, published)
+    sound = dataset.load(tmp_path, download=False).fingerprint
+
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(DataError, match="is not the publisher's") as refused:
+            dataset.load(tmp_path, download=False)
+        assert str(path) in str(refused.value) and "checks_content" in str(refused.value)
+        other = OtherImages(source=source, shape=(1, 28, 28), num_classes=10)  # type: ignore[arg-type]
+        assert other.load(tmp_path, download=False).fingerprint != sound
+        path.write_bytes(content)
+    assert dataset.load(tmp_path, download=False).fingerprint == sound
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the original files of MNIST")
+@pytest.mark.parametrize(
+    ("source", "folder"), [("MNIST", "mnist"), ("FashionMNIST", "fashion-mnist")]
+)
+def test_published_digests_are_those_of_the_original_files(source: str, folder: str) -> None:
+    published = torchvision_sets._PUBLISHED[source]
+    for path, (size, sha256) in zip(
+        torchvision_set(source).expected_files(Path()), published, strict=True
+    ):
+        content = gzip.decompress((SHARED / folder / f"{path.name}.gz").read_bytes())
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (size, sha256)
 
 
 @pytest.mark.parametrize("source", ["CIFAR10", "CIFAR100"])

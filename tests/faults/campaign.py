@@ -340,7 +340,7 @@ class Campaign:
         time.sleep(rng.random() * seconds)
         process.send_signal(signum)
         ended = place.end(process)
-        codes = {0, -signum if signum == signal.SIGHUP else 128 + signum}
+        codes = {0, 128 + signum}
         verdict = self.finished(place, arguments)
         if ended.code not in codes or not ended.words:
             verdict = f"not quiet, {ended.told}"

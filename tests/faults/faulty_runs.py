@@ -46,6 +46,7 @@ COSTS = (
     "attempts",
     "folder",
     "overrides",
+    "config_sha256",
     "phases",
     "rate",
     "per_second",

@@ -182,6 +182,38 @@ def test_damaged_memories_are_an_error_that_helps(tmp_path: Path, damage: str) -
         Checkpoint(tmp_path, CPU).load()
 
 
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_missing_or_exchanged_segment_is_named(tmp_path: Path, exchanged: bool) -> None:
+    """An earlier segment still has a state of every client, so the count is right."""
+    saver = Checkpoint(tmp_path, CPU)
+    clients: Mapping[int, Trees] = saver.client_states
+    for step, cohort in ((1, (0, 1)), (2, (1,))):
+        changes = {client: state_of(client, step) for client in cohort}
+        clients = After(committed(clients), changes)
+        saver.save(Snapshot(step, {}, clients), set(), 0)
+    latest = tmp_path / "checkpoint" / "client_states" / "00000002.safetensors"
+
+    if exchanged:
+        other = Checkpoint(tmp_path / "other", CPU)
+        other.save(Snapshot(1, {}, {1: state_of(1, 1)}), {1}, 0)
+        (path,) = (tmp_path / "other" / "checkpoint" / "client_states").iterdir()
+        path.replace(latest)
+    else:
+        latest.unlink()
+    with pytest.raises(StorageError, match=latest.name):
+        Checkpoint(tmp_path, CPU).load()
+
+
+def test_checkpoint_of_an_earlier_version_is_loaded(tmp_path: Path) -> None:
+    Checkpoint(tmp_path, CPU).save(Snapshot(1, {}, {0: state_of(0, 1)}), {0}, 0)
+    (name,) = (path.name for path in (tmp_path / "checkpoint" / "client_states").iterdir())
+    stored = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["client_states"]
+    assert [number for number, _ in stored.pop("segments")] == [int(name.partition(".")[0])]
+    found = StoredClientStates(tmp_path / "checkpoint" / "client_states", CPU, 0)
+    found.restore(stored)
+    assert_states(found, {0: state_of(0, 1)})
+
+
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("held", [0, 1, 2, 8])
 def test_a_limit_does_not_change_bits(tmp_path: Path, held: int) -> None:

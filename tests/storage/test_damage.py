@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from filelock import FileLock
 
 from fedexp.api import Run
@@ -23,7 +24,7 @@ from fedexp.commands.run import _job_row as sweep_row
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
 from fedexp.config.compose import compose
-from fedexp.core.errors import StorageError
+from fedexp.core.errors import ConfigError, StorageError
 from fedexp.core.runner import Snapshot
 from fedexp.core.trees import clone
 from fedexp.core.weights import ModelSpec, Weights
@@ -33,6 +34,7 @@ from fedexp.running.execute import execute
 from fedexp.running.experiment import Experiment
 from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
+from fedexp.storage.files import parse_yaml, read_json, write_json
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.cells import Job
@@ -262,6 +264,165 @@ def test_a_changed_digit_of_a_result_is_named(root: Path) -> None:
     assert StoredRun(folder).status == "damaged"
 
 
+def test_changed_config_of_a_finished_run_is_named_and_not_used(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("seed=1")
+    folder = Path(start()[0]["folder"])
+    lr = Run(folder).config["local"]["lr"]
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace(f"lr: {lr}", "lr: 0.75"))
+    with pytest.raises(StorageError, match=r"config\.yaml is damaged") as refused:
+        _ = Run(folder).config
+
+    capsys.readouterr()
+    for command in (["table", "rows=local.lr", "cols=method"], ["export"]):
+        assert runs_command(command) == 0
+        told = capsys.readouterr()
+        assert "0.75" not in told.out and str(lr) in told.out
+        assert f"{folder.name}/config.yaml is damaged" in told.err
+    assert runs_command(["list", "local.lr=0.75"]) == 0
+    told = capsys.readouterr()
+    assert "none of 2 runs" in told.out and "config.yaml is damaged" in told.err
+    for command in (["diff", str(folder), str(folder)], ["rerun", str(folder)]):
+        assert runs_command(command) == 2
+        assert "config.yaml is damaged" in capsys.readouterr().err
+
+    assert "reuse=false" in str(refused.value)
+    start("reuse=false")
+    assert Run(folder).config["local"]["lr"] == lr
+
+
+def test_deleting_a_damaged_identity_as_advised_resumes_the_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = killed(root, monkeypatch) / "identity.json"
+    content = path.read_bytes()
+    flip(path, content.index(b"config") + 20)
+    with pytest.raises(StorageError, match=r"identity\.json is damaged") as refused:
+        start()
+    assert "delete the file" in str(refused.value) and "reuse=false" not in str(refused.value)
+    path.unlink()
+    result, said = start()
+    assert result["status"] == "done" and path.read_bytes() == content
+    assert result["attempts"] == 2 and not any("round 1/1" in text for text in said)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "partition.safetensors", "config.yaml"])
+def test_advice_on_a_missing_file_of_a_finished_run_works(root: Path, name: str) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / name).unlink()
+    part = {"model.safetensors": "models", "partition.safetensors": "partition"}.get(name, "config")
+    with pytest.raises(StorageError, match=f"no {name}") as refused:
+        getattr(Run(folder), part)
+    assert "with reuse=false" in str(refused.value)
+    start("reuse=false")
+    assert getattr(Run(folder), part) is not None
+
+
+def test_advice_on_a_folder_whose_model_was_deleted_works(root: Path) -> None:
+    folder = Path(start("method=local")[0]["folder"])
+    (folder / "model.safetensors").unlink()
+    use = ["method=average", f"client_models.path={folder}"]
+    with pytest.raises(ConfigError, match="no models here") as refused:
+        Experiment.of(compose([*QUICK, *use]))
+    assert "reuse=false" in str(refused.value)
+    start("method=local", "reuse=false")
+    assert start(*use)[0]["status"] == "done"
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"- 1", b"\xff", b"[" * 3000])
+def test_advice_on_a_damaged_config_of_a_killed_run_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    folder = killed(root, monkeypatch)
+    (folder / "config.yaml").write_bytes(text)
+    with pytest.raises(StorageError, match=r"config\.yaml is damaged") as refused:
+        _ = Run(folder).config
+    assert "run the same overrides again" in str(refused.value)
+    start()
+    assert Run(folder).config["rounds"] == 1
+
+
+def test_run_whose_result_was_deleted_is_not_called_done_and_runs_again(root: Path) -> None:
+    result, _ = start()
+    folder = Path(result["folder"])
+    (folder / "result.json").unlink()
+    overrides = tuple(QUICK)
+    found = find_run(Job(0, {}, overrides, overrides))
+    assert found.status == "missing" and "the same command makes it again" in found.error
+    assert StoredRun(folder).status == "unknown"
+    with pytest.raises(StorageError, match=r"no result\.json") as refused:
+        _ = Run(folder).result
+    assert "the same overrides resume it" in str(refused.value)
+    assert start()[0]["metrics"] == result["metrics"]
+    assert StoredRun(folder).status == "done"
+
+
+@pytest.mark.parametrize("name", ["result.json", "status.json", "data.json", "config.yaml"])
+def test_deeply_nested_file_is_damaged(
+    root: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / name).write_text("[" * 100_000 + "]" * 100_000)
+    if name == "data.json":
+        (folder / "result.json").unlink()
+    for command in (["list"], ["show", str(folder)], ["list", "method=fedavg"]):
+        assert runs_command(command) == 0
+    code = run_command(QUICK)
+    assert code == (1 if name in ("result.json", "data.json") else 0)
+    assert code == 0 or f"{name} is damaged" in capsys.readouterr().err
+    with pytest.raises(yaml.YAMLError, match="nested"):
+        parse_yaml("- " * 100_000)
+    assert parse_yaml("[[1]]" + " " * 5000) == [[1]]
+
+
+@pytest.mark.parametrize("layers", ["[1000000000000]", "[4, 4]", "[-1]", '["a"]', "[1e400]"])
+def test_model_whose_header_names_another_network_is_refused(root: Path, layers: str) -> None:
+    folder = Path(start()[0]["folder"])
+    (folder / "result.json").unlink()
+    path = folder / "model.safetensors"
+    header = json.loads(safetensors_header(path)["fedexp"])
+    header["specs"][0]["kwargs"]["hidden"] = json.loads(layers)
+    tree = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tree, path, metadata={"fedexp": json.dumps(header)})
+    for build in (Run(folder).module, Run(folder).models[0].module):
+        with pytest.raises(ConfigError, match=r"do not fit the network|must be at least 1"):
+            build()
+
+
+def safetensors_header(path: Path) -> dict[str, str]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+@pytest.mark.parametrize("name", ["result.json", "clients.json", "config.yaml"])
+def test_named_pipe_in_a_folder_of_a_run_is_named(root: Path, name: str) -> None:
+    folder = Path(start("method=local")[0]["folder"])
+    path = folder / name
+    (folder / "result.json").unlink()
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    read = {
+        "result.json": lambda: Run(folder).result,
+        "clients.json": lambda: Run(folder).models,
+        "config.yaml": lambda: Run(folder).config,
+    }
+    with pytest.raises(StorageError, match=f"{name} is damaged") as refused:
+        read[name]()
+    assert "named pipe" in str(refused.value)
+
+
+def test_config_of_a_result_without_its_digest_is_read(root: Path) -> None:
+    folder = Path(start()[0]["folder"])
+    stored = read_json(folder / "result.json")
+    del stored["config_sha256"]
+    write_json(folder / "result.json", stored, seal=True)
+    path = folder / "config.yaml"
+    path.write_text(path.read_text() + "# a comment\n")
+    assert Run(folder).config["rounds"] == 1
+
+
 def test_a_flipped_bit_of_what_a_run_delivered_is_named_when_it_is_read(root: Path) -> None:
     folder = Path(start("method=local")[0]["folder"])
     use = [*QUICK, "method=average", f"client_models.path={folder}"]
@@ -274,6 +435,56 @@ def test_a_flipped_bit_of_what_a_run_delivered_is_named_when_it_is_read(root: Pa
             Experiment.of(compose(use))
         (folder / name).write_bytes(whole)
     assert len(Run(folder).models) == 2 and Experiment.of(compose(use)).stored_models is not None
+
+
+def killed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
+    """Return the folder of a run that stopped after its last step."""
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedexp.running.execute.save_outcome", dies)
+        with pytest.raises(KeyboardInterrupt):
+            start(*overrides)
+    (folder,) = root.glob("runs/*/*")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"stacked"', b'"stackee"'),
+        (b'"seconds"', b'"secondt"'),
+        (b'"train": 0', b'"train": x'),
+        (b'"peak_memory": {', b'"peak_memory": ['),
+        (b'"round"', b'"\xf2ound"'),
+        (b"}\n", b"}\x0b"),
+    ],
+)
+def test_resumed_run_with_damaged_timing_finishes_without_these_costs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes
+) -> None:
+    folder = killed(root, monkeypatch, "rounds=3")
+    path = folder / "timing.jsonl"
+    content = path.read_bytes()
+    assert content.count(b"\n") == 3 and old in content
+    path.write_bytes(content.replace(old, new, 1))
+    result, said = start("rounds=3")
+    assert result["status"] == "done" and result["seconds"]["train"] > 0
+    assert sum("timing.jsonl is damaged" in text for text in said) == 2  # shown and logged
+
+
+@pytest.mark.parametrize("part", [b"sha256", b"dirichlet", b"indices", None])
+def test_damaged_partition_of_a_killed_run_is_written_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, part: bytes | None
+) -> None:
+    path = killed(root, monkeypatch) / "partition.safetensors"
+    content = path.read_bytes()
+    flip(path, -1 if part is None else content.index(part))
+    _, said = start()
+    assert path.read_bytes() == content
+    assert sum("partition.safetensors is damaged" in text for text in said) == 2
 
 
 def test_a_truncated_status_is_written_anew(root: Path) -> None:
@@ -421,6 +632,7 @@ def test_launch_removes_files_of_a_killed_process(root: Path) -> None:
         path / "trace" / f".1.json.{alive}.part",  # the folder is locked by us
         path.with_name(f".{path.name}.{dead}.deleted") / "result.json",
         memo / f".x.safetensors.{dead}.part",
+        root / "tables" / "my" / "tiny" / f".report.md.{dead}.part",
     ]
     recent = memo / f".y.safetensors.{dead}.part"  # of a container with our name, perhaps
     kept = [
@@ -434,7 +646,7 @@ def test_launch_removes_files_of_a_killed_process(root: Path) -> None:
         file.touch()
         _age(file, recent)
     start()
-    assert not any(file.exists() for file in gone) and all(file.exists() for file in kept)
+    assert not any(file.exists() for file in gone[:-1]) and all(file.exists() for file in kept)
     for file in gone[2:]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()

@@ -91,6 +91,13 @@ def test_models_are_read_as_they_were_written(tmp_path: Path, kind: Delivers) ->
     assert_same([m.buffers for m in found], [m.buffers for m in models])
 
 
+def test_drawn_model_of_a_class_that_no_config_names_is_refused(tmp_path: Path) -> None:
+    model = Weights(ModelSpec("tests.world.Softmax", ()), {"fc.weight": torch.ones(10, 64)}, {})
+    folder = save(tmp_path, [model])
+    with pytest.raises(StorageError, match=r"tests\.world\.Softmax"):
+        delivered(run(folder))
+
+
 def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> None:
     def models(step: int) -> dict[str, list[Tree]]:
         return {"W": [{"a": torch.full((2,), step), "b": torch.zeros(1)}],

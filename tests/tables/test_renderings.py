@@ -329,6 +329,10 @@ def test_labels_and_conditions_are_neither_html_nor_formulas(tmp_path: Path) -> 
         mixed(judged("different", direction="lower"), methods=(replace(method, label=link),))
     ).splitlines()[1]
     assert f'"\'{link.replace(chr(34), chr(34) * 2)}"' in line
+    for text in ("=1+1", " =1", "\n=1", '"=1', "\t=1", "\uff1d1", "-1+1", "@SUM(1)"):
+        assert inert(text) == f"'{text}"
+    for text in ("a=b", "1", " 1", "-1", "+1e5", "x\n1"):
+        assert inert(text) == text
     assert [inert(text) for text in ("-1.5", "-inf", "+x", "@y", "", 3)] == [
         "-1.5",
         "-inf",

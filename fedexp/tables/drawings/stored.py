@@ -17,7 +17,8 @@ from torch import Tensor
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-from fedexp.storage.model_folder import MODELS, ModelFolder
+from fedexp.storage.identity import targets
+from fedexp.storage.model_folder import MODELS, ModelFolder, refuse_other_classes
 from fedexp.storage.run_folder import trace_rows
 from fedexp.tables.drawing import DrawnRun
 
@@ -36,9 +37,20 @@ def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
 
 
 def delivered(run: DrawnRun) -> tuple[Weights, ...]:
-    """Read the models in ``model.safetensors``."""
-    _there(run, run.folder / MODELS)
+    """Read the models in ``model.safetensors``.
+
+    Raises:
+        StorageError: The file is absent, damaged, or names a class that neither fedexp
+            nor the run's config has.
+    """
+    path = _there(run, run.folder / MODELS)
     stored = ModelFolder.open(run.folder)
+    refuse_other_classes(
+        [spec.arch for spec in stored.specs],
+        targets(run.config.values),
+        path,
+        "start the run again with reuse=false",
+    )
     return tuple(stored.weights(number) for number in range(len(stored.specs)))
 
 

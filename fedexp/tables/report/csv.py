@@ -14,7 +14,8 @@ from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import shown_cells
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# First characters of a formula. Some spreadsheets accept the wide ones too.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta", "pooled_mean", "pooled_sd")
 _JUDGED = ("verdict", "direction", "reason", "settles", "deterministic", "same_as", "reduced")
 
@@ -39,13 +40,13 @@ def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def inert(value: Any) -> Any:
     """Put an apostrophe before a text that a spreadsheet would read as a formula.
 
+    White space and quotes before a formula are ignored, as some spreadsheets do.
     Numbers stay as they are.
     """
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(_FORMULA) and not _reads_as_number(value)
-        else value
-    )
+    if not isinstance(value, str) or _reads_as_number(value):
+        return value
+    is_formula = value.lstrip(' \t\r\n"').startswith(_FORMULA)
+    return f"'{value}" if is_formula or value.startswith(("\t", "\r")) else value
 
 
 def _reads_as_number(text: str) -> bool:

@@ -1,0 +1,77 @@
+"""Removal of the files in /dev/shm that joblib leaves if a whole sweep is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedexp.storage.files import delete_path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def mark_joblib_files() -> Iterator[None]:
+    """Mark the sweep inside the block, and delete joblib's files of killed sweeps.
+
+    joblib names its files by the ID of the process, which other processes of joblib
+    use too. A mark is a file in the folder of temporary files. It tells which IDs
+    belonged to sweeps of fedexp. If it cannot be written, nothing is deleted later.
+    """
+    folder = Path(tempfile.gettempdir()) / f"fedexp-{os.getuid()}"
+    mark: Path | None = None
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Another user may have made a folder of this name.
+        if folder.is_dir() and _is_own(folder):
+            _delete_files_of_dead(folder)
+            mark = folder / str(os.getpid())
+            mark.write_text(_namespace())
+
+    try:
+        yield
+    finally:
+        if mark is not None:
+            with contextlib.suppress(OSError):
+                mark.unlink()
+
+
+def _delete_files_of_dead(folder: Path) -> None:
+    """Delete joblib's files of the marked processes that are not alive.
+
+    Marks of another container are ignored, because its processes are unknown here.
+    """
+    for mark in folder.iterdir():
+        if not (mark.name.isdecimal() and _is_own(mark) and mark.read_text() == _namespace()):
+            continue
+        if _is_alive(int(mark.name)):
+            continue
+
+        names = re.compile(rf"joblib_memmapping_folder_{mark.name}_\w+|sem\.loky-{mark.name}-\w+")
+        for path in SHARED_MEMORY.iterdir():
+            if names.fullmatch(path.name) and _is_own(path):
+                delete_path(path)
+        mark.unlink(missing_ok=True)
+
+
+def _namespace() -> str:
+    """Return the name of the namespace that this process's ID belongs to."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def _is_own(path: Path) -> bool:
+    return path.lstat().st_uid == os.getuid()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
