@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,24 +18,25 @@ from fedexp.tracking.outlet import visible
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
+<<<<<<< HEAD
     The first columns have the identity and the outcome of a run. ``metrics.*`` (last
     values) and ``mean_last_10.*`` follow, then every key of the config as ``config.*``.
     Lists are JSON. A cell is empty if the run has no value for the column. Texts are
     quoted, so that spreadsheets that separate cells by semicolons find no formula
     inside a text.
+=======
+    A cell is empty if the run has no value for the column. The identity and outcome of
+    a run come first. ``metrics.*`` (last values) and ``mean_last_10.*`` follow, then
+    every key of the config as ``config.*``. Lists are JSON.
+>>>>>>> 7bc3207467164705abcb7cc820b5aca801a09abc
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns.sort(key=_column_group)
 
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, columns or ["run"], lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
-    )
-    writer.writeheader()
-    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
-
-    return text.getvalue()
+    lines: list[list[Any]] = [columns or ["run"]]
+    lines += [[row.get(name) for name in columns] for row in rows]
+    return "".join(",".join(map(_csv_cell, line)) + "\n" for line in lines)
 
 
 def _column_group(column: str) -> int:
@@ -86,9 +85,19 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _csv_cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> str:
+    """Return a value as a cell.
+
+    A text with a semicolon or a tab is quoted too. Spreadsheets may separate cells by
+    them and would find a formula inside the text.
+    """
+    if value is None:
+        return ""
     text = json.dumps(value) if isinstance(value, list) else value
-    return inert(visible(text) if isinstance(text, str) else text)
+    cell = str(inert(visible(text) if isinstance(text, str) else text))
+    if not any(character in cell for character in ',;"\t\n'):
+        return cell
+    return '"' + cell.replace('"', '""') + '"'
 
 
 def to_wandb(

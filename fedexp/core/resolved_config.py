@@ -59,12 +59,12 @@ class ResolvedConfig:
 
     def with_values(self, **values: Any) -> ResolvedConfig:
         """Return a copy with other values at top-level keys."""
-        kept = {
+        remaining = {
             key: text
             for key, text in self.interpolations.items()
             if key.partition(".")[0] not in values
         }
-        return replace(self, values={**self.values, **values}, interpolations=kept)
+        return replace(self, values={**self.values, **values}, interpolations=remaining)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]

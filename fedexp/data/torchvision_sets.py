@@ -151,8 +151,9 @@ class TorchvisionSet(Dataset):
                     where=str(path),
                     expected=f"sha256 {sha256}",
                     got=f"sha256 {found}",
-                    do=f"delete it, then {self.ways(root)}; or read images of your own by a "
-                    "subclass of TorchvisionSet with checks_content = False (dataset._target_)",
+                    do=f"delete it, then {self.ways(root)}. For other images in this format, let "
+                    "dataset._target_ name a subclass of TorchvisionSet with "
+                    "checks_content = False",
                 )
 
 

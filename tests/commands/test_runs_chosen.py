@@ -175,7 +175,9 @@ def test_exported_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path)
     values = {"a": "x;=1+1", "b": " =1+1", "c": -0.5, "d": "-0.5", "e": None}
     folder = make(tmp_path, "done", config={"method": "fedavg", **values})
     text = as_csv([StoredRun(folder)])
-    assert '"x;=1+1"' in text and text.rstrip().endswith(',"x;=1+1","\' =1+1",-0.5,"-0.5",""')
+    assert text.rstrip("\n").endswith(',"x;=1+1",\' =1+1,-0.5,-0.5,')
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert [row[f"config.{key}"] for key in values] == ["x;=1+1", "' =1+1", "-0.5", "-0.5", ""]
 
 
 def test_a_table_has_means_and_tests_on_common_seeds_alone(
