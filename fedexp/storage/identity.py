@@ -47,7 +47,13 @@ _LATER: Mapping[str, object] = {
 }
 # The same for arguments of plug-ins, by class. Another class may have always had an
 # argument of this name. Names are relative to the node of the plug-in.
-_LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {}
+_LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
+    "fedexp.methods.fedcda.FedCDA": {
+        "chosen_weights": "uniform",
+        "loss_reduction": "mean",
+        "random_over": "participants",
+    },
+}
 _TRAINING = (
     "fedexp.runtime.numerics",
     "fedexp.core.kernel",
