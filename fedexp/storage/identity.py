@@ -53,6 +53,7 @@ _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
         "loss_reduction": "mean",
         "random_over": "participants",
     },
+    "fedexp.methods.mofedsam.MoFedSAM": {"momentum_from": "normalised"},
 }
 _TRAINING = (
     "fedexp.runtime.numerics",
