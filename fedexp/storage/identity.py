@@ -48,6 +48,7 @@ _LATER: Mapping[str, object] = {
 # The same for arguments of plug-ins, by class. Another class may have always had an
 # argument of this name. Names are relative to the node of the plug-in.
 _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
+    "fedexp.methods.dense.Dense": {"reestimate_batch_norm": False},
     "fedexp.methods.fedcda.FedCDA": {
         "chosen_weights": "uniform",
         "loss_reduction": "mean",
