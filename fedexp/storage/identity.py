@@ -54,6 +54,7 @@ _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
         "loss_reduction": "mean",
         "random_over": "participants",
     },
+    "fedexp.methods.git_rebasin.GitRebasin": {"matching.restarts": 1},
     "fedexp.methods.mofedsam.MoFedSAM": {"momentum_from": "normalised"},
 }
 _TRAINING = (
