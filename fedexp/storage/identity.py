@@ -56,6 +56,7 @@ _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     },
     "fedexp.methods.git_rebasin.GitRebasin": {"matching.restarts": 1},
     "fedexp.methods.mofedsam.MoFedSAM": {"momentum_from": "normalised"},
+    "fedexp.methods.ot_fusion.OTFusion": {"alignment.support": "weights"},
 }
 _TRAINING = (
     "fedexp.runtime.numerics",
