@@ -18,17 +18,9 @@ from fedexp.tracking.outlet import visible
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
-<<<<<<< HEAD
     The first columns have the identity and the outcome of a run. ``metrics.*`` (last
     values) and ``mean_last_10.*`` follow, then every key of the config as ``config.*``.
-    Lists are JSON. A cell is empty if the run has no value for the column. Texts are
-    quoted, so that spreadsheets that separate cells by semicolons find no formula
-    inside a text.
-=======
-    A cell is empty if the run has no value for the column. The identity and outcome of
-    a run come first. ``metrics.*`` (last values) and ``mean_last_10.*`` follow, then
-    every key of the config as ``config.*``. Lists are JSON.
->>>>>>> 7bc3207467164705abcb7cc820b5aca801a09abc
+    Lists are JSON. A cell is empty if the run has no value for the column.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))

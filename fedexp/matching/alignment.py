@@ -4,7 +4,8 @@ Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020, with
     settings of MA-Echo (Su et al. 2023) and NAFI (Xiao & Cheng 2023).
 
 Layers are visited in forward order. The rows of the moved model's weight, whose input
-side is already moved, are assigned to the rows of the reference's weight.
+side is already moved, are assigned to the rows of the reference's weight. Units may be
+compared by their activations instead of by these rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from fedexp.core.build import require
+from fedexp.core.data import Samples
 from fedexp.core.weights import Weights
+from fedexp.matching.activations import ActivationProducts, activation_products
 from fedexp.matching.assignment import assignments, sinkhorn
 from fedexp.matching.structure import Group, Maps, Structure
 
@@ -41,6 +44,8 @@ class Alignment:
             also moves its rows, the classes.
         biases: ``aligned`` moves biases with their units. ``unaligned`` leaves the
             biases of layers in place (NAFI).
+        support: The rows that are compared: incoming ``weights``, or ``activations`` on
+            the server's data (`fedexp.matching.activations`).
     """
 
     normalize: bool = True
@@ -50,6 +55,7 @@ class Alignment:
     regularization: float = 0.05
     output: Literal["inputs", "transported"] = "inputs"
     biases: Literal["aligned", "unaligned"] = "aligned"
+    support: Literal["weights", "activations"] = "weights"
 
     def __post_init__(self) -> None:
         require(
@@ -70,7 +76,11 @@ class Alignment:
 
 
 def align(
-    models: Sequence[Weights], reference: Weights, structure: Structure, options: Alignment
+    models: Sequence[Weights],
+    reference: Weights,
+    structure: Structure,
+    options: Alignment,
+    samples: Samples | None = None,
 ) -> list[dict[str, Tensor]]:
     """Find the map that moves each of `models` onto `reference`.
 
@@ -83,6 +93,7 @@ def align(
         reference: The reference.
         structure: The structure of the network.
         options: How units are compared and moved.
+        samples: Inputs of the networks with ``support=activations``.
 
     Returns:
         For each model its maps by unit group (`fedexp.matching.structure.Maps`), on the
@@ -93,6 +104,15 @@ def align(
     decided = {group.name for group in structure.groups if group not in groups}
     if options.output == "transported":
         groups = (*groups, structure.output)
+
+    if options.support == "activations":
+        assert samples is not None
+        found = activation_products(models, reference, structure, groups, samples)
+        for group in groups:
+            plans = _solve(activation_costs(found[group.name], options), options)
+            for own, moves in zip(maps, plans, strict=True):
+                own[group.name] = moves
+        return maps
 
     for group in groups:
         weights = [
@@ -154,14 +174,16 @@ def _solved(
             _rows([structure.move_inputs(name, model.params[name], own) for name in weights])
             for model, own in zip(models[part], maps[part], strict=True)
         ]
-        costs = ground_costs(torch.stack(moved), rows, options)
-        solved += (
-            assignments(costs)
-            if options.solver == "exact"
-            else sinkhorn(costs, options.regularization)
-        )
+        solved += _solve(ground_costs(torch.stack(moved), rows, options), options)
 
     return solved
+
+
+def _solve(costs: Tensor, options: Alignment) -> Tensor:
+    """Return each model's permutation or matrix for costs (models, n, n)."""
+    if options.solver == "exact":
+        return assignments(costs)
+    return sinkhorn(costs, options.regularization)
 
 
 def _rows(weights: Sequence[Tensor]) -> Tensor:
@@ -186,8 +208,27 @@ def ground_costs(moved: Tensor, reference: Tensor, options: Alignment) -> Tensor
         reference = reference / (reference.norm(dim=1, keepdim=True) + 1e-9)
 
     products = (moved.reshape(-1, moved.shape[2]) @ reference.T).reshape(*moved.shape[:2], -1)
-    cost = moved.square().sum(2)[:, :, None] + reference.square().sum(1) - 2 * products
-    cost = cost.clamp(min=0)
+    squared = moved.square().sum(2)[:, :, None] + reference.square().sum(1) - 2 * products
+    return _transformed(squared, options)
+
+
+def activation_costs(products: ActivationProducts, options: Alignment) -> Tensor:
+    """Compute distances of activations, as `ground_costs` does for rows.
+
+    Returns:
+        Distances of shape (models, n, n).
+    """
+    cross, moved, reference = products.cross, products.moved, products.reference
+    if options.normalize:
+        lengths, length = moved.sqrt() + 1e-9, reference.sqrt() + 1e-9
+        cross = cross / (lengths[:, :, None] * length)
+        moved, reference = moved / lengths**2, reference / length**2
+    return _transformed(moved[:, :, None] + reference - 2 * cross, options)
+
+
+def _transformed(squared: Tensor, options: Alignment) -> Tensor:
+    """Turn squared distances (models, n, n) into the distances of `options`."""
+    cost = squared.clamp(min=0)
     if options.distance == "euclidean":
         cost = cost.sqrt()
 

@@ -12,14 +12,14 @@ permutation, and a step is taken only if the objective itself rises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedexp.core.build import require
-from fedexp.core.seeds import torch_generator
+from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.trees import Tree
 from fedexp.matching.assignment import assignments
 from fedexp.matching.structure import Group, Structure, UnitAxis
@@ -36,16 +36,23 @@ class WeightMatching:
             no group moves.
         passes: Largest number of passes over the models if there are more than two. The
             search ends earlier once no model moves.
+        restarts: Number of searches. The first search starts with the units as they
+            are. Every further search starts with random permutations and visits groups
+            and models in other random orders. The result with the largest total
+            similarity counts, and the earlier one of equal results. The paper has one
+            search, which finds a local optimum.
     """
 
     tolerance: float = 1e-12
     sweeps: int = 100
     passes: int = 100
+    restarts: int = 1
 
     def __post_init__(self) -> None:
         require(self.tolerance >= 0, f"tolerance must not be negative, got {self.tolerance}")
         require(self.sweeps > 0, f"sweeps must be positive, got {self.sweeps}")
         require(self.passes > 0, f"passes must be positive, got {self.passes}")
+        require(self.restarts > 0, f"restarts must be positive, got {self.restarts}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +62,16 @@ class FoundPermutations:
     Args:
         maps: The maps of each model by unit group (`fedexp.matching.structure.Maps`),
             on the CPU.
-        sweeps: Number of sweeps over all groups, summed over models and passes.
+        sweeps: Number of sweeps over all groups, summed over models, passes and
+            restarts.
+        similarity: Total similarity of the moved models. For two models it is their
+            inner product. For more it is the squared norm of their sum, which is twice
+            the sum of all inner products of two models plus a constant.
     """
 
     maps: list[dict[str, Tensor]]
     sweeps: int
+    similarity: float
 
 
 def match_pair(
@@ -80,10 +92,25 @@ def match_pair(
         options: The conditions that end the search.
         *names: Names of the stream from which the order of the groups is drawn.
     """
+    return _best(
+        _search_pair(model, reference, structure, groups, options, maps, *stream)
+        for (maps,), stream in _beginnings(1, structure, groups, options, names)
+    )
+
+
+def _search_pair(
+    model: Tree,
+    reference: Tree,
+    structure: Structure,
+    groups: Sequence[Group],
+    options: WeightMatching,
+    maps: dict[str, Tensor],
+    *names: object,
+) -> FoundPermutations:
+    """Run one search of `match_pair`, which starts with `maps`."""
     target = {name: value.double() for name, value in reference.items()}
-    moved = {name: value.double() for name, value in model.items()}
+    moved = structure.permute({name: value.double() for name, value in model.items()}, maps)
     unit_axes = {group.name: _unit_axes(structure, group, moved) for group in groups}
-    maps = {group.name: torch.arange(group.size) for group in groups}
 
     for sweep in range(options.sweeps):
         improved = False
@@ -101,9 +128,9 @@ def match_pair(
                 improved = True
 
         if not improved:
-            return FoundPermutations([maps], sweep + 1)
+            break
 
-    return FoundPermutations([maps], options.sweeps)
+    return FoundPermutations([maps], sweep + 1, inner_product(moved, target))
 
 
 def match_many(
@@ -118,8 +145,25 @@ def match_many(
     No model is the reference. Afterwards all models are moved alike so that the first
     one is again in its original order.
     """
-    moved = [{name: value.double() for name, value in model.items()} for model in models]
-    maps = [{group.name: torch.arange(group.size) for group in groups} for _ in models]
+    return _best(
+        _search_many(models, structure, groups, options, maps, *stream)
+        for maps, stream in _beginnings(len(models), structure, groups, options, names)
+    )
+
+
+def _search_many(
+    models: Sequence[Tree],
+    structure: Structure,
+    groups: Sequence[Group],
+    options: WeightMatching,
+    maps: list[dict[str, Tensor]],
+    *names: object,
+) -> FoundPermutations:
+    """Run one search of `match_many`, which starts with `maps`."""
+    moved = [
+        structure.permute({name: value.double() for name, value in model.items()}, own)
+        for model, own in zip(models, maps, strict=True)
+    ]
     sweeps = 0
 
     for turn in range(options.passes if len(models) > 1 else 0):
@@ -132,7 +176,10 @@ def match_many(
             others = {
                 name: (value - own[name]) / (len(models) - 1) for name, value in total.items()
             }
-            found = match_pair(own, others, structure, groups, options, *names, turn, number)
+            identities = _identities(groups)
+            found = _search_pair(
+                own, others, structure, groups, options, identities, *names, turn, number
+            )
             sweeps += found.sweeps
             orders = found.maps[0]
             if all(torch.equal(order, torch.arange(len(order))) for order in orders.values()):
@@ -148,7 +195,45 @@ def match_many(
         if not improved:
             break
 
-    return FoundPermutations(as_the_first(maps), sweeps)
+    total = {name: torch.stack([model[name] for model in moved]).sum(0) for name in moved[0]}
+    return FoundPermutations(as_the_first(maps), sweeps, inner_product(total, total))
+
+
+def _beginnings(
+    count: int,
+    structure: Structure,
+    groups: Sequence[Group],
+    options: WeightMatching,
+    names: tuple[object, ...],
+) -> Iterator[tuple[list[dict[str, Tensor]], tuple[object, ...]]]:
+    """Yield where each search begins.
+
+    Args:
+        count: Number of models that are moved.
+        structure: The structure of the network.
+        groups: The groups that may move.
+        options: The conditions that end the search, and the number of searches.
+        names: Names of the random stream of the first search.
+
+    Yields:
+        The first maps of each model, and the names of the search's random stream.
+    """
+    yield [_identities(groups) for _ in range(count)], names
+    for number in range(1, options.restarts):
+        stream = (*names, "restart", number)
+        starts = [structure.random(seed_of(*stream, "start", model)) for model in range(count)]
+        yield [{group.name: own[group.name] for group in groups} for own in starts], stream
+
+
+def _identities(groups: Sequence[Group]) -> dict[str, Tensor]:
+    return {group.name: torch.arange(group.size) for group in groups}
+
+
+def _best(found: Iterable[FoundPermutations]) -> FoundPermutations:
+    """Return the most similar result, with the sweeps of all results."""
+    results = list(found)
+    best = max(results, key=lambda result: result.similarity)
+    return replace(best, sweeps=sum(result.sweeps for result in results))
 
 
 def as_the_first(maps: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

@@ -48,7 +48,7 @@ Differences from the authors' code:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -59,16 +59,20 @@ from torch import Tensor
 from fedexp.core.aggregator import State
 from fedexp.core.build import require, require_not_negative, require_positive
 from fedexp.core.env import Env
+from fedexp.core.kernel import StepNoise
+from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Metrics
 from fedexp.core.weights import Weights
+from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.losses import Mask, boundary_support
-from fedexp.distillation.student import answers
+from fedexp.distillation.student import answers, net_of
 from fedexp.distillation.synthesis import Terms, generated_by, named, synthesise
 from fedexp.distillation.views import View, Views
 from fedexp.methods.bases.data_free import DataFreeState
 from fedexp.methods.bases.generating import Generating, GeneratorState
 from fedexp.methods.bases.replay import Replay, ensemble_logits
+from fedexp.server_training.forward import recomputed_statistics
 from fedexp.server_training.optimizers import Adam, Optimizer
 
 
@@ -89,6 +93,12 @@ class Dense(Replay, Generating):
             samples (``none``).
         synthesis_views: Augmentation of the images while they are made. It takes the
             same values as `views`.
+        reestimate_batch_norm: Whether the student's running BatchNorm statistics are
+            recomputed over the bank after a round's last epoch. Images are not
+            augmented, and shuffled batches have B images
+            (`fedexp.server_training.forward.recomputed_statistics`). The paper and the
+            code keep the statistics of training. Networks without BatchNorm do not
+            change.
     """
 
     variant: Literal["bank", "paper_literal"] = "bank"
@@ -99,6 +109,7 @@ class Dense(Replay, Generating):
     tau_d: float = 1.0
     mask: Mask = "disagree"
     synthesis_views: Views = "clients"
+    reestimate_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +117,7 @@ class Dense(Replay, Generating):
         require_not_negative(self, "lambda_1", "lambda_2")
 
         if self.variant == "paper_literal":
-            for name in ("keep_bank", "rounding"):
+            for name in ("keep_bank", "rounding", "reestimate_batch_norm"):
                 default = getattr(Dense, name)
                 require(
                     getattr(self, name) == default,
@@ -123,7 +134,10 @@ class Dense(Replay, Generating):
         self, state: DataFreeState, ensemble: TeacherEnsemble, lr: float, env: Env
     ) -> tuple[DataFreeState, Metrics]:
         if self.variant == "bank":
-            return super().epoch(state, ensemble, lr, env)
+            state, metrics = super().epoch(state, ensemble, lr, env)
+            if self.reestimate_batch_norm and env.step == env.server_steps(self.T):
+                state = {**state, "student": self._reestimated(state, env)}
+            return state, metrics
         images, made, own = self.synthesise(
             self.labels(env), state["student"], ensemble, state["own"], env
         )
@@ -131,6 +145,18 @@ class Dense(Replay, Generating):
         batch = inputs, ensemble_logits(ensemble, inputs)
         state, trained = self.train_student({**state, "own": own}, [batch], lr, env)
         return state, {**made, **trained}
+
+    def _reestimated(self, state: DataFreeState, env: Env) -> Weights:
+        """Return the student with BatchNorm statistics of one pass over the bank."""
+        bank = samples_of(state["own"]["bank"], env.domain)
+        # The images of a batch in the bank are sorted by class
+        names = (env.seed, "statistics", env.round)
+        order = torch.randperm(len(bank), generator=torch_generator(*names)).to(bank.x.device)
+        shuffled = replace(bank, x=bank.x[order], y=bank.y[order])
+
+        net = net_of(state["student"], training=True)
+        net.set_noise(StepNoise(seed_of(*names, "noise"), env.device))
+        return recomputed_statistics(net, state["student"], shuffled, self.B)
 
     def synthetic_images(self, state: DataFreeState, env: Env) -> tuple[Tensor, Tensor]:
         if self.variant == "bank":

@@ -10,7 +10,9 @@ Update:
     are chosen anew. All other clients keep their chosen model. The choice minimises
     ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 6), where wbar is the
     mean of the chosen models. Then w^{t+1} = wbar, with equal weights over all M
-    clients that have a model.
+    clients that have a model. With ``chosen_weights=samples`` the weight of client n is
+    q_n = n_n / sum n_n instead of 1/M, in J and in wbar. This is Eq. 2 to 8 for the
+    objective ``sum_n q_n F_n``.
 
     The first rounds are a warm-up with the base method: averaging with this
     aggregator's `weights`, the configured trainer and the configured server optimizer.
@@ -29,7 +31,8 @@ Communication:
 State:
     Server: references to K models per client, and the sum of the chosen models in
     float64. Models beyond the limit ``state.memory_gb`` are on disk. During a round
-    memory holds the participants' candidates (m K models) and two such sums.
+    memory holds the participants' candidates (m K models) and two such sums. With
+    ``random_over=all`` every round reads one model of each client.
 """
 
 from __future__ import annotations
@@ -95,7 +98,8 @@ class FedCDAState(AveragingState):
 
     Args:
         caches: Caches by client.
-        sum: Sum of the chosen models in float64.
+        sum: Sum of the chosen models in float64, with their weights before
+            normalisation.
     """
 
     caches: dict[str, ClientEntries]
@@ -107,8 +111,7 @@ class FedCDA(Mean):
     """The aggregator of FedCDA.
 
     Args:
-        weights: Weights p_i of the mean during the warm-up. The mean of the chosen
-            models is uniform.
+        weights: Weights p_i of the mean during the warm-up.
         K: Number of stored models per client.
         B: Number of groups of participants. The models are chosen group by group. For a
             group, the models of earlier groups and of the clients at rest (clients that
@@ -123,6 +126,12 @@ class FedCDA(Mean):
         loss_term: Whether J contains the losses F.
         unseen: Clients that never took part are ``left_out`` of the mean, or enter it
             with the ``initial`` model.
+        random_over: Clients for which ``random`` chooses anew in a round: the
+            ``participants``, or ``all`` clients that have a model.
+        loss_reduction: F is the ``mean`` of the samples' losses, or their ``sum``, the
+            loss that line 7 of Algorithm 1 accumulates.
+        chosen_weights: Weights of the chosen models after the warm-up: ``uniform``
+            (line 10 of Algorithm 1) or by ``samples``.
     """
 
     K: int = 3
@@ -132,6 +141,9 @@ class FedCDA(Mean):
     warm_up: int | float = 0.25
     loss_term: bool = True
     unseen: Literal["left_out", "initial"] = "left_out"
+    random_over: Literal["participants", "all"] = "participants"
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    chosen_weights: Literal["uniform", "samples"] = "uniform"
 
     def __post_init__(self) -> None:
         require(self.K >= 1, f"K counts the models stored per client, at least 1, got {self.K}")
@@ -141,6 +153,15 @@ class FedCDA(Mean):
             self.L > 0 or self.loss_term or not self._searches,
             f"with L = 0 and loss_term = false strategy '{self.strategy}' "
             "has no criterion to choose by",
+        )
+
+        require(
+            self.random_over == "participants" or self.strategy == "random",
+            f"random_over=all needs strategy=random, got strategy={self.strategy}",
+        )
+        require(
+            self.loss_reduction == "mean" or self.loss_term,
+            "loss_reduction=sum needs loss_term=true, because J contains no loss without it",
         )
 
         if self.warm_up < 0 or (isinstance(self.warm_up, float) and self.warm_up > 1):
@@ -222,7 +243,8 @@ class FedCDA(Mean):
             alike = ClientEntries(entries=[entry], chosen=0)
             caches = {str(client): alike for client in np.flatnonzero(env.sizes).tolist()}
 
-        total = {k: v.double() * len(caches) for k, v in _averaged(start).items()}
+        weight = sum(map(self._weights(env), caches))
+        total = {k: v.double() * weight for k, v in _averaged(start).items()}
         return {**base, "caches": caches, "sum": total}
 
     def update(
@@ -242,12 +264,22 @@ class FedCDA(Mean):
 
         old: Weights = state["weights"]
         before: dict[str, ClientEntries] = state["caches"]
-        rest = [_chosen(cache) for client, cache in before.items() if client not in arrived]
-        fixed = self._fixed(state, arrived, bool(rest))
         warm = env.round < self.warm_up_rounds(env.rounds)
         fresh = {
             client: self._pushed(before.get(client), entry) for client, entry in arrived.items()
         }
+        if self.random_over == "all" and not warm:
+            # No client keeps its chosen model
+            fresh |= {
+                client: cache["entries"]
+                for client, cache in before.items()
+                if client not in arrived
+            }
+
+        rest = {client: _chosen(cache) for client, cache in before.items() if client not in fresh}
+        weight = self._weights(env)
+        rest_weight = sum(map(weight, rest))
+        fixed = self._fixed(state, fresh, weight, bool(rest))
         selection_metrics: Metrics = {}
 
         if warm or self.strategy == "newest":
@@ -255,15 +287,14 @@ class FedCDA(Mean):
         elif self.strategy == "random":
             picks = _random_picks(list(fresh.values()), env)
         else:
-            picks, selection_metrics = self._search(
-                list(fresh.values()), old.trainable, fixed, rest, env
-            )
+            picks, selection_metrics = self._search(fresh, old.trainable, fixed, rest, env)
 
         after: dict[str, ClientEntries] = {
             client: {"entries": entries, "chosen": pick}
             for (client, entries), pick in zip(fresh.items(), picks, strict=True)
         }
-        mean, total = _mean_of([_chosen(cache) for cache in after.values()], old, fixed, len(rest))
+        chosen = [(_chosen(cache), weight(client)) for client, cache in after.items()]
+        mean, total = _mean_of(chosen, old, fixed, rest_weight)
         new: FedCDAState = {**base, "caches": {**before, **after}, "sum": total}
 
         if warm:
@@ -295,12 +326,22 @@ class FedCDA(Mean):
                 do="set aggregator.loss_term=false, or client_models.path=null",
             )
 
+        samples = result.num_examples if self.loss_reduction == "sum" else 1
         return {
             "model": env.store(result.weights),
-            "loss": loss or 0.0,
+            "loss": samples * (loss or 0.0),
             "norm": trees.squared_norm(result.weights.trainable),
             "round": env.round,
         }
+
+    def _weights(self, env: Env) -> Callable[[str], int]:
+        """Return the function that gives the weight of a client's chosen model.
+
+        Weights are before normalisation. With ``uniform`` each weight is 1.
+        """
+        if self.chosen_weights == "uniform":
+            return lambda client: 1
+        return lambda client: int(env.sizes[int(client)])
 
     def _pushed(self, cache: ClientEntries | None, entry: CacheEntry) -> list[CacheEntry]:
         """Return a client's newest K entries, with the new `entry` first.
@@ -312,25 +353,29 @@ class FedCDA(Mean):
             : self.K
         ]
 
-    def _fixed(self, state: State, arrived: Mapping[str, CacheEntry], at_rest: bool) -> Tree:
+    def _fixed(
+        self, state: State, fresh: Iterable[str], weight: Callable[[str], int], at_rest: bool
+    ) -> Tree:
         """Return the sum of the chosen models of the clients at rest, in float64.
 
-        The sum is exactly zero if no client is at rest.
+        Each model is multiplied by its `weight`. The sum is exactly zero if no client
+        is at rest. Clients that choose anew are `fresh`.
         """
         if not at_rest:
             return trees.zeros_like(state["sum"])
         total = trees.clone(state["sum"])
-        for client in arrived:
+        for client in fresh:
             if client in state["caches"]:
-                _add(total, _averaged(_chosen(state["caches"][client])["model"].load()), -1.0)
+                model = _chosen(state["caches"][client])["model"].load()
+                _add(total, _averaged(model), -float(weight(client)))
         return total
 
     def _search(
         self,
-        fresh: Sequence[Sequence[CacheEntry]],
+        fresh: Mapping[str, Sequence[CacheEntry]],
         centre: Tree,
         fixed: Tree,
-        rest: Sequence[CacheEntry],
+        rest: Mapping[str, CacheEntry],
         env: Env,
     ) -> tuple[list[int], Metrics]:
         """Choose an entry for every participant.
@@ -340,21 +385,30 @@ class FedCDA(Mean):
             metrics are J (Eq. 6) of this choice, of the newest models and of a random
             choice.
         """
-        candidates = [entry["model"].parameter for entries in fresh for entry in entries]
-        inner = products(candidates, centre, trees.part_of(fixed, "params"), len(rest))
+        weight, owners = self._weights(env), list(fresh.values())
+        rest_weight = sum(map(weight, rest))
+        candidates = [entry["model"].parameter for entries in owners for entry in entries]
+        inner = products(candidates, centre, trees.part_of(fixed, "params"), rest_weight)
         if not np.isfinite(inner).all():
             raise overflow("the inner products of the clients' models")
 
         problem = Selection(
             products=inner,
             losses=np.array(
-                [entry["loss"] if self.loss_term else 0.0 for entries in fresh for entry in entries]
+                [
+                    entry["loss"] if self.loss_term else 0.0
+                    for entries in owners
+                    for entry in entries
+                ]
             ),
-            sizes=tuple(map(len, fresh)),
-            fixed=len(rest),
-            fixed_loss=sum(entry["loss"] for entry in rest) if self.loss_term else 0.0,
-            fixed_norm=sum(entry["norm"] for entry in rest),
+            sizes=tuple(map(len, owners)),
+            fixed=rest_weight,
+            fixed_loss=sum(weight(client) * entry["loss"] for client, entry in rest.items())
+            if self.loss_term
+            else 0.0,
+            fixed_norm=sum(weight(client) * entry["norm"] for client, entry in rest.items()),
             L=self.L,
+            weights=tuple(map(weight, fresh)),
         )
         m = len(fresh)
         order = np.arange(m)
@@ -366,7 +420,7 @@ class FedCDA(Mean):
         return picks, {
             "selection/J": problem.objective(picks),
             "selection/J_newest": problem.objective([0] * m),
-            "selection/J_random": problem.objective(_random_picks(fresh, env)),
+            "selection/J_random": problem.objective(_random_picks(owners, env)),
         }
 
 
@@ -379,10 +433,13 @@ class Selection:
             candidates by client (the newest first), then the fixed part and the centre.
         losses: (n,) losses F of the candidates.
         sizes: Number of candidates of each participant (K_i).
-        fixed: Number of clients whose chosen model is fixed.
-        fixed_loss: Sum of the losses F of the fixed models.
-        fixed_norm: Sum of ||w||^2 of the fixed models.
+        fixed: Weight of the clients whose chosen model is fixed. If weights are
+            uniform, it is their number.
+        fixed_loss: Weighted sum of the losses F of the fixed models.
+        fixed_norm: Weighted sum of ||w||^2 of the fixed models.
         L: Smoothness constant.
+        weights: Weight of each participant before normalisation. Empty if all weights
+            are 1.
     """
 
     products: np.ndarray
@@ -392,6 +449,7 @@ class Selection:
     fixed_loss: float
     fixed_norm: float
     L: float
+    weights: tuple[int, ...] = ()
 
     def choose(self, groups: Sequence[np.ndarray]) -> list[int]:
         """Choose one candidate per participant so that J is lowest.
@@ -407,15 +465,20 @@ class Selection:
         gram, with_fixed = self.products[:n, :n], self.products[:n, n].copy()
         first = np.cumsum([0, *self.sizes])
         M, picks = self.fixed, [0] * len(self.sizes)
+        owners = self._weights()
+        weights = np.repeat(owners, self.sizes)
 
         for group in groups:
-            M += len(group)
+            M += int(owners[group].sum())
             norms = np.diag(gram)
-            unary = self.losses / M + self.L / 2 * (norms / M - (norms + 2 * with_fixed) / M**2)
+            spread = weights * norms / M - (weights**2 * norms + 2 * weights * with_fixed) / M**2
+            unary = weights * self.losses / M + self.L / 2 * spread
             rows = lowest(
-                unary, -self.L / M**2 * gram, [np.arange(first[i], first[i + 1]) for i in group]
+                unary,
+                -self.L / M**2 * np.outer(weights, weights) * gram,
+                [np.arange(first[i], first[i + 1]) for i in group],
             )
-            with_fixed += gram[:, rows].sum(1)
+            with_fixed += (weights[rows] * gram[:, rows]).sum(1)
             for client, row in zip(group.tolist(), rows, strict=True):
                 picks[client] = row - int(first[client])
 
@@ -423,18 +486,26 @@ class Selection:
 
     def objective(self, picks: Sequence[int]) -> float:
         """Return J of a choice (Eq. 6), including the terms that all choices share."""
-        n, M = len(self.losses), self.fixed + len(self.sizes)
+        weights = self._weights()
+        n, M = len(self.losses), self.fixed + int(weights.sum())
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
         # Sum of ||w_n - r||^2 over the fixed models, where r is the centre. The fixed
         # part is the sum of the fixed models minus `fixed` times r.
         at_rest = self.fixed_norm - 2 * to_centre - self.fixed * centre
         chosen = self.products[np.ix_(rows, rows)]
-        squares = np.trace(chosen) + at_rest
-        mean = (chosen.sum() + 2 * self.products[rows, n].sum() + self.products[n, n]) / M**2
-        return float(
-            (self.losses[rows].sum() + self.fixed_loss) / M + self.L / 2 * (squares / M - mean)
-        )
+        squares = np.trace(weights[:, None] * chosen) + at_rest
+        mean = (
+            (np.outer(weights, weights) * chosen).sum()
+            + 2 * (weights * self.products[rows, n]).sum()
+            + self.products[n, n]
+        ) / M**2
+        loss = ((weights * self.losses[rows]).sum() + self.fixed_loss) / M
+        return float(loss + self.L / 2 * (squares / M - mean))
+
+    def _weights(self) -> np.ndarray:
+        """Return the participants' weights, (participants,) float64."""
+        return np.array(self.weights or [1] * len(self.sizes), dtype=np.float64)
 
 
 def products(
@@ -525,27 +596,30 @@ def _averaged(weights: Weights) -> Tree:
 
 
 def _mean_of(
-    chosen: Sequence[CacheEntry], old: Weights, fixed: Tree, at_rest: int
+    chosen: Sequence[tuple[CacheEntry, int]], old: Weights, fixed: Tree, at_rest: int
 ) -> tuple[Tree, Tree]:
     """Compute the mean of the `chosen` models and of the models at rest.
 
-    `at_rest` is the number of models at rest. `fixed` is their sum, which is changed in
-    place. The mean is ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that
-    floating-point rounding is the same as in every averaging method.
+    Each chosen model has a weight. `at_rest` is the weight of the models at rest.
+    `fixed` is their weighted sum, which is changed in place. The mean is
+    ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that floating-point
+    rounding is the same as in every averaging method.
 
     Returns:
-        The mean, and the sum of all models.
+        The mean, and the weighted sum of all models.
     """
     start = _averaged(old)
     moved = trees.zeros_like(start)
     if at_rest:
         for name, value in moved.items():
             value.copy_(torch.sub(fixed[name], start[name], alpha=at_rest))
-    for entry in chosen:
+    total = at_rest
+    for entry, weight in chosen:
         model = _averaged(entry["model"].load())
-        _add(moved, trees.sub(model, start), 1.0)
-        _add(fixed, model, 1.0)
-    torch._foreach_mul_(trees.tensors(moved), 1 / (len(chosen) + at_rest))
+        _add(moved, trees.sub(model, start), float(weight))
+        _add(fixed, model, float(weight))
+        total += weight
+    torch._foreach_mul_(trees.tensors(moved), 1 / total)
     return trees.add(start, moved), fixed
 
 

@@ -17,8 +17,8 @@ State:
 
 Logged:
     ``git_rebasin/moved``: share of the hidden units that moved, over all models but the
-    first. ``git_rebasin/sweeps``: number of sweeps over all groups of units.
-    The metrics of `fedexp.matching.widths.one_to_one`.
+    first. ``git_rebasin/sweeps``: number of sweeps over all groups of units, in all
+    searches. The metrics of `fedexp.matching.widths.one_to_one`.
 
 Differences from the paper:
     Two models have the weight 1/2 each. The paper interpolates between them. With more
@@ -51,7 +51,7 @@ class GitRebasin(FusionAggregator):
     If there are two models, the second is moved onto the first.
 
     Args:
-        matching: Conditions that end the search.
+        matching: Conditions that end the search, and the number of searches.
     """
 
     matching: WeightMatching = field(default_factory=WeightMatching)

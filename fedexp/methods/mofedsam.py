@@ -14,19 +14,29 @@ Communication:
 
 State:
     Clients: none. Server: Delta (D floats).
+
+Differences from the paper:
+    The paper aggregates by the mean. With FedMRUR's normalised mean (FedMRUR-N in Table
+    4 of An et al., NeurIPS 2023), Delta may come from the mean before its normalisation
+    (`momentum_from`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
+from fedexp.core.needs import Needs
+from fedexp.core.trainer import RoundStats, ServerUpdate
+from fedexp.core.trees import Trees
 from fedexp.methods.fedcm import FedCM
+from fedexp.methods.fedmrur.normalized_mean import PLAIN_MOMENTUM, before_normalisation
 from fedexp.methods.fedsam import FedSAM
 
 
 @dataclass(frozen=True)
-class MoFedSAM(FedSAM, FedCM):
-    """The client's side of MoFedSAM, with the arguments of `FedCM` and `FedSAM`.
+class LocalMoFedSAM(FedSAM, FedCM):
+    """The local training of MoFedSAM, with the arguments of `FedCM` and `FedSAM`.
 
     With alpha=1 it equals FedSAM, with rho=0 FedCM and with both FedAvg, bit-exactly.
     """
@@ -34,3 +44,29 @@ class MoFedSAM(FedSAM, FedCM):
     def __post_init__(self) -> None:
         FedCM.__post_init__(self)
         FedSAM.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class MoFedSAM(LocalMoFedSAM):
+    """The client's side of MoFedSAM, with the arguments of `LocalMoFedSAM`.
+
+    Args:
+        momentum_from: Source of Delta, as in `fedexp.methods.fedmrur.trainer.FedMRUR`:
+            the aggregate as it is applied (``normalised``) or the mean before its
+            normalisation (``plain``).
+    """
+
+    # The client cache identifies a trainer by its repr. Only the server reads this
+    # field, so that client work does not depend on it.
+    momentum_from: Literal["normalised", "plain"] = field(default="normalised", repr=False)
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | (PLAIN_MOMENTUM if self.momentum_from == "plain" else Needs())
+
+    def update_shared(
+        self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
+    ) -> Trees:
+        if self.momentum_from == "plain":
+            update = before_normalisation(update, stats)
+        return super().update_shared(shared, payload_mean, update, stats)

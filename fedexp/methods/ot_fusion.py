@@ -3,7 +3,8 @@
 Reference:
     Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020. Several models are
     fused as in MA-Echo (Su et al. 2023, all onto one) or as in NAFI (Xiao & Cheng 2023,
-    one after the other).
+    one after the other). Units are compared by weights, or by activations on the
+    server's data (``alignment.support``).
 
 Communication:
     Up: models. With ``last_layer=masked`` the class counts, too. Down: the model that
@@ -29,6 +30,7 @@ from torch import Tensor
 from fedexp.core.build import require
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.alignment import Alignment, align, movable, moved_share
@@ -71,6 +73,12 @@ class OTFusion(MaskableFusion):
             "transported rows belong to other classes",
         )
 
+    @property
+    def needs(self) -> Needs:
+        if self.alignment.support == "weights":
+            return super().needs
+        return super().needs | Needs(proxy=True, unseen_proxy=True)
+
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         structure_of(spec, input_shape)
         super().check(spec, input_shape)
@@ -83,7 +91,7 @@ class OTFusion(MaskableFusion):
         if self.fold != "reference":
             fused, maps = models[0], []
             for number, model in enumerate(models[1:], 1):
-                maps += align([model], fused, structure, self.alignment)
+                maps += align([model], fused, structure, self.alignment, env.proxy)
                 onto_fused = self.alignment.apply(model, structure, maps[-1])
                 weight = number if self.fold == "uniform" else 1
                 fused = averaged([fused] * weight + [onto_fused])
@@ -115,7 +123,7 @@ def aligned(
     structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0
     others = [*models[:target], *models[target + 1 :]]
-    found = align(others, models[target], structure, options)
+    found = align(others, models[target], structure, options, env.proxy)
     identities = {
         group.name: torch.arange(group.size) for group in movable(structure, models[target])
     }

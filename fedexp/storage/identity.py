@@ -46,6 +46,19 @@ _LATER: Mapping[str, object] = {
     "limit.proxy": None,
     "proxy.resize": False,
 }
+# The same for arguments of plug-ins, by class. Another class may have always had an
+# argument of this name. Names are relative to the node of the plug-in.
+_LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
+    "fedexp.methods.dense.Dense": {"reestimate_batch_norm": False},
+    "fedexp.methods.fedcda.FedCDA": {
+        "chosen_weights": "uniform",
+        "loss_reduction": "mean",
+        "random_over": "participants",
+    },
+    "fedexp.methods.git_rebasin.GitRebasin": {"matching.restarts": 1},
+    "fedexp.methods.mofedsam.MoFedSAM": {"momentum_from": "normalised"},
+    "fedexp.methods.ot_fusion.OTFusion": {"alignment.support": "weights"},
+}
 _TRAINING = (
     "fedexp.runtime.numerics",
     "fedexp.core.kernel",
@@ -73,22 +86,29 @@ def scientific(config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _without(
-    left_out: Collection[str], config: Mapping[str, Any], prefix: str = ""
+    left_out: Collection[str],
+    config: Mapping[str, Any],
+    prefix: str = "",
+    later: Mapping[str, object] = _LATER,
 ) -> dict[str, Any]:
     """Return the nested values of `config` without the dotted keys in `left_out`.
 
-    Keys in `_LATER` are left out too if they have the value that is given there.
+    Later keys are left out too if they have the value that is given for them. These are
+    the keys in `later` and in `_LATER_ARGUMENTS`.
 
     Args:
         left_out: Dotted keys, from the top of the config.
         config: The config, or a node of it.
         prefix: Dotted key of the node with a final dot. Empty for the whole config.
+        later: Dotted keys with their values, from the top of the config.
     """
+    arguments = _LATER_ARGUMENTS.get(str(config.get("_target_")), {})
+    later = {**later, **{f"{prefix}{name}": value for name, value in arguments.items()}}
     return {
-        key: _without(left_out, value, f"{name}.") if isinstance(value, Mapping) else value
+        key: _without(left_out, value, f"{name}.", later) if isinstance(value, Mapping) else value
         for key, value in config.items()
         if (name := f"{prefix}{key}") not in left_out
-        and not (name in _LATER and value == _LATER[name])
+        and not (name in later and value == later[name])
     }
 
 

@@ -8,9 +8,17 @@ import pytest
 import torch
 
 from fedexp.core.weights import Weights
-from fedexp.matching.alignment import Alignment, align, ground_costs, moved_share
+from fedexp.matching.activations import activation_products
+from fedexp.matching.alignment import (
+    Alignment,
+    activation_costs,
+    align,
+    ground_costs,
+    moved_share,
+)
 from fedexp.matching.structure import structure_of
 from tests.matching.nets import IMAGE, MODELS, weights_of
+from tests.methods.fusion_world import random_samples
 from tests.world import assert_same
 
 HIDDEN = [name for name in MODELS if name != "linear"]
@@ -69,6 +77,50 @@ def test_rows_follow_the_recursion():
         assert maps[f"hidden.{number}.weight"].tolist() == list(best)
         if number == 0:
             moved = A["hidden.1.weight"][:, list(best)]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "concatenated", "resnet, BatchNorm"])
+def test_activation_costs_are_distances_of_layer_outputs(name, normalize, monkeypatch):
+    """Hooks of torch collect the outputs. Batches of 7 of 30 samples change nothing."""
+    monkeypatch.setattr("fedexp.matching.activations._BATCH", 7)
+    structure, samples = structure_of(MODELS[name], IMAGE), random_samples(30)
+    models = [weights_of(MODELS[name], seed) for seed in range(3)]
+    found = activation_products(models[1:], models[0], structure, structure.groups, samples)
+
+    def outputs(weights: Weights) -> dict[str, torch.Tensor]:
+        module, seen = weights.module().eval(), {}
+        for part, layer in module.named_modules():
+            if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+                layer.register_forward_hook(
+                    lambda _, __, out, part=part: seen.update({f"{part}.weight": out})
+                )
+        module(samples.x)
+        return {weight: out.transpose(0, 1).flatten(1) for weight, out in seen.items()}
+
+    expected = [outputs(model) for model in models]
+    for group in structure.groups:
+        rows = [torch.cat([each[layer] for layer in group.layers], 1) for each in expected]
+        if normalize:
+            rows = [each / each.norm(dim=1, keepdim=True) for each in rows]
+        costs = activation_costs(found[group.name], Alignment(normalize=normalize))
+        for model, cost in zip(rows[1:], costs, strict=True):
+            torch.testing.assert_close(cost, torch.cdist(model, rows[0]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_permuted_copy_is_recovered_from_activations(name):
+    structure, samples = structure_of(MODELS[name], IMAGE), random_samples(30)
+    reference = weights_of(MODELS[name], 0)
+    shuffle = structure.random(1)
+    copy = structure.permute_weights(reference, shuffle)
+    for options in (
+        Alignment(support="activations"),
+        Alignment(support="activations", normalize=False, output="transported"),
+    ):
+        maps = align([copy], reference, structure, options, samples)[0]
+        assert_same(both(options.apply(copy, structure, maps)), both(reference))
+        assert (structure.output.name in maps) == (options.output == "transported")
 
 
 def test_several_models_at_once_are_each_alone(monkeypatch):

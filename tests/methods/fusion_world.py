@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fedexp.core.data import Samples
 from fedexp.core.env import Specs
 from fedexp.core.jobs import ClientResult
 from fedexp.core.weights import Weights
@@ -17,14 +18,21 @@ from tests.world import World, assert_same, make_data, make_world
 def world_of(spec, *overrides: str) -> World:
     """Return a world of `overrides` with the model `spec`.
 
-    The inputs are those of `tests.matching.nets`.
+    The inputs are those of `tests.matching.nets`. Server data are random.
     """
     from dataclasses import replace
 
     world = make_world(*overrides, data=make_data((8, 8), num_classes=CLASSES))
-    return World(
-        world.experiment, replace(world.env, specs=Specs(spec), input_shape=IMAGE), world.data
-    )
+    env = replace(world.env, specs=Specs(spec), input_shape=IMAGE)
+    if env.proxy is not None:
+        env = replace(env, proxy=random_samples(30))
+    return World(world.experiment, env, world.data)
+
+
+def random_samples(count: int) -> Samples:
+    """Return unlabelled normal samples of the shape `IMAGE`."""
+    x = torch.randn(count, *IMAGE, generator=torch.Generator().manual_seed(0)).double()
+    return Samples(x, torch.full((count,), -1), dtype=torch.float64)
 
 
 def results_of(

@@ -25,9 +25,10 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
 from fedexp.core.runner import run
-from fedexp.core.seeds import seed_of
+from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.distillation import synthesis
+from fedexp.distillation.bank import samples_of
 from fedexp.distillation.ensemble import TeacherEnsemble
 from fedexp.distillation.generator import generator_spec
 from fedexp.distillation.student import answers
@@ -486,6 +487,28 @@ def test_dense_with_empty_cohort_keeps_its_state() -> None:
     assert same(state["student"], begun["student"])
 
 
+def test_student_has_the_banks_statistics_after_the_last_epoch_only() -> None:
+    """They are torch's `update_bn` if all batches have the same size."""
+    expected, _ = states(small_world("dense", *TINY, "aggregator.B=6"))
+    world = small_world("dense", *TINY, "aggregator.B=6", "aggregator.reestimate_batch_norm=true")
+    found, _ = states(world)
+    for one, other in zip(found[:-1], expected[:-1], strict=True):
+        assert same(one["student"], other["student"])
+
+    module = expected[-1]["student"].module()
+    samples = samples_of(found[-1]["own"]["bank"], world.env.domain)
+    order = torch.randperm(18, generator=torch_generator(0, "statistics", 0))
+    torch.optim.swa_utils.update_bn([samples.inputs(at) for at in order.split(6)], module)
+    student = found[-1]["student"]
+    statistics = {k: v for k, v in module.state_dict().items() if "running" in k}
+    assert statistics
+    for name, value in statistics.items():
+        torch.testing.assert_close(student.buffers[name], value, rtol=1e-9, atol=1e-12)
+        assert not torch.allclose(value, expected[-1]["student"].buffers[name], rtol=1e-3)
+    for name, value in student.params.items():
+        assert torch.equal(value, expected[-1]["student"].params[name])
+
+
 class Tall(nn.Module):
     """Logits of four classes whatever it is asked for."""
 
@@ -505,6 +528,8 @@ class Tall(nn.Module):
         (["+architectures.models.tall={_target_: tests.methods.test_dense.Tall}", "architectures.clients=[tall]", "rounds=1"],
          "output does not fit"),
         (["aggregator.teachers=stacked", "aggregator.precision=bf16"], "does not support precision=bf16"),
+        (["aggregator.variant=paper_literal", "aggregator.reestimate_batch_norm=true"],
+         "reestimate_batch_norm has no effect with variant=paper_literal"),
         (["aggregator.b=1"], "b must be at least 2"),
         (["aggregator.B=1"], "B must be at least 2"),
     ],

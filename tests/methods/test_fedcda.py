@@ -312,6 +312,124 @@ def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(
         assert_same([other.state["sum"]], [expected.state["sum"]])
 
 
+def test_weighted_selection_counts_a_client_as_often_as_its_weight() -> None:
+    """Equal clients that choose together are one client with their weight."""
+    weights, moved = (3, 1, 2), 0
+    for seed in range(12):
+        instance = Instance(seed, (3, 2, 3), 2, L=(0.3, 1.0, 5.0)[seed % 3])
+        problem = replace(instance.problem(), weights=weights)
+
+        def value(picks: Sequence[int], instance: Instance = instance) -> float:
+            copies = [pair for n, pair in enumerate(enumerate(picks)) for _ in range(weights[n])]
+            return objective(
+                [*instance.rest, *(instance.owners[i][k] for i, k in copies)],
+                [*instance.rest_losses, *(instance.losses[i][k] for i, k in copies)],
+                instance.L,
+            )
+
+        best = min(itertools.product(range(3), range(2), range(3)), key=value)
+        assert problem.choose([np.arange(3)]) == list(best)
+        assert problem.objective(best) == pytest.approx(value(best), rel=1e-9)
+        moved += list(best) != instance.problem().choose([np.arange(3)])
+    assert moved
+
+
+@pytest.mark.parametrize("unseen", ["left_out", "initial"])
+def test_chosen_models_are_weighted_by_samples(unseen: str) -> None:
+    world = make_world(
+        "method=fedcda",
+        "aggregator.chosen_weights=samples",
+        "aggregator.warm_up=1",
+        f"aggregator.unseen={unseen}",
+        "rounds=5",
+        *NEWEST_LAST,
+        "aggregator.L=0.3",
+        data=make_data((20, 12, 0, 17, 9, 8)),
+        m=3,
+    )
+    for number, (after, _, metrics) in enumerate(after_each_round(world)):
+        caches = after.state["caches"].items()
+        sizes = np.array([world.env.sizes[int(client)] for client, _ in caches])
+        chosen = [cache["entries"][cache["chosen"]] for _, cache in caches]
+        vectors = np.array([vector(entry["model"].load().params) for entry in chosen])
+
+        total = vector({k: v for k, v in after.state["sum"].items() if k.startswith("params/")})
+        np.testing.assert_allclose(total, sizes @ vectors, rtol=1e-9)
+        if number:
+            q = sizes / sizes.sum()
+            now = vector(after.state["weights"].params)
+            np.testing.assert_allclose(now, q @ vectors, rtol=1e-9)
+            spread = ((vectors - now) ** 2).sum(1)
+            J = q @ (np.array([entry["loss"] for entry in chosen]) + 0.3 / 2 * spread)
+            assert metrics["selection/J"] == pytest.approx(J, rel=1e-9)
+
+
+def test_newest_models_of_everyone_weighted_by_samples_are_fedavg() -> None:
+    weighted = make_world(
+        "method=fedcda",
+        "aggregator.strategy=newest",
+        "aggregator.warm_up=0",
+        "aggregator.chosen_weights=samples",
+    )
+    plain = make_world("method=fedavg")
+    for one, other in zip(weighted.models(weighted.run()), plain.models(plain.run()), strict=True):
+        np.testing.assert_allclose(vector(one), vector(other), rtol=1e-9, atol=1e-12)
+
+
+def test_random_over_all_chooses_for_clients_at_rest_too() -> None:
+    overrides = ("method=fedcda", "aggregator.strategy=random", "aggregator.warm_up=3", "rounds=9")
+    world = make_world(*overrides, "aggregator.random_over=all", m=2)
+    chosen: dict[str, int] = {}
+    moved_at_rest = 0
+    for number, (after, sent, metrics) in enumerate(after_each_round(world)):
+        caches = after.state["caches"]
+        sent_now = {str(result.client) for result in sent}
+        now = {client: cache["chosen"] for client, cache in caches.items()}
+        at_rest = [client for client in chosen if client not in sent_now]
+        moved = sum(now[client] != chosen[client] for client in at_rest)
+        assert number >= 3 or not moved
+        moved_at_rest += moved
+        chosen = now
+        if number >= 3:
+            models = [
+                cache["entries"][cache["chosen"]]["model"].load() for cache in caches.values()
+            ]
+            mean = sum(vector(model.params) for model in models) / len(models)
+            np.testing.assert_allclose(vector(after.state["weights"].params), mean, rtol=1e-9)
+            assert metrics["selection/models"] == len(models)
+    assert moved_at_rest
+
+    # If everyone takes part, nobody is at rest
+    everyone = [
+        make_world(*overrides, f"aggregator.random_over={clients}")
+        for clients in ("all", "participants")
+    ]
+    all_, participants = (one.models(one.run()) for one in everyone)
+    assert_same(all_, participants)
+
+
+def test_loss_sum_is_the_mean_times_the_samples() -> None:
+    overrides = ("method=fedcda", "aggregator.warm_up=1", "rounds=6", "local.lr=0.4")
+    world = make_world(*overrides, "aggregator.loss_reduction=sum")
+    for after, sent, _ in after_each_round(world):
+        for result in sent:
+            newest = after.state["caches"][str(result.client)]["entries"][0]
+            expected = result.num_examples * result.metrics["loss_last_epoch"]
+            assert newest["loss"] == pytest.approx(expected, rel=1e-12)
+
+    # If all clients have 12 samples, J is 12 times J of means with L / 12
+    equal = make_data((12, 12, 12, 12))
+    by_sum = make_world(
+        *overrides, "aggregator.loss_reduction=sum", "aggregator.L=12.0", data=equal
+    )
+    by_mean = make_world(*overrides, "aggregator.L=1.0", data=equal)
+    rounds = [after_each_round(one) for one in (by_sum, by_mean)]
+    for (after, _, metrics), (expected, _, expected_metrics) in zip(*rounds, strict=True):
+        assert_same([after.state["weights"].params], [expected.state["weights"].params])
+        if "selection/J" in metrics:
+            assert metrics["selection/J"] == pytest.approx(12 * expected_metrics["selection/J"])
+
+
 def refusal(*overrides: str) -> str:
     with pytest.raises(ConfigError) as error:
         Experiment.of(compose(["method=fedcda", "rounds=3", *overrides]))
@@ -323,6 +441,10 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "at least 1, got 0" in refusal("aggregator.B=0")
     assert "L must not be negative" in refusal("aggregator.L=-1.0")
     assert "no criterion to choose by" in refusal("aggregator.L=0.0", "aggregator.loss_term=false")
+    assert "needs strategy=random" in refusal("aggregator.random_over=all")
+    assert "needs loss_term=true" in refusal(
+        "aggregator.loss_reduction=sum", "aggregator.loss_term=false"
+    )
     assert "not a choice" in refusal("aggregator.strategy=oldest")
     assert "at most 1.0" in refusal("aggregator.warm_up=1.5")
     longer = refusal("aggregator.warm_up=4")

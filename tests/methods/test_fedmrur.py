@@ -24,6 +24,7 @@ from fedexp.methods.fedcm import FedCM
 from fedexp.methods.fedmrur.lorentz import squared_distance
 from fedexp.methods.fedmrur.normalized_mean import amplification
 from fedexp.methods.fedmrur.trainer import FedMRUR
+from fedexp.methods.mofedsam import MoFedSAM
 from fedexp.running.experiment import Experiment
 from fedexp.tasks.classification import Classification
 from tests.engines.compare import second_round_jobs
@@ -95,6 +96,13 @@ CASES = {  # overrides, and the loop's: rho, normalised, momentum from, printed
     "normalised": (("method=fedmrur_n", *SET), RHO, True, "applied", False),
     "momentum from the mean": (
         ("method=fedmrur", *SET, NO_H, "trainer.momentum_from=plain"),
+        RHO,
+        True,
+        "mean",
+        False,
+    ),
+    "N with momentum from the mean": (
+        ("method=fedmrur_n", *SET, "trainer.momentum_from=plain"),
         RHO,
         True,
         "mean",
@@ -265,6 +273,17 @@ def test_at_the_received_model_the_term_is_constant() -> None:
     (step,) = run(hyperbolic.aggregator, hyperbolic.env, Serial(), hyperbolic.data)
     assert step.metrics["train/lorentz"] == step.metrics["train/hyperbolic"] == 0
     assert_same(hyperbolic.models(step.after), plain.models(plain.run()))
+
+
+def test_repr_of_trainers_keeps_its_form() -> None:
+    """Entries of the client cache are found by it. The server's half is not in MoFedSAM's."""
+    assert repr(MoFedSAM()) == "MoFedSAM(alpha=0.1, decay_inside_mix=False, rho=0.5, eps=1e-07)"
+    assert repr(MoFedSAM(momentum_from="plain")) == repr(MoFedSAM())
+    assert repr(FedMRUR()) == (
+        "FedMRUR(alpha=0.1, decay_inside_mix=False, rho=0.5, eps=1e-07, gamma=0.005, "
+        "sigma=10000.0, beta=1.0, layer='penultimate', reduction='mean_exp', "
+        "momentum_from='normalised', momentum_units='gradient', measure_gradient=False)"
+    )
 
 
 # ---------------------------------------------------------------- known gradients
@@ -485,6 +504,7 @@ REFUSED = {
     "method=fedmrur trainer.beta=0.0": "beta must be positive",
     "method=fedmrur trainer.layer=first": "not a choice",
     "method=fedmrur aggregator=mean trainer.momentum_from=plain": "from the mean before normalisation",
+    "method=mofedsam trainer.momentum_from=plain": "from the mean before normalisation",
     "method=fedmrur task=cvae model=cvae": "no head",
 }
 

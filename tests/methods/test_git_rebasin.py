@@ -12,7 +12,13 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.weights import Weights
 from fedexp.matching.alignment import movable
 from fedexp.matching.structure import same_function, structure_of
-from fedexp.matching.weight_matching import WeightMatching, inner_product, match_many, match_pair
+from fedexp.matching.weight_matching import (
+    FoundPermutations,
+    WeightMatching,
+    inner_product,
+    match_many,
+    match_pair,
+)
 from fedexp.running.experiment import Experiment
 from tests.matching.nets import IMAGE, MODELS, spec_of, weights_of
 from tests.methods.fusion_world import (
@@ -315,6 +321,55 @@ def test_units_of_frozen_layers_do_not_move_even_where_that_pays(count: int) -> 
     )
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_best_of_several_searches_counts(count: int) -> None:
+    """The first search is that without restarts. More searches never find less."""
+    spec = spec_of("fedexp.models.mlp.MLP", hidden=[12, 12, 12])
+    structure, models = structure_of(spec, IMAGE), [weights_of(spec, seed) for seed in range(count)]
+    params, better = [model.params for model in models], 0
+
+    def search(restarts: int, seed: int) -> FoundPermutations:
+        options = WeightMatching(restarts=restarts)
+        if count == 2:
+            return match_pair(params[1], params[0], structure, structure.groups, options, seed)
+        return match_many(params, structure, structure.groups, options, seed)
+
+    def similarity(found: FoundPermutations) -> float:
+        moved = [
+            structure.permute_weights(model, maps)
+            for model, maps in zip(models[-len(found.maps) :], found.maps, strict=True)
+        ]
+        moved = [models[0], *moved] if count == 2 else moved
+        return sum(product(a, b) for i, a in enumerate(moved) for b in moved[:i])
+
+    for seed in range(3):
+        found = [search(restarts, seed) for restarts in (1, 2, 5)]
+        values = [similarity(each) for each in found]
+        assert values == sorted(values)
+        assert found[0].sweeps < found[1].sweeps < found[2].sweeps
+        better += values[2] > values[0]
+        if count == 2:
+            assert [each.similarity for each in found] == pytest.approx(values)
+        assert_same(search(5, seed).maps, found[2].maps)
+    assert better
+
+
+def test_restarts_move_only_groups_that_may_move() -> None:
+    spec = spec_of("fedexp.models.mlp.MLP", hidden=[12, 12, 12])
+    structure, a, b = structure_of(spec, IMAGE), weights_of(spec, 0), weights_of(spec, 1)
+    free = structure.groups[1:]
+
+    def search(restarts: int, seed: int) -> FoundPermutations:
+        return match_pair(
+            b.params, a.params, structure, free, WeightMatching(restarts=restarts), seed
+        )
+
+    found = [(search(1, seed), search(6, seed)) for seed in range(4)]
+    assert any(several.similarity > one.similarity for one, several in found)
+    for _, several in found:
+        assert several.maps[0].keys() == {group.name for group in free}
+
+
 def test_unequal_widths_are_refused() -> None:
     wide, narrow = (spec_of("fedexp.models.mlp.MLP", hidden=[n]) for n in (7, 6))
     with pytest.raises(ConfigError, match="different widths") as error:
@@ -324,7 +379,7 @@ def test_unequal_widths_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("override", ["tolerance=-1", "sweeps=0", "passes=0"])
+@pytest.mark.parametrize("override", ["tolerance=-1", "sweeps=0", "passes=0", "restarts=0"])
 def test_settings_without_meaning_are_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         Experiment.of(compose(["method=git_rebasin", f"aggregator.matching.{override}"]))

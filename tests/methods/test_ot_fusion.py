@@ -7,6 +7,7 @@ import torch
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
+from fedexp.core.weights import Weights
 from fedexp.matching.alignment import Alignment, align
 from fedexp.matching.structure import structure_of
 from fedexp.methods.ot_fusion import aligned
@@ -16,16 +17,24 @@ from tests.methods.fusion_world import (
     average_of_units_that_stay,
     fused,
     models_of,
+    random_samples,
     tensors,
     world_of,
 )
 from tests.world import assert_same
 
+ACTIVATIONS = (
+    "aggregator.alignment.support=activations",
+    "proxy.source=train",
+    "proxy.size=9",
+)
 VARIANTS = {
     "reference": ("method=ot_fusion",),
     "masked": ("method=ot_fusion", "aggregator.last_layer=masked"),
     "running": ("method=ot_fusion", "aggregator.fold=running"),
     "uniform": ("method=ot_fusion", "aggregator.fold=uniform"),
+    "activations": ("method=ot_fusion", *ACTIVATIONS),
+    "activations, running": ("method=ot_fusion", "aggregator.fold=running", *ACTIVATIONS),
     "nafi, aligned biases": ("method=ot_fusion_nafi", "aggregator.alignment.biases=aligned"),
 }
 NETS = ["mlp", "cnn", "resnet, BatchNorm", "concatenated"]
@@ -93,6 +102,27 @@ def test_permuted_copies_are_recovered(name: str, variant: str) -> None:
         *(structure.permute_weights(model, structure.random(seed)) for seed in range(3)),
     ]
     assert_same(tensors(fused(world, copies, [[2, 2, 2]] * 4)), tensors(model), 1e-13)
+
+
+def test_activations_do_not_see_weights_of_constant_inputs() -> None:
+    """Pixels that are zero in all data say nothing about a unit, but their weights differ."""
+    spec = MODELS["mlp"]
+    structure, model = structure_of(spec, IMAGE), models_of(spec, 1)[0]
+    noisy = {name: value.clone() for name, value in model.params.items()}
+    # The second channel's weights are those of other units
+    noisy["hidden.0.weight"][:, 64:] = 9 * noisy["hidden.0.weight"][:, 64:].roll(1, 0)
+    shuffle = structure.random(3)
+    copy = structure.permute_weights(Weights(spec, noisy, model.buffers), shuffle)
+    samples = random_samples(30)
+    samples.x[:, 1] = 0
+
+    def found(options: Alignment) -> list[list[int]]:
+        maps = align([copy], model, structure, options, samples)[0]
+        return [maps[group.name].tolist() for group in structure.groups]
+
+    expected = [shuffle[group.name].argsort().tolist() for group in structure.groups]
+    assert found(Alignment(support="activations")) == expected
+    assert found(Alignment()) != expected
 
 
 def test_ot_fusion_without_hidden_units_equals_average() -> None:
@@ -204,3 +234,12 @@ def test_frozen_layers_keep_their_bits_and_their_order(variant: str) -> None:
             assert torch.equal({**result.params, **result.buffers}[name], value)
     maps = aligned(models, world.env, Alignment())[1]
     assert all(list(own) == ["hidden.weight"] for own in maps)
+
+
+def test_activations_without_unseen_server_data_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs server data"):
+        Experiment.of(compose(["method=ot_fusion", ACTIVATIONS[0]]))
+    on_test = [ACTIVATIONS[0], "proxy.source=test", "proxy.size=9"]
+    with pytest.raises(ConfigError) as error:
+        Experiment.of(compose(["method=ot_fusion", *on_test]))
+    assert "proxy.source" in str(error.value)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,20 @@ WHOLE_RUN = (
     Aggregator, Augment, Env, Evaluator, Experiment, FromStoredModels, ClientCache, ServerOptimizer,
     federate, run, steps, summarise,
 )  # fmt: skip
+# Config hashes of presets whose plug-ins got arguments later, from before that.
+PRESETS = {
+    "dense": "059e89fe0c32579e62e548ed4693473f",
+    "dense_authors_readme": "dc6e2b75f808f1761f4c59678f4380f7",
+    "dense_paper_literal": "4988d482b6936b13978234b32a5e9992",
+    "fedcda": "28b96acdff994b5b2d5c483c1f059ac7",
+    "fedmrur": "44d81da2bd7c8cd3ccf4bed01dc10bd9",
+    "fedmrur_n": "7dc808cfd0cfd804dc94310f1b18412f",
+    "git_rebasin": "eed1ff5ab059f9e342ae2fc4d2dfffe9",
+    "ma_echo_ot": "0df28d7dbeae92c46fd01cb01148d511",
+    "mofedsam": "cc7c8d443ee91b74bb01a23de39f3319",
+    "ot_fusion": "bd446b2aaa40df00a4068f0e1db26a07",
+    "ot_fusion_nafi": "5b204297149ef8e588ac433a734426ff",
+}
 NO_PLUGINS: dict[str, Any] = dict.fromkeys(("trainer", "task", "model", "architectures", "dataset"))
 
 
@@ -203,6 +219,38 @@ def test_config_hash_has_a_later_key_only_at_another_value(
     earlier = config_hash(without(config, key))
     assert config_hash(with_value(config, key, neutral)) == earlier
     assert config_hash(with_value(config, key, "changed")) != earlier
+
+
+def test_config_hash_has_a_later_argument_only_of_its_class_and_at_another_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added = {"method.Method": {"new": 1, "options.new": None}}
+    monkeypatch.setattr(identity, "_LATER_ARGUMENTS", added)
+
+    def hash_of(target: str, options: dict[str, Any], **arguments: object) -> str:
+        return config_hash({"group": {"_target_": target, "options": options, **arguments}})
+
+    earlier = hash_of("method.Method", {"old": 1})
+    assert hash_of("method.Method", {"old": 1, "new": None}, new=1) == earlier
+    assert hash_of("method.Method", {"old": 1}, new=2) != earlier
+    assert hash_of("method.Method", {"old": 1, "new": 1}) != earlier
+    assert hash_of("method.Other", {"old": 1}, new=1) != hash_of("method.Other", {"old": 1})
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [(target, key) for target, keys in identity._LATER_ARGUMENTS.items() for key in keys],
+)
+def test_default_of_a_later_argument_is_its_neutral_value(target: str, key: str) -> None:
+    """Otherwise runs of presets would get other run IDs."""
+    plugin = pkgutil.resolve_name(target)()
+    assert attrgetter(key)(plugin) == identity._LATER_ARGUMENTS[target][key]
+
+
+@pytest.mark.parametrize(("method", "expected"), PRESETS.items())
+def test_config_hash_of_a_preset_keeps_its_value(method: str, expected: str) -> None:
+    """An argument that is added to a plug-in must not change the preset's run ID."""
+    assert identity.config_hash(compose([f"method={method}"])) == expected
 
 
 def test_config_hash_of_a_stored_config_keeps_its_value() -> None:

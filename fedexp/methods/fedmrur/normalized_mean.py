@@ -27,14 +27,14 @@ Differences from the paper:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedexp.core import trees
 from fedexp.core.env import Env
-from fedexp.core.needs import Needs
-from fedexp.core.trainer import RoundStats
+from fedexp.core.needs import Demand, Needs
+from fedexp.core.trainer import RoundStats, ServerUpdate
 from fedexp.core.trees import Tree
 from fedexp.methods.fedavg import Mean
 
@@ -70,3 +70,22 @@ class NormalizedMean(Mean):
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
         d = amplification(merged, stats) if stats.m > 1 else 1.0
         return -d if self.ascends else d
+
+
+# Needs of trainers whose momentum is the mean before normalisation
+PLAIN_MOMENTUM = Needs(
+    (
+        Demand(
+            "aggregator",
+            NormalizedMean,
+            "takes its momentum from the mean before normalisation (momentum_from=plain)",
+            "trainer.momentum_from=normalised, which takes the aggregate as it is applied",
+        ),
+    ),
+    update_norms=True,
+)
+
+
+def before_normalisation(update: ServerUpdate, stats: RoundStats) -> ServerUpdate:
+    """Return an update of `NormalizedMean` with the mean before its normalisation."""
+    return replace(update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats)))

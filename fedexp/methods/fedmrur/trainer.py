@@ -34,7 +34,7 @@ Differences from the paper:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
@@ -43,29 +43,22 @@ from torch import Tensor
 from fedexp.core import trees
 from fedexp.core.build import require_not_negative, require_positive
 from fedexp.core.layers import check_head
-from fedexp.core.needs import Demand, Needs
+from fedexp.core.needs import Needs
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx, FeatureTerm, Measured, RoundStats, ServerUpdate, TermValue
 from fedexp.core.trees import Tree, Trees
 from fedexp.core.weights import ModelSpec
 from fedexp.methods.fedmrur.lorentz import squared_distance
-from fedexp.methods.fedmrur.normalized_mean import NormalizedMean, amplification
-from fedexp.methods.mofedsam import MoFedSAM
+from fedexp.methods.fedmrur.normalized_mean import PLAIN_MOMENTUM, before_normalisation
+from fedexp.methods.mofedsam import LocalMoFedSAM
 
 MAX_EXPONENT = 20.0  # bound of R's exponent, beyond which R is constant
 
-NORMALIZES = Demand(
-    "aggregator",
-    NormalizedMean,
-    "takes its momentum from the mean before normalisation (momentum_from=plain)",
-    "trainer.momentum_from=normalised, which takes the aggregate as it is applied",
-)
-
 
 @dataclass(frozen=True)
-class FedMRUR(MoFedSAM):
-    """The client's side of FedMRUR, with the arguments of `MoFedSAM` and further ones.
+class FedMRUR(LocalMoFedSAM):
+    """The client's side of FedMRUR, with the arguments of `LocalMoFedSAM` and others.
 
     Args:
         gamma: Weight of R (gamma, Eq. 2). With 0 the trainer equals MoFedSAM
@@ -102,9 +95,7 @@ class FedMRUR(MoFedSAM):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | (
-            Needs((NORMALIZES,), update_norms=True) if self.momentum_from == "plain" else Needs()
-        )
+        return super().needs | (PLAIN_MOMENTUM if self.momentum_from == "plain" else Needs())
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         if self.gamma and self.layer == "penultimate":
@@ -202,9 +193,7 @@ class FedMRUR(MoFedSAM):
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
         if self.momentum_from == "plain":
-            update = replace(
-                update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats))
-            )
+            update = before_normalisation(update, stats)
         if self.momentum_units == "parameters":
             return {"Delta": trees.scale(update.mean, -1.0)}
         return super().update_shared(shared, payload_mean, update, stats)
