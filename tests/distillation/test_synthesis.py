@@ -7,7 +7,7 @@ import torch
 from fedexp.core import trees
 from fedexp.core.weights import Weights
 from fedexp.distillation.generator import generator_spec
-from fedexp.distillation.synthesis import Terms, generate
+from fedexp.distillation.synthesis import Terms, generated_by, synthesise
 from fedexp.server_training.optimizers import Sgd
 
 
@@ -19,8 +19,12 @@ def test_clip_bounds_the_generator_and_not_the_noise() -> None:
         return {"loss": 1e4 * images.pow(2).mean()}
 
     def moved(clip: float | None) -> tuple[torch.Tensor, float]:
-        start = Weights.init(spec, 3, z.device, z.dtype).params
-        learned = generate(spec, 3, z, terms_of, Sgd(clip=clip), 0.1, 1).learned
+        generator, sgd = Weights.init(spec, 3, z.device, z.dtype), Sgd(clip=clip)
+        start, free = generator.params, {**generator.params, "z": z}
+        images_of = generated_by(generator)
+        learned = synthesise(
+            free, sgd.init(free), images_of, terms_of, sgd, 0.1, 1, unclipped={"z"}
+        ).learned
         change = trees.sub({name: learned[name] for name in start}, start)
         return learned["z"] - z, trees.squared_norm(change) ** 0.5
 

@@ -200,11 +200,11 @@ DECLARED = {
     "ot_fusion_nafi": Declared(
         Exempt(
             "sequential halves weigh later models more",
-            "test_ot_fusion.test_running_fusion_halves_and_later_models_weigh_more",
+            "test_ot_fusion.test_the_fold_determines_the_weights",
         ),
         order=Exempt(
             "sequential halves weigh later models more",
-            "test_ot_fusion.test_running_fusion_halves_and_later_models_weigh_more",
+            "test_ot_fusion.test_the_fold_determines_the_weights",
         ),
     ),
     "git_rebasin": Declared(

@@ -227,6 +227,21 @@ def test_without_batch_norm_its_term_changes_nothing() -> None:
     )
 
 
+def test_the_noise_of_the_generator_is_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = small_world("dense", *TINY)
+    state = states(world)[0][1]
+    unclipped: list[set[str]] = []
+    whole = synthesis.synthesise
+
+    def watched(*args: Any, **named: Any) -> synthesis.Synthesis:
+        unclipped.append(named["unclipped"])
+        return whole(*args, **named)
+
+    monkeypatch.setattr(generating, "synthesise", watched)
+    epoch_of(world, state)
+    assert unclipped == [{"z"}]
+
+
 def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is that of the augmented images, the stored images are not augmented.
 
