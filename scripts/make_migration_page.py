@@ -35,7 +35,7 @@ name. No old name is an alias.
    The command reads the YAML files in `conf` and the Python files beside that folder. It writes
    nothing. Its exit code is 1 if a line must change. It does not read shell scripts.
 4. Change these lines, and run the command again.
-5. Change the hooks, fields and values of your own classes by the last two tables below. A run
+5. Change the hooks, fields and values of your classes by the last two tables below. A run
    refuses a class with an old hook or value, and the error names its place and the new name.
 
 ## Stored runs

@@ -22,7 +22,7 @@ CLIENT_DATA = "client_data.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What a folder knows about the training samples behind its models.
+    """The training samples behind the models of a folder, as far as they are known.
 
     Each sequence has one entry per model, or none if the folder lacks this content.
 

@@ -132,11 +132,9 @@ def judge(
 
     The number is
 
-    - ``reproduced`` if the 90 % interval of the difference is within the tolerance;
-    - ``different`` if the 95 % interval is beyond the tolerance;
-    - ``close`` if neither holds, there are at least three runs, the means differ by at
-      most the tolerance, and the 95 % interval's half-width is at most twice the
-      tolerance;
+    - ``reproduced`` if the 90 % interval of the difference is within the tolerance.
+    - ``different`` if the 95 % interval is beyond the tolerance.
+    - ``close`` if neither holds and `Difference.close` does.
     - ``undecided`` otherwise.
 
     An infinite number means that a run never reaches a target. If the paper's number is
