@@ -32,8 +32,8 @@ T = TypeVar("T")
 class Run:
     """A run in its folder. Each property is read from disk when it is first used.
 
-    Every property raises `StorageError` if its file is absent. Unfinished runs have no
-    `result` and no `models`.
+    `config`, `result`, `models` and `partition` raise `StorageError` if their file is
+    absent. Unfinished runs have no `result` and no `models`.
 
     Args:
         folder: ``<output_root>/runs/<method>-<dataset>-<config hash>/<code hash>``.
@@ -45,9 +45,10 @@ class Run:
 
     @property
     def status(self) -> str:
-        """One of done, running, failed, interrupted and stale.
+        """One of done, running, failed, interrupted, stale, damaged and unknown.
 
-        A stale run is marked as running, but no process works on it.
+        A stale run is marked as running, but no process works on it. The status of a
+        run is unknown if it is marked as done and its result is absent.
         """
         return StoredRun(self.folder).status
 
@@ -242,8 +243,8 @@ def save_models(
         num_classes: Number of classes. It is passed to constructors that take it.
         class_counts: Training samples of each class, of shape (models, classes). If
             None, they are counted in `data`, if these are samples with labels.
-        num_examples: Training samples of each client. The default is the sum of
-            `class_counts`, or the sizes of `data`.
+        num_examples: Training samples of each client. The default are the sizes of
+            `data`, else the sums of `class_counts`.
         mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
             ``[]`` means no normalisation. A run whose data set has another mean is
             refused. If None, the mean is not checked.
@@ -268,7 +269,7 @@ def save_models(
     from fedexp.core.build import build
     from fedexp.core.outcome import Outcome
     from fedexp.core.weights import ModelSpec, Weights
-    from fedexp.storage.client_data import save_client_data
+    from fedexp.storage.client_data import CLIENT_DATA, save_client_data
     from fedexp.storage.model_folder import Clients, save_outcome
 
     if not state_dicts:
@@ -329,6 +330,8 @@ def save_models(
         content = _answered(content, models, tuple(mean), tuple(std), probes, tuple(input_shape))
 
     place = Path(folder).expanduser()
+    # Data of earlier models in this folder do not belong to these models.
+    (place / CLIENT_DATA).unlink(missing_ok=True)
     save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
     if content is not None:
         save_client_data(content, place)

@@ -331,7 +331,7 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
     )
 
 
-def verdict(entry: Entry) -> str:
+def claims_sentence(entry: Entry) -> str:
     """Return the result of the paper's claims in a sentence."""
     counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
@@ -378,14 +378,14 @@ def _environment() -> Environment:
     environment.filters["md"] = lambda text: Markup(escaped(text))
     environment.globals |= {
         "finding": finding,
-        "verdict": verdict,
+        "claims_sentence": claims_sentence,
         "rows": shown_rows,
         "endings": lambda picture: list(_image_files(picture)),
         "label": _label,
-        "against": lambda entry: [c for c in entry.claims if c.state == "contradicted"],
+        "contradicted": lambda entry: [c for c in entry.claims if c.state == "contradicted"],
         "cell_counts": cell_counts,
         "missed": _missed,
-        "contradicted": lambda entry: [c for c in entry.claims if c.contradicted_in_print],
+        "contradicted_in_print": lambda entry: [c for c in entry.claims if c.contradicted_in_print],
     }
     return environment
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree
+from fedexp.storage.files import damaged
 from fedexp.storage.tensors import load_tree, save_tree
 
 CLIENT_DATA = "client_data.safetensors"
@@ -79,12 +80,15 @@ def load_client_data(folder: Path) -> ClientData | None:
     def answer(prefix: str) -> Tree:
         return {key[len(prefix) :]: tree[key] for key in tree if key.startswith(prefix)}
 
-    return ClientData(
-        [
-            {name: answer(f"answers/{model}/{number}/") for number, name in enumerate(names)}
-            for model, names in enumerate(facts["probes"])
-        ],
-        [(tree[f"x/{model}"], tree[f"y/{model}"]) for model in range(facts["samples"])],
-        [tree[f"indices/{model}"] for model in range(facts["indices"])],
-        facts["data_sha256"],
-    )
+    try:
+        return ClientData(
+            [
+                {name: answer(f"answers/{model}/{number}/") for number, name in enumerate(names)}
+                for model, names in enumerate(facts["probes"])
+            ],
+            [(tree[f"x/{model}"], tree[f"y/{model}"]) for model in range(facts["samples"])],
+            [tree[f"indices/{model}"] for model in range(facts["indices"])],
+            facts["data_sha256"],
+        )
+    except (KeyError, TypeError) as error:
+        raise damaged(path, f"it lacks {error}") from error

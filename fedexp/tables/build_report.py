@@ -467,7 +467,7 @@ def _warnings(
     if smaller is not None:
         yield f"This is the {record.variant} variant and not a reproduction: {smaller.what}"
     if variant == "partial":
-        yield "These are not all runs of the full variant"
+        yield "These are not exactly the runs of the full variant"
     asked = {job.seed for planned in cells for job in planned.jobs}
     declared = {
         seed for column in table.methods for seed in declared_seeds(table, record.variant, column)
@@ -537,7 +537,7 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
 
 
 def _at_chance(made: Sequence[Cell]) -> Iterable[str]:
-    """Yield a warning if runs did not learn."""
+    """Yield a warning about numbers of runs that did not learn."""
     flagged = [cell for cell in made if any(cell.did_not_learn)]
     if flagged:
         count = sum(sum(cell.did_not_learn) for cell in flagged)
@@ -545,8 +545,8 @@ def _at_chance(made: Sequence[Cell]) -> Iterable[str]:
             [layout.cell_name(cell.method, cell.conditions) for cell in flagged], _SHOWN
         )
         yield (
-            f"{texts.count(count, 'run')} did not learn: the accuracy is at chance level, in "
-            f"{names}. The numbers count in every mean and test"
+            f"{texts.count(count, 'number')} of runs that did not learn (accuracy at chance "
+            f"level), in {names}. They count in every mean and test"
         )
 
 

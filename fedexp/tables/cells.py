@@ -24,7 +24,7 @@ from fedexp.tables.schema import Column, OverrideRule, Table, fits
 # of the methods with server data (FedLAW's code).
 _RESERVED = ("proxy.source=train", "proxy.size=0.02")
 # Keys that determine the samples which the server gets.
-_RESERVING = ("proxy.source", "proxy.size", "proxy.dataset")
+_RESERVING = ("proxy.source", "proxy.size", "proxy.dataset", "limit.proxy", "eval.held_out")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,11 @@ def _check_condition_grids(table: Table) -> None:
 
 
 def _check_where_clauses(table: Table) -> None:
-    """Check that every ``where`` clause names only conditions or ``method``."""
+    """Check the names in ``where`` clauses and in ``superseded``."""
+    for variant, part in (("reduced", table.reduced), ("smoke", table.smoke)):
+        if part and part.superseded:
+            where = f"{variant}.superseded.methods"
+            require_known(part.superseded.methods, table.columns, where)
     for where, clause in _where_clauses(table):
         require_known(clause, ["method", *table.conditions], where)
 

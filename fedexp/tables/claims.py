@@ -94,7 +94,10 @@ class Numbers:
 def decide_claims(
     table: Table, variant: Variant, cells: Sequence[Cell], curves: Curves, objection: str = ""
 ) -> tuple[ClaimResult, ...]:
-    """Decide every claim of the table. A claim about rows without runs is undecided.
+    """Decide every claim of the table.
+
+    A claim is undecided if one of its rows lacks runs of a column. One run with an
+    objection, such as data that are not the paper's, leaves all claims undecided.
 
     Args:
         table: The table.
@@ -174,7 +177,7 @@ def _scope(table: Table, variant: Variant) -> str:
     smaller = table.smaller(variant)
     if smaller is not None:
         return f"{variant} form: {smaller.what}"
-    return "full form" if variant == "full" else "full form, only the runs that are done"
+    return "full form" if variant == "full" else "full form, not exactly its runs"
 
 
 def _objection(claim: Claim, table: Table, variant: Variant) -> str:
@@ -224,7 +227,7 @@ def _datasets(
 
 
 def _superseded(claim: Claim, table: Table, variant: Variant) -> str:
-    """Return why the runs of a claim give no verdict any more, empty if they do."""
+    """Return why the runs of a claim give no verdict, empty if they do."""
     smaller = table.smaller(variant)
     note = None if smaller is None else smaller.superseded
     if note is None or (note.methods and not {*claim.a, *claim.b} & {*note.methods}):
@@ -528,7 +531,7 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
 
     All tests must hold. A test holds if one of its alternatives holds. The level of yes
     is divided by the number of alternatives, any of which can make the test hold. The
-    level of no is divided by the number of tests, any of which can refute the row.
+    level of no is divided by the number of tests, any of which can make the row no.
     """
     yes_level, no_level = levels
     states: list[RowState] = []
@@ -593,8 +596,8 @@ def _outcome(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[RowState, str]:
 
     if absent or single:
         why = [
-            f"{absent} of {len(rows)} rows without runs" if absent else "",
-            f"{single} with one seed" if single else "",
+            f"{absent} of {len(rows)} rows lack runs of a column" if absent else "",
+            f"{single} of {len(rows)} rows with one seed" if single else "",
         ]
         return "undecided", ", ".join(filter(None, why)) + _in_favour(rows)
 
@@ -604,7 +607,7 @@ def _outcome(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[RowState, str]:
 
 
 def _in_favour(rows: Sequence[ClaimRow]) -> str:
-    """Return how many pairs are on the claim's side. They decide nothing."""
+    """Return how many pairs are on the claim's side."""
     pairs = sum(row.n for row in rows)
     return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
 

@@ -382,7 +382,7 @@ def _lossy(config: ResolvedConfig) -> str:
 def _curve(run: CellRun, name: str, axis: str) -> Curve:
     """Return a curve of a run, empty if the run has no such curve.
 
-    A claim that needs an absent curve stays open.
+    A claim that needs an absent curve is undecided.
     """
     try:
         rows = rows_of(run.folder, run.result) if axis == "round" else traced(run.folder, 1)

@@ -388,7 +388,7 @@ class Claim:
         Smaller runs than the paper's may show the same order. They do not show the same
         sizes.
         """
-        return bool(self.by or self.than is not None or self.x is not None or self.slack < 0)
+        return bool(self.by or self.than is not None or self.x is not None or self.slack)
 
     @property
     def keys_along(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 import fedexp
 from fedexp.config.compose import compose
 from fedexp.core.env import Env
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError, FedexpError, StorageError
 from fedexp.core.jobs import ClientResult
 from fedexp.core.layers import layers_of
 from fedexp.core.task import Metrics
@@ -25,8 +25,9 @@ from fedexp.core.weights import Weights
 from fedexp.methods.bases.fusion import FusionAggregator, averaged
 from fedexp.methods.ma_echo.aggregator import MAEcho
 from fedexp.running.experiment import load_data
+from fedexp.storage.client_data import load_client_data
 from fedexp.storage.model_folder import ModelFolder
-from fedexp.storage.tensors import load_tree
+from fedexp.storage.tensors import load_tree, save_tree
 
 BASE = ["rounds=1", "clients=3", "threads=1", "memo.enabled=false", "model.hidden=[5]"]
 IID = "partition=iid"
@@ -216,3 +217,22 @@ def test_unfit_data_is_refused(change: dict[str, Any], message: str, local: fede
     with pytest.raises(ConfigError, match=message):
         saved(local, **change)
     assert not Path("mine").exists()
+
+
+def test_data_of_earlier_models_are_not_those_of_later_ones(local: fedexp.Run) -> None:
+    counts = torch.ones(3, 10, dtype=torch.int64)
+    positions = [local.partition.of(client) for client in range(3)]
+    saved(local, data=positions, data_sha256=local.result["partition"]["data_sha256"])
+    assert Path("mine/client_data.safetensors").exists()
+    saved(local, class_counts=counts)
+    assert not Path("mine/client_data.safetensors").exists()
+
+
+def test_a_damaged_description_of_the_data_is_named(local: fedexp.Run) -> None:
+    positions = [local.partition.of(client) for client in range(3)]
+    saved(local, data=positions, data_sha256=local.result["partition"]["data_sha256"])
+    path = Path("mine/client_data.safetensors")
+    tree = load_tree(path, torch.device("cpu"))[0]
+    save_tree(path, tree, {"samples": 0, "indices": 3, "data_sha256": "x"})
+    with pytest.raises(StorageError, match=r"client_data\.safetensors is damaged"):
+        load_client_data(Path("mine"))

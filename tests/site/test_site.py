@@ -55,7 +55,7 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     assert 'Not run: <a href="results/ma_echo/table1.html"' in front
     [paper] = results.papers({"ma_echo/fig7": read["ma_echo/fig7"][1:]})
     # Claims about reduced runs have states, but they do not count for the paper.
-    assert results.verdict(paper.entries[0]) == "2 claims of the paper: 2 undecided."
+    assert results.claims_sentence(paper.entries[0]) == "2 claims of the paper: 2 undecided."
     assert not paper.states()
 
 

@@ -178,7 +178,7 @@ def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
         asked(tmp_path, extra=["rounds=3"]),
     ):
         assert part.report.variant == "partial"
-        assert "These are not all runs of the full variant" in part.report.warnings
+        assert "These are not exactly the runs of the full variant" in part.report.warnings
     whole = asked(tmp_path, extra=["output_root=elsewhere", "logger=wandb"])
     assert whole.report.variant == "full"
     smaller = asked(tmp_path, smoke={"what": "tiny"}, variant="smoke", only={"beta": [1]})
@@ -565,7 +565,7 @@ def test_a_claim_about_rows_that_are_not_asked_for_stays_open(tmp_path: Path) ->
         False,
     )
     (part,) = report(tmp_path, better, claims=[CLAIM], only={"beta": [1]}).claims
-    assert part.state == "undecided" and "1 of 2 rows without runs" in part.reason
+    assert part.state == "undecided" and "1 of 2 rows lack runs of a column" in part.reason
     (smaller,) = report(
         tmp_path, better, claims=[CLAIM], smoke={"what": "tiny"}, variant="smoke"
     ).claims
@@ -619,7 +619,7 @@ def test_runs_at_chance_level_are_named_and_stay_in_the_mean(tmp_path: Path) -> 
     made = report(tmp_path, change, methods=[column], reference=[])
     assert [cell.did_not_learn for cell in made.cells] == [(True, False)] * 2
     assert made.cells[0].mean == pytest.approx(35.0)
-    assert any(w.startswith("2 runs did not learn") for w in made.warnings)
+    assert any(w.startswith("2 numbers of runs that did not learn") for w in made.warnings)
 
 
 def test_a_record_names_threads_and_engine(tmp_path: Path) -> None:

@@ -330,7 +330,9 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
     del runs[3, "b"]
     found = result({}, runs)
     assert found.state == "undecided"
-    assert found.reason == "1 of 3 rows without runs, 1 with one seed; 4 of 4 pairs in favour"
+    assert found.reason == (
+        "1 of 3 rows lack runs of a column, 1 of 3 rows with one seed; 4 of 4 pairs in favour"
+    )
     assert [(row.n, row.in_favour) for row in found.rows] == [
         (3, 3),
         (1, 1),

@@ -207,7 +207,7 @@ def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
     ("variant", "said", "words"),
     [
         ("full", "Full: all of the table's cells and runs.", False),
-        ("partial", "Partial: a part of the full variant's cells or runs.", False),
+        ("partial", "Partial: not exactly the cells and runs of the full variant.", False),
         (
             "reduced",
             "Reduced: these runs are smaller than the paper's.",

@@ -131,6 +131,8 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"reference": [{"clients": 2, "start": "diff", "method": "locl", "value": 1}]}, ["'locl'", "did you mean 'local'?"]),
     ({"smoke": {"what": "w", "grids": [{"clients": 2}]}}, ["smoke.grids[0]", "no value of"]),
     ({"smoke": {"overrides": []}}, ["smoke.what"]),
+    ({"reduced": {"what": "w", "superseded": {"why": "w", "methods": ["locl"]}}},
+     ["'locl'", "did you mean 'local'?", "reduced.superseded.methods"]),
     ({"rules": [{"where": {"methd": "a"}, "overrides": []}]}, ["'methd'", "did you mean 'method'?"]),
     ({"smoke": {"what": "w", "rules": [{"where": {"methd": "a"}, "overrides": []}]}}, ["'methd'", "smoke.rules[0].where"]),
 ])  # fmt: skip

@@ -113,7 +113,7 @@ class ShownCell:
         lines = [
             self.cell.reason,
             *(f"failed: {line}" for line in self.cell.failed),
-            f"reduced: {self.cell.reduced}" if self.cell.reduced else "",
+            f"reduced: {self.cell.reduced}" if self.cell.reduced not in self.cell.reason else "",
             f"equals {self.same_as} by construction" if self.same_as else "",
         ]
         return [line for line in lines if line]

@@ -51,10 +51,10 @@ _ROLES: Mapping[Role, str] = {
 }
 _VARIANTS: Mapping[Variant, str] = {
     "full": "Full: all of the table's cells and runs.",
-    "partial": "Partial: a part of the full variant's cells or runs.",
+    "partial": "Partial: not exactly the cells and runs of the full variant.",
     "reduced": (
         "Reduced: these runs are smaller than the paper's. Their numbers are not compared with the "
-        "paper's, and their claims are judged in this form only."
+        "paper's. Claims are judged for these runs only."
     ),
     "smoke": (
         "Smoke test: the runs show that the pipeline works; do not compare their numbers "
@@ -317,7 +317,7 @@ def claim_row(row: ClaimRow) -> str:
         or "all rows"
     )
     estimate = (
-        "no pairs"
+        "a column has no runs"
         if row.estimate is None
         else f"{row.estimate:+.3g}, {row.in_favour} of {row.n} pairs in favour"
     )
