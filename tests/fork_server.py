@@ -89,6 +89,8 @@ def _begin(
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
+    # Tests that run under nohup would hand down that SIGHUP is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -94,7 +94,7 @@ def match_pair(
     """
     return _best(
         _search_pair(model, reference, structure, groups, options, maps, *stream)
-        for (maps,), stream in _beginnings(1, structure, groups, options, names)
+        for (maps,), stream in _beginnings(1, structure, groups, options, *names)
     )
 
 
@@ -147,7 +147,7 @@ def match_many(
     """
     return _best(
         _search_many(models, structure, groups, options, maps, *stream)
-        for maps, stream in _beginnings(len(models), structure, groups, options, names)
+        for maps, stream in _beginnings(len(models), structure, groups, options, *names)
     )
 
 
@@ -204,7 +204,7 @@ def _beginnings(
     structure: Structure,
     groups: Sequence[Group],
     options: WeightMatching,
-    names: tuple[object, ...],
+    *names: object,
 ) -> Iterator[tuple[list[dict[str, Tensor]], tuple[object, ...]]]:
     """Yield where each search begins.
 
@@ -213,16 +213,19 @@ def _beginnings(
         structure: The structure of the network.
         groups: The groups that may move.
         options: The conditions that end the search, and the number of searches.
-        names: Names of the random stream of the first search.
+        *names: Names of the random stream of the first search.
 
     Yields:
         The first maps of each model, and the names of the search's random stream.
     """
     yield [_identities(groups) for _ in range(count)], names
     for number in range(1, options.restarts):
-        stream = (*names, "restart", number)
-        starts = [structure.random(seed_of(*stream, "start", model)) for model in range(count)]
-        yield [{group.name: own[group.name] for group in groups} for own in starts], stream
+        starts = [
+            structure.random(seed_of(*names, "restart", number, "start", model))
+            for model in range(count)
+        ]
+        maps = [{group.name: own[group.name] for group in groups} for own in starts]
+        yield maps, (*names, "restart", number)
 
 
 def _identities(groups: Sequence[Group]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,15 @@ def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
     assert f"resuming after round {step} of 3000" in finish(again, 143)
 
 
+@pytest.fixture
+def _hears_hangups() -> Iterator[None]:
+    """Undo what ``nohup`` does to the tests' own process."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hears_hangups")
 def test_closed_terminal_saves_every_finished_step_even_if_it_signals_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
