@@ -532,3 +532,7 @@ def _list(options: argparse.Namespace) -> int:
     else:
         print_tables(rows)
     return 0
+
+
+if __name__ == "__main__":
+    main()
