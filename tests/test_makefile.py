@@ -68,3 +68,9 @@ def test_site_installs_nothing(clone: Path) -> None:
     (clone / ".venv/bin/python").unlink()
     missing = make(clone, "site")
     assert missing.returncode != 0 and "run make setup" in missing.stdout
+
+
+def test_the_module_of_make_site_is_a_command() -> None:
+    called = [sys.executable, "-m", "fedexp.commands.table", "site", "--help"]
+    done = subprocess.run(called, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "folder of records" in done.stdout
