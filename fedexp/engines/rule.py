@@ -7,8 +7,8 @@ The rule uses the model, the work and the number of threads.
   thread each if the gain repays starting the workers, or else in this process. They are
   stacked only if the user asks for it (``engine.kernel=vmap``).
 
-Nothing is timed. Equal runs have the same engine and are bit-identical, whatever else
-runs on the machine. The constants were measured on two cores and are first estimates.
+Nothing is timed. Equal runs have the same engine, whatever else runs on the machine.
+The constants were measured on two cores and are first estimates.
 ``scripts/bench_engines.py`` compares the choice with the fastest engine on a machine.
 """
 
