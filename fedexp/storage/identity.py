@@ -126,8 +126,8 @@ def code_hash(config: Mapping[str, Any]) -> str:
 
     It covers syntax trees without docstrings and comments. Imports are followed inside
     fedexp and inside the packages of plug-ins. They are also followed into modules that
-    are not installed, such as a plug-in's own helpers. The classes of torch and
-    torchvision, which a config may name, count by the versions of these packages.
+    are not installed, such as a plug-in's own helpers. An installed package that such a
+    module imports counts by its version. So do torch and torchvision in every run.
     """
     return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
 
@@ -203,6 +203,7 @@ def _fingerprint(modules: frozenset[str]) -> str:
 
     state = hashlib.blake2b(digest_size=16)
     state.update(versions().encode())
+    state.update(_versions_used(seen).encode())
     for name in sorted(seen):
         state.update(f"{name} {seen[name].fingerprint}\n".encode())
     return state.hexdigest()
@@ -212,6 +213,29 @@ def versions() -> str:
     """Return the versions that are part of every code hash."""
     found = (f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in _FRAMEWORKS)
     return f"{' '.join(found)} python {sys.version_info[:2]}"
+
+
+def _versions_used(sources: Mapping[str, Source]) -> str:
+    """Return the versions of the installed packages that a user's modules import.
+
+    The text is empty if no module is a user's. Packages of `versions` are left out.
+
+    Args:
+        sources: Sources by module.
+    """
+    read = {name.partition(".")[0] for name in sources}
+    imported = {
+        name.partition(".")[0]
+        for module, source in sources.items()
+        if not is_ours(module)
+        for name in source.imported
+    }
+    packages = imported - read - {"fedexp", *_FRAMEWORKS}
+    if not packages:
+        return ""
+    owners = importlib.metadata.packages_distributions()
+    names = sorted({owner for package in packages for owner in owners.get(package, ())})
+    return " ".join(f" {name} {importlib.metadata.version(name)}" for name in names)
 
 
 def targets(node: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -216,6 +217,28 @@ def test_code_hash_sees_a_plugins_helpers(tmp_path: Path, monkeypatch: pytest.Mo
         hashes.add(identity.code_hash({"trainer": {"_target_": "fxmethod.T"}}))
     forget_sources()
     assert len(hashes) == 2
+
+
+def test_code_hash_sees_the_versions_of_packages_that_a_plugin_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fxused.py").write_text("from scipy import optimize\nclass T: pass\n")
+    config = {"trainer": {"_target_": "fxused.T"}}
+    version = importlib.metadata.version
+    hashes = []
+    for package in ("none", "scipy", "matplotlib"):
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name, p=package: version(name) + "1" * (name == p)
+        )
+        forget_sources()
+        hashes.append((identity.code_hash(config), identity.code_hash({})))
+    plain, updated, unused = hashes
+    assert updated[0] != plain[0] and unused == plain
+    # Without modules of the user nothing but torch and torchvision counts.
+    assert updated[1] == plain[1]
+    monkeypatch.undo()
+    forget_sources()
 
 
 def test_code_hash_sees_modules_of_nested_namespace_packages(
