@@ -415,10 +415,9 @@ def _answered(
 
     answers = []
     for number, (weights, (x, y)) in enumerate(zip(models, data.samples, strict=True)):
-        first = next(iter(weights.params.values()))
-        net = Net(weights.spec, first.device, first.dtype)
-        net.train(False)
-        samples = Samples(x, y, mean, std, dtype=first.dtype)
+        dtype = next(iter(weights.params.values())).dtype
+        net = Net.for_evaluation(weights)
+        samples = Samples(x, y, mean, std, dtype=dtype)
         asked = probes
         if asked is None:
             asked = (MAEcho().projections(weights.spec, layers_of(weights.spec, input_shape)),)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedexp.storage.files import delete_path
+from fedexp.storage.files import delete_path, is_alive
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -48,7 +48,7 @@ def _delete_files_of_dead(folder: Path) -> None:
     for mark in folder.iterdir():
         if not (mark.name.isdecimal() and _is_own(mark) and mark.read_text() == _namespace()):
             continue
-        if _is_alive(int(mark.name)):
+        if is_alive(int(mark.name)):
             continue
 
         names = re.compile(rf"joblib_memmapping_folder_{mark.name}_\w+|sem\.loky-{mark.name}-\w+")
@@ -65,13 +65,3 @@ def _namespace() -> str:
 
 def _is_own(path: Path) -> bool:
     return path.lstat().st_uid == os.getuid()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True

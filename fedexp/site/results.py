@@ -25,7 +25,6 @@ from fedexp.tables.report.page import template_environment
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
-    ClaimState,
     Conclusion,
     Method,
     Picture,
@@ -333,11 +332,9 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
 
 def claims_sentence(entry: Entry) -> str:
     """Return the result of the paper's claims in a sentence."""
-    counts = Counter(claim.state for claim in entry.claims)
     if not entry.claims:
         return "The paper claims nothing about it that could be tested."
-    parts = [f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state]]
-    return f"{texts.count(len(entry.claims), 'claim')} of the paper: {', '.join(parts)}."
+    return f"{texts.count(len(entry.claims), 'claim')} of the paper: {texts.states(entry.claims)}."
 
 
 def cell_counts(entry: Entry) -> list[tuple[str, int]]:

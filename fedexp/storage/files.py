@@ -83,17 +83,22 @@ _STALE_SECONDS = 3600
 
 def _is_stale(path: Path, name: str, pid: int) -> bool:
     try:
-        if (
-            not name.endswith(f".{socket.gethostname()}")
-            or time.time() - path.lstat().st_mtime < _STALE_SECONDS
-        ):
-            return False
+        age = time.time() - path.lstat().st_mtime
+    except OSError:
+        return False
+    is_ours = name.endswith(f".{socket.gethostname()}")
+    return is_ours and age >= _STALE_SECONDS and not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether this machine has a process with this ID."""
+    try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
         return False
-    return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -107,7 +107,8 @@ def decide_claims(
         objection: Reason why the runs cannot decide a claim, empty if they can.
     """
     numbers = Numbers.of(table, cells, curves)
-    learned = Numbers.of(table, cells, curves, learned=True)
+    flagged = any(any(cell.did_not_learn) for cell in cells)
+    learned = Numbers.of(table, cells, curves, learned=True) if flagged else numbers
     return tuple(
         _decided(claim, table, variant, numbers, learned, objection) for claim in table.claims
     )
@@ -128,14 +129,17 @@ def _decided(
         table: Its table.
         variant: Variant of the runs.
         numbers: Numbers of all runs.
-        learned: Numbers without those of runs at chance level.
+        learned: Numbers without those of runs at chance level. It is `numbers` if no
+            run is.
         objection: Reason why the runs cannot decide a claim, empty if they can.
     """
     rows = _claim_rows(claim, table, variant, numbers)
     words = _REDUCED if variant == "reduced" else _FULL
     outcome, reason = _outcome(claim, rows)
     state = words[outcome]
-    without = words[_outcome(claim, _claim_rows(claim, table, variant, learned))[0]]
+    without = state
+    if learned is not numbers:
+        without = words[_outcome(claim, _claim_rows(claim, table, variant, learned))[0]]
     if without != state:
         reason = (
             f"{state} with all runs, {without} without the runs that did not learn"

@@ -72,10 +72,10 @@ def headline(report: Report) -> list[tuple[str, str]]:
     ours = [claim for claim in report.claims if claim.is_ours]
     outcomes = []
     if paper:
-        outcomes.append(("claims of the paper", _states(paper)))
+        outcomes.append(("claims of the paper", states(paper)))
     if ours:
         outcomes.append(
-            ("and of our own expectations" if paper else "our own expectations", _states(ours))
+            ("and of our own expectations" if paper else "our own expectations", states(ours))
         )
     covered = layout.counted_cells(report)
     for role, name in _ROLES.items():
@@ -86,7 +86,8 @@ def headline(report: Report) -> list[tuple[str, str]]:
     return outcomes
 
 
-def _states(claims: Sequence[ClaimResult]) -> str:
+def states(claims: Sequence[ClaimResult]) -> str:
+    """Count claims by state: ``2 supported, 1 undecided``."""
     counts = Counter(claim.state for claim in claims)
     return ", ".join(f"{counts[state]} {state}" for state in get_args(ClaimState) if counts[state])
 
