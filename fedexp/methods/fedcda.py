@@ -51,6 +51,7 @@ from fedexp.core.build import require
 from fedexp.core.env import Env, Extent
 from fedexp.core.errors import ConfigError, overflow
 from fedexp.core.jobs import ClientResult
+from fedexp.core.needs import Needs
 from fedexp.core.seeds import numpy_generator
 from fedexp.core.stored_weights import StoredWeights
 from fedexp.core.task import Metrics
@@ -164,7 +165,7 @@ class FedCDA(Mean):
             "loss_reduction=sum needs loss_term=true, because J contains no loss without it",
         )
 
-        if self.warm_up < 0 or (isinstance(self.warm_up, float) and self.warm_up > 1):
+        if not (self.warm_up >= 0 and (isinstance(self.warm_up, int) or self.warm_up <= 1)):
             rounds = f"{self.warm_up:g}" if float(self.warm_up).is_integer() else "50"
             raise ConfigError(
                 "warm_up is not a length",
@@ -177,6 +178,11 @@ class FedCDA(Mean):
                 else f"set aggregator.warm_up={rounds} for rounds, "
                 "or aggregator.warm_up=0.25 for a share",
             )
+
+    @property
+    def needs(self) -> Needs:
+        # The weights are sizes of the partition, which must be that of the models.
+        return super().needs | Needs(client_inputs=self.chosen_weights == "samples")
 
     @property
     def _searches(self) -> bool:

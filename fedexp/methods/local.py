@@ -44,9 +44,9 @@ class Local(Aggregator):
         return {"models": {}}
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
-        models = state["models"]
+        models, probes = state["models"], self.probes(env)
         return [
-            env.job(c, models.get(str(c)) or env.initial_weights(c), {}, probes=self.probes(env))
+            env.job(c, models.get(str(c)) or env.initial_weights(c), {}, probes=probes)
             for c in env.sample()
         ]
 

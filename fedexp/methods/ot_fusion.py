@@ -89,12 +89,11 @@ class OTFusion(MaskableFusion):
         sizes = one_to_one(structure, len(models))
 
         if self.fold != "reference":
-            fused, maps = models[0], []
-            for number, model in enumerate(models[1:], 1):
+            fused, maps, onto_fused = models[0], [], [models[0]]
+            for model in models[1:]:
                 maps += align([model], fused, structure, self.alignment, env.proxy)
-                onto_fused = self.alignment.apply(model, structure, maps[-1])
-                weight = number if self.fold == "uniform" else 1
-                fused = averaged([fused] * weight + [onto_fused])
+                onto_fused.append(self.alignment.apply(model, structure, maps[-1]))
+                fused = averaged(onto_fused if self.fold == "uniform" else [fused, onto_fused[-1]])
             return fused, {"ot/moved": moved_share(structure, maps), **sizes}
 
         moved, _, share = aligned(models, env, self.alignment)

@@ -30,7 +30,8 @@ class Optimizer(ABC):
 
     Args:
         weight_decay: Coupled weight decay, ``g + weight_decay * w``, after clipping.
-        clip: Bound of the gradient's norm over the whole tree. None: no clipping.
+        clip: Bound of the gradient's norm over the whole tree, except for tensors that
+            the caller of `step` names. None: no clipping.
     """
 
     weight_decay: float = 0.0

@@ -236,3 +236,11 @@ def test_a_damaged_description_of_the_data_is_named(local: fedexp.Run) -> None:
     save_tree(path, tree, {"samples": 0, "indices": 3, "data_sha256": "x"})
     with pytest.raises(StorageError, match=r"client_data\.safetensors is damaged"):
         load_client_data(Path("mine"))
+
+
+def test_weights_by_samples_need_the_split_of_the_models(local: fedexp.Run) -> None:
+    saved(local, num_examples=[3, 4, 5])
+    fedcda = ["method=fedcda", "aggregator.warm_up=0", "aggregator.strategy=newest"]
+    fuse(MINE, *fedcda)
+    with pytest.raises(ConfigError, match="samples"):
+        fuse(MINE, *fedcda, "aggregator.chosen_weights=samples")

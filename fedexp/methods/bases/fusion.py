@@ -71,12 +71,13 @@ class FusionAggregator(OneModel):
 
     def plan(self, state: State, env: Env) -> list[ClientJob]:
         own_start = env.first and env.init == "different"
+        probes = self.probes(env)
         return [
             env.job(
                 c,
                 env.initial_weights(c) if own_start else self.start_of(c, state, env),
                 {},
-                probes=self.probes(env),
+                probes=probes,
             )
             for c in env.sample()
         ]
