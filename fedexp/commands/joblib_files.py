@@ -28,9 +28,11 @@ def mark_joblib_files() -> Iterator[None]:
         folder.mkdir(mode=0o700, exist_ok=True)
         # Another user may have made a folder of this name.
         if folder.is_dir() and _is_own(folder):
-            _delete_files_of_dead(folder)
             mark = folder / str(os.getpid())
             mark.write_text(_namespace())
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            _delete_files_of_dead(folder)
 
     try:
         yield

@@ -118,7 +118,7 @@ def _overrides_to_print(arguments: list[str]) -> list[str] | None:
 
 
 def _print_config(overrides: list[str]) -> int:
-    """Print the resolved values as YAML, as in the run's folder."""
+    """Print the resolved values as YAML, environment variables included."""
     from omegaconf import OmegaConf
 
     from fedexp.config.compose import compose
@@ -172,6 +172,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     The number of jobs is printed before, and a table of their results after.
     """
     from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
+    from fedexp.config.compose import resolve_stored
     from fedexp.config.sweep_expansion import is_grid
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
@@ -205,10 +206,11 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     with checked_jobs(jobs), recorded_jobs() as record:
         code = run_sweep(f"sweep-{name}", len(configs), launch)
         # Only Hydra's basic sweeper runs the jobs that were expanded above.
-        configs = configs if grid else [ResolvedConfig.from_stored(one) for one in record()]
+        if not grid:
+            configs = [resolve_stored(ResolvedConfig.from_stored(one)) for one in record()]
 
     if not configs:
-        print("the sweeper ran no job")
+        print("no job was recorded here: see the sweeper's own output")
         return code
     rows = [_job_row(RunFolder.of(config), config) for config in configs]
     print_sweep(rows)

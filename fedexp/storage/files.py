@@ -157,7 +157,7 @@ def parse_yaml(text: str) -> Any:
 
     # libyaml, if PyYAML was built with it, takes a tenth of the time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if sum(map(text.count, ("[", "{", "- "))) > _DEEPEST:
+    if sum(map(text.count, ("[", "{", "- ", "? "))) > _DEEPEST:
         # libyaml recurses without a limit when it builds values, but not here.
         depth = 0
         for event in yaml.parse(text, loader):
