@@ -86,12 +86,15 @@ def resolve_stored(stored: ResolvedConfig) -> ResolvedConfig:
     texts = {
         key: text
         for key, text in dotted_items(stored.values)
-        if isinstance(text, str) and "${" in text and _is_free(key, stored.contents)
+        if "${" in str(text) and _is_free(key, stored.contents)
     }
     config = OmegaConf.create(stored.values)
     try:
         for key in texts:
-            OmegaConf.update(config, key, OmegaConf.select(config, key))
+            value = OmegaConf.select(config, key)
+            if OmegaConf.is_config(value):  # a list
+                value = OmegaConf.to_container(value, resolve=True)
+            OmegaConf.update(config, key, value)
     except OmegaConfBaseException as error:
         raise unresolved_error(error, config) from error
     plain = OmegaConf.to_container(config, resolve=False)
@@ -107,11 +110,11 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*(?!FEDEXP_)(\w+)")
 
 def _secret_interpolations(
     config: DictConfig, values: Mapping[str, Any], contents: Mapping[str, str]
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Return the interpolations whose values must not be stored, by dotted key.
 
     An environment variable may contain a password. Values that decide the result are
-    stored nevertheless, because runs are compared by them.
+    stored nevertheless, because runs are compared by them. A list counts as a whole.
 
     Args:
         config: Config with interpolations.
@@ -123,9 +126,9 @@ def _secret_interpolations(
     texts = {
         key: text
         for key, text in dotted_items({str(key): value for key, value in plain.items()})
-        if isinstance(text, str) and "${" in text
+        if "${" in str(text)
     }
-    names = {name for text in texts.values() for name in _VARIABLE.findall(text)}
+    names = {name for text in texts.values() for name in _VARIABLE.findall(str(text))}
     secrets = {os.environ[name] for name in names if os.environ.get(name)}
     resolved = dict(dotted_items(values))
     return {

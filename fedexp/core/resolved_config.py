@@ -29,7 +29,7 @@ class ResolvedConfig:
     contents: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
-    interpolations: dict[str, str] = field(default_factory=dict)
+    interpolations: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
@@ -74,7 +74,7 @@ class ResolvedConfig:
 
 
 def _replaced(
-    node: Mapping[str, Any], texts: Mapping[str, str], prefix: str = ""
+    node: Mapping[str, Any], texts: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
     """Return nested values with those at the dotted keys of `texts` replaced."""
     return {

@@ -49,11 +49,14 @@ def test_value_of_an_environment_variable_is_not_stored(
         "output_root=${data_root}/outputs",
         "logger=wandb",
         "logger.project=${oc.env:TOKEN}",
+        "+logger.tags=[plain,'${oc.env:TOKEN}']",
     ]
     config = compose(overrides)
     stored = config.to_stored()
     assert config["data_root"] == f"{tmp_path}/s3cr3t"
     assert stored["data_root"] == f"{tmp_path}/${{oc.env:TOKEN}}"
+    assert config["logger"]["tags"] == ["plain", "s3cr3t"]
+    assert stored["logger"]["tags"] == ["plain", "${oc.env:TOKEN}"]
     assert "s3cr3t" not in json.dumps(stored)
     assert config_hash(config) == config_hash(compose([]))
 
