@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import functools
 import itertools
 import json
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 from rich.table import Column, Table
 
 from fedexp.commands.errors import Parser, run_guarded
+from fedexp.commands.presets import swapped_parts
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
@@ -225,7 +225,7 @@ def _list(options: argparse.Namespace) -> int:
         colour = _COLOURS.get(run.status, "white")
         table.add_row(
             escaped(run.name),
-            escaped(" ".join([run.choice("method"), *_swapped_parts(run)])),
+            escaped(" ".join([run.choice("method"), *swapped_parts(run)])),
             escaped(run.choice("dataset")),
             f"[{colour}]{run.status}[/{colour}]",
             headline_text(run.headline),
@@ -236,7 +236,7 @@ def _list(options: argparse.Namespace) -> int:
                 " ".join(
                     o
                     for o in run.overrides
-                    if not o.startswith(_COLUMN_KEYS) and o not in _swapped_parts(run)
+                    if not o.startswith(_COLUMN_KEYS) and o not in swapped_parts(run)
                 )
             ),
         )
@@ -258,7 +258,7 @@ def _run_facts(run: StoredRun) -> dict[str, Any]:
         "folder": str(run.path.resolve()),
         "name": run.name,
         "method": run.choice("method"),
-        "swapped": _swapped_parts(run),
+        "swapped": swapped_parts(run),
         "dataset": run.choice("dataset"),
         "status": run.status,
         "error": run.state.get("error"),
@@ -614,39 +614,6 @@ def _clean_client_cache(folder: Path, delete: bool) -> tuple[int, int]:
 
 
 _COLUMN_KEYS = ("method=", "dataset=", "output_root=")
-
-
-def _swapped_parts(run: StoredRun) -> list[str]:
-    """Return the parts that the user replaced in the method's preset.
-
-    Each is an override, such as ``trainer=NAME``.
-    """
-    own = _preset_parts(run.choice("method"))
-    chosen = {part: run.choices.get(part) for part in own}
-    return [
-        f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])
-    ]
-
-
-@functools.cache
-def _preset_parts(method: str) -> dict[str, str]:
-    """Return the options that a method's preset chooses, by the name of the part.
-
-    The result is empty if there is no such preset.
-    """
-    import yaml
-
-    from fedexp.config.folders import conf_dirs
-    from fedexp.storage.yaml_files import defaults_of, read_yaml
-
-    for folder in conf_dirs():
-        with contextlib.suppress(OSError, yaml.YAMLError):
-            preset = read_yaml(folder / "method" / f"{method}.yaml") or {}
-            return {
-                group: option for how, group, option in defaults_of(preset) if how == "override"
-            }
-
-    return {}
 
 
 def _rounds_text(run: StoredRun) -> str:

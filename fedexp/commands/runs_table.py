@@ -5,14 +5,13 @@ Cells are means over seeds, and columns are compared by paired tests.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Column
 
-from fedexp.config.folders import conf_dirs
+from fedexp.commands.presets import swapped_parts
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.storage.identity import SEEDS, scientific
 from fedexp.storage.selection import ABSENT, check_keys, dotted_items, select, text_of, value_of
@@ -136,29 +135,9 @@ def _shown_value(run: StoredRun, key: str) -> str:
     text = text_of(value_of(run, key))
     if key != "method":
         return text
-    preset = _parts_of_preset(text)
-    parts = [
-        f"{group}={run.choices[group]}"
-        for group in _PAIRS["method"][1:]
-        if group in preset and run.choices.get(group) not in (None, preset[group])
-    ]
+    groups = _PAIRS["method"][1:]
+    parts = [part for part in swapped_parts(run) if part.partition("=")[0] in groups]
     return " ".join([text, *parts])
-
-
-@functools.cache
-def _parts_of_preset(method: str) -> dict[str, str]:
-    """Return the option of each part that a method's preset chooses, by group."""
-    import yaml
-
-    parts: dict[str, str] = {}
-    for folder in conf_dirs():
-        path = folder / "method" / f"{method}.yaml"
-        if not path.is_file():
-            continue
-        for entry in (yaml.safe_load(path.read_text()) or {}).get("defaults") or []:
-            for group, option in entry.items() if isinstance(entry, dict) else ():
-                parts[str(group).rpartition("/")[2]] = str(option)
-    return parts
 
 
 def _values_by_seed(

@@ -226,7 +226,9 @@ def find_runs(root: Path) -> list[StoredRun]:
     try:
         folders = [path for path in (root / "runs").glob("*/*") if _is_run(path)]
     except OSError as error:
-        raise refused(error, root) or error from error
+        if (known := refused(error, root)) is None:
+            raise
+        raise known from error
     return sorted(
         (StoredRun(path) for path in folders),
         key=lambda run: (run.updated, run.name),

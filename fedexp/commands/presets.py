@@ -1,0 +1,40 @@
+"""The parts that a run's method has in place of those of its preset."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import yaml
+
+from fedexp.config.folders import conf_dirs
+from fedexp.storage.stored_run import StoredRun
+from fedexp.storage.yaml_files import defaults_of, read_yaml
+
+
+def swapped_parts(run: StoredRun) -> list[str]:
+    """Return the parts that the user replaced in the method's preset.
+
+    Each is an override, such as ``trainer=NAME``.
+    """
+    own = _preset_parts(run.choice("method"))
+    chosen = {part: run.choices.get(part) for part in own}
+    return [
+        f"{part}={option}" for part, option in chosen.items() if option not in (None, own[part])
+    ]
+
+
+@functools.cache
+def _preset_parts(method: str) -> dict[str, str]:
+    """Return the options that a method's preset chooses, by the name of the part.
+
+    The result is empty if there is no such preset.
+    """
+    for folder in conf_dirs():
+        with contextlib.suppress(OSError, yaml.YAMLError):
+            preset = read_yaml(folder / "method" / f"{method}.yaml") or {}
+            return {
+                group: option for how, group, option in defaults_of(preset) if how == "override"
+            }
+
+    return {}
