@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.storage.run_folder import rows_of
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
-from fedexp.tables.report.csv import inert
+from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tracking.outlet import visible
 
 
@@ -26,9 +26,8 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns.sort(key=_column_group)
 
-    lines: list[list[Any]] = [columns or ["run"]]
-    lines += [[row.get(name) for name in columns] for row in rows]
-    return "".join(",".join(map(_csv_cell, line)) + "\n" for line in lines)
+    head = map(inert, columns or ["run"])
+    return csv_text(head, ([_cell_value(row.get(name)) for name in columns] for row in rows))
 
 
 def _column_group(column: str) -> int:
@@ -77,19 +76,10 @@ def _run_row(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _csv_cell(value: Any) -> str:
-    """Return a value as a cell.
-
-    A text with a semicolon or a tab is quoted too. Spreadsheets may separate cells by
-    them and would find a formula inside the text.
-    """
-    if value is None:
-        return ""
+def _cell_value(value: Any) -> Any:
+    """Return a list as JSON, and a text without control characters."""
     text = json.dumps(value) if isinstance(value, list) else value
-    cell = str(inert(visible(text) if isinstance(text, str) else text))
-    if not any(character in cell for character in ',;"\t\n'):
-        return cell
-    return '"' + cell.replace('"', '""') + '"'
+    return visible(text) if isinstance(text, str) else text
 
 
 def to_wandb(

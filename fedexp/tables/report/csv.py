@@ -5,8 +5,6 @@ The file ``runs.csv`` beside it (see `fedexp.tables.record`) has one line per ru
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,11 +28,20 @@ def to_csv(report: Report) -> str:
 
 def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Return a heading and rows as CSV. Texts in the rows are made safe by `inert`."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(map(inert, row) for row in rows)
-    return text.getvalue()
+    lines = [head, *(map(inert, row) for row in rows)]
+    return "".join(",".join(map(_cell, line)) + "\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell, empty for None.
+
+    A text with a semicolon or a tab is quoted too. Spreadsheets may separate cells by
+    them and would find a formula inside the text.
+    """
+    text = "" if value is None else str(value)
+    if not any(character in text for character in ',;"\t\r\n'):
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def inert(value: Any) -> Any:
