@@ -30,9 +30,6 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## run the main job and a small table on the embedded digits
 	@$(BIN)/fedexp
 	@$(BIN)/fedexp-table run demo/digits
-	@echo
-	@echo 'Next (README.md has the rest):'
-	@sed -n '/^## Run, sweep, resume/,/^## /s|^fedexp |  $(BIN)/fedexp |p' README.md | head -5
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n 2 --durations 20

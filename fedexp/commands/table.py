@@ -124,7 +124,7 @@ def _parser() -> Parser:
         command=_run,
         parents=[shared],
         help="run what is missing or failed, then report",
-        epilog="example: fedexp-table run demo/digits --only beta=0.1 hydra/launcher=joblib",
+        epilog="example: fedexp-table run demo/digits --only alpha=0.5 hydra/launcher=joblib",
     )
     run.add_argument(
         "--dry-run",
@@ -283,6 +283,8 @@ def _run(options: argparse.Namespace) -> int:
     report = _make_report(request)
     if any(run.status != "done" for run in request.cell_runs.values()):
         return JOB_ERROR
+    if request.table.next_commands:
+        print("\nnext:", *request.table.next_commands, sep="\n  ")
     return _strict(options, report)
 
 

@@ -451,6 +451,7 @@ class Table:
             method uses them or not.
         plot_styles: Styles of methods in pictures, by column. The paper's tables share
             them (`fedexp.tables.plot_styles`).
+        next_commands: Commands that are printed after a complete run of the table.
         name: ``<paper>/<table>``.
     """
 
@@ -486,6 +487,7 @@ class Table:
     cost: dict[Variant, Cost] = field(default_factory=dict)
     server_data: Literal["own", "reserved"] = "own"
     plot_styles: dict[str, PlotStyle] = field(default_factory=dict)
+    next_commands: tuple[str, ...] = ()
     name: str = ""
 
     @property

@@ -501,3 +501,9 @@ def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
     (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
     assert progress.update() and progress.seconds_left(6.0) == pytest.approx(1.0)
     assert progress.progress_line().startswith("table t: 5 of 7 runs done, 1 failed, about ")
+
+
+def test_next_commands_are_printed_after_a_complete_run(capfd: pytest.CaptureFixture[str]) -> None:
+    write(grids=[{"beta": [1]}], next_commands=["fedexp-table list", "fedexp --help"])
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
+    assert capfd.readouterr().out.endswith("\nnext:\n  fedexp-table list\n  fedexp --help\n")
