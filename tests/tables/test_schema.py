@@ -470,7 +470,7 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
             made.reference
         )
         assert not any(row["method"] in own for row in made.reference)
-    assert any(column.role == "proposed" for column in made.methods)
+    assert made.paper == "none" or any(column.role == "proposed" for column in made.methods)
     trained = [column for column in made.methods if "proxy.source=test" in (column.overrides or ())]
     assert all(column.oracle for column in trained), "test data train a column that is not marked"
     about = {name for claim in made.claims for name in (*claim.a, *claim.b)}
