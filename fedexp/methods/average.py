@@ -3,6 +3,7 @@
 Reference:
     "Average" of Su, Li, Xue, One-shot Federated Learning without server-side training,
     Neural Networks 2023 (MA-Echo).
+    https://arxiv.org/abs/2204.12493
 
 Update:
     Every floating tensor is averaged with equal weights. With ``last_layer=masked``

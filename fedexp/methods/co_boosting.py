@@ -3,6 +3,7 @@
 Reference:
     Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble
     Co-Boosting, ICLR 2024, and the authors' code, whose values are the defaults.
+    https://arxiv.org/abs/2402.15070
 
 Update:
     The loop is DENSE's. The teacher is D_w(x), the mean of the m clients' logits with

@@ -4,6 +4,7 @@ Reference:
     Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, and the
     authors' code. Equations and Algorithm 1 are numbered as in the paper's preprint
     (FedSyn, arXiv 2112.12371v1).
+    https://arxiv.org/abs/2112.12371
 
 Update:
     A generator makes images that the clients' models classify with confidence. An epoch

@@ -4,6 +4,7 @@ Reference:
     Yin et al., Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion,
     CVPR 2020. FedSyn (Zhang et al. 2021) uses it as a baseline of one-shot federated
     learning and reports none of its hyper-parameters.
+    https://arxiv.org/abs/1912.08795
 
 Update:
     An epoch draws labels y and a batch of images x = sigmoid(u), u ~ N(0, I). N_inv

@@ -4,6 +4,7 @@ Reference:
     Chen et al., Data-Free Learning of Student Networks (DAFL), ICCV 2019, and the
     authors' code. FedSyn (Zhang et al. 2021) uses it as a baseline of one-shot
     federated learning and reports none of its hyper-parameters.
+    https://arxiv.org/abs/1904.01186
 
 Update:
     Generator G and student S learn together on new images. Each step draws noise z and

@@ -4,6 +4,7 @@
 
 Reference:
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
+    https://arxiv.org/abs/2003.00295
 
 Update:
     U is the averaged update. FedAdam and FedYogi use

@@ -3,6 +3,7 @@
 Reference:
     McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
     Data, AISTATS 2017, Algorithm 1.
+    https://arxiv.org/abs/1602.05629
 
 Update:
     ``w <- w + sum_i p_i (y_i - w)``, where y_i is client i's trained model. By default

@@ -3,6 +3,7 @@
 Reference:
     Hsu, Qi & Brown, Measuring the Effects of Non-Identical Data Distribution for
     Federated Visual Classification, 2019.
+    https://arxiv.org/abs/1909.06335
 
 Update:
     U is the averaged update. ``b = beta b + U``, ``w += lr b`` (heavy ball). With

@@ -3,6 +3,7 @@
 Reference:
     Chen & Chao, FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning,
     ICLR 2021, Algorithm 1.
+    https://arxiv.org/abs/2009.01974
 
 Update:
     The teachers are the mean of the clients' models, the m clients' models and M models

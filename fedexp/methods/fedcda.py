@@ -3,6 +3,7 @@
 Reference:
     Wang et al., FedCDA: Federated Learning with Cross-round Divergence-aware
     Aggregation, ICLR 2024, Algorithm 1.
+    https://openreview.net/forum?id=nbPGqeH3lt
 
 Update:
     The server stores the last K models of every client, each with its loss F, the mean

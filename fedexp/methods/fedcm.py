@@ -2,6 +2,7 @@
 
 Reference:
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
+    https://arxiv.org/abs/2106.10874
 
 Update:
     A local step uses ``v = alpha g + (1 - alpha) Delta``. Delta is fixed during the

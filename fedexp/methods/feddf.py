@@ -3,6 +3,7 @@
 Reference:
     Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning,
     NeurIPS 2020, Algorithm 1.
+    https://arxiv.org/abs/2006.07242
 
 Update:
     The mean of the clients' models is trained on unlabelled proxy data toward

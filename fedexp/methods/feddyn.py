@@ -5,6 +5,7 @@ It makes the clients' minimisers agree with the minimiser of their mean.
 Reference:
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021,
     Algorithm 1.
+    https://arxiv.org/abs/2111.04263
 
 Update:
     A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``. Every step uses the

@@ -3,6 +3,7 @@
 Reference:
     Jhunjhunwala, Wang & Joshi, FedExP: Speeding Up Federated Averaging via
     Extrapolation, ICLR 2023, Eq. 9.
+    https://arxiv.org/abs/2301.09604
 
 Update:
     ``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, ``w += eta_g U``. The

@@ -3,6 +3,7 @@
 Reference:
     Li et al., Revisiting Weighted Aggregation in Federated Learning with Neural
     Networks, ICML 2023.
+    https://arxiv.org/abs/2302.10911
 
 Update:
     On labelled proxy data the server learns m weights lambda_i, which sum to one, and a

@@ -3,6 +3,7 @@
 Reference:
     Wang, Yurochkin, Sun, Papailiopoulos & Khazaeni, Federated Learning with Matched
     Averaging, ICLR 2020, Algorithm 1, with the constants of the authors' code.
+    https://arxiv.org/abs/2002.06440
 
 Update:
     A round is a communication cycle of the paper. In its first step the clients train

@@ -3,6 +3,7 @@
 Reference:
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020, Eq. 8-10.
+    https://arxiv.org/abs/2007.07481
 
 Update:
     ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. The trainer

@@ -2,6 +2,7 @@
 
 Reference:
     Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
+    https://arxiv.org/abs/1812.06127
 
 Update:
     A client minimises ``f_i(w) + (mu / 2) ||w - w^t||^2``. The gradient of the second

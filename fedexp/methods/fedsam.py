@@ -3,6 +3,7 @@
 Reference:
     Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML
     2022.
+    https://arxiv.org/abs/2206.02618
 
 Update:
     A step takes the gradient at ``w + rho g / (||g|| + eps)``, where g is the gradient

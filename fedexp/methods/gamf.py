@@ -4,6 +4,7 @@ Reference:
     Liu, Lou, Wang, Xi, Shen & Yan, Deep Neural Network Fusion via Graph Matching with
     Applications to Model Ensemble and Federated Learning, ICML 2022, with the schedules
     of the authors' code.
+    https://proceedings.mlr.press/v162/liu22k.html
 
 Update:
     The matched models are averaged. Every client has the weight 1 / N. The pairwise

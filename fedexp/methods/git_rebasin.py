@@ -4,6 +4,7 @@ Reference:
     Ainsworth, Hayase & Srinivasa, Git Re-Basin: Merging Models modulo Permutation
     Symmetries, ICLR 2023, weight matching (Algorithm 1, and Algorithm 3 for more than
     two models).
+    https://arxiv.org/abs/2209.04836
 
 Update:
     Hidden units are permuted so that the weights of the cohort's models are as close as

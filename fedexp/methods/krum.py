@@ -3,6 +3,7 @@
 Reference:
     Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries:
     Byzantine Tolerant Gradient Descent, NIPS 2017.
+    https://arxiv.org/abs/1703.02757
 
 Update:
     ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest other updates.

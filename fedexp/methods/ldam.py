@@ -4,6 +4,7 @@ Reference:
     Cao, Wei, Gaidon, Arechiga and Ma, Learning Imbalanced Datasets with
     Label-Distribution-Aware Margin Loss, NeurIPS 2019, Eq. 13 and Algorithm 1. Used at
     the clients as in FedSyn (Zhang et al. 2021, Table 2).
+    https://arxiv.org/abs/1906.07413
 
 Update:
     Let n_j be the client's number of samples of class j. The margins are

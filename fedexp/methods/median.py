@@ -3,6 +3,7 @@
 Reference:
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates, ICML 2018, Definition 1 and Algorithm 1, option I.
+    https://arxiv.org/abs/1803.01498
 
 Update:
     Each coordinate of the update is the median of the clients' values. The median is

@@ -3,6 +3,7 @@
 Reference:
     Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML
     2022.
+    https://arxiv.org/abs/2206.02618
 
 Update:
     ``v = alpha g_2 + (1 - alpha) Delta``, where g_2 is the gradient at the perturbed

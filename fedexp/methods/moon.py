@@ -3,6 +3,7 @@
 Reference:
     Li, He & Song, Model-Contrastive Federated Learning, CVPR 2021, Eq. 3 and Algorithm
     1.
+    https://arxiv.org/abs/2103.16257
 
 Update:
     The loss is the task's loss plus mu times the mean over the batch of

@@ -3,6 +3,7 @@
 Reference:
     Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information,
     AAAI 2023, Eq. 14-15 and Algorithm 1, and the authors' code.
+    https://arxiv.org/abs/2211.08010
 
 Communication:
     As in `fedexp.methods.pfnm`.

@@ -3,6 +3,7 @@
 Reference:
     Xiao & Cheng, Bayesian Federated Neural Matching that Completes Full Information,
     AAAI 2023, Appendix D (Algorithm 2) and E (BatchNorm is folded).
+    https://arxiv.org/abs/2211.08010
 
 Communication:
     As in `fedexp.methods.fedma`.

@@ -5,6 +5,7 @@ Reference:
     fused as in MA-Echo (Su et al. 2023, all onto one) or as in NAFI (Xiao & Cheng 2023,
     one after the other). Units are compared by weights, or by activations on the
     server's data (``alignment.support``).
+    https://arxiv.org/abs/1910.05653
 
 Communication:
     Up: models. With ``last_layer=masked`` the class counts, too. Down: the model that

@@ -3,6 +3,7 @@
 Reference:
     Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML
     2019.
+    https://arxiv.org/abs/1905.12022
 
 Update:
     The hidden units of the cohort's models are matched

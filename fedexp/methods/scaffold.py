@@ -3,6 +3,7 @@
 Reference:
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning, ICML 2020, Algorithm 1.
+    https://arxiv.org/abs/1910.06378
 
 Update:
     A local step uses the gradient ``g + c - c_i``. After local training c_i is renewed.

@@ -3,6 +3,7 @@
 Reference:
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates, ICML 2018, Definition 2 and Algorithm 1, option II.
+    https://arxiv.org/abs/1803.01498
 
 Update:
     For each coordinate, the beta n largest and the beta n smallest of the n values are

@@ -5,6 +5,7 @@
 Reference:
     Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated
     Learning, ICML 2021, Algorithm 1.
+    https://arxiv.org/abs/2105.10056
 
 Update:
     After local training the server trains the generator ``z = G(y, eps)``. y is uniform

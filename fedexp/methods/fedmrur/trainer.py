@@ -3,6 +3,7 @@
 Reference:
     An et al., Federated Learning with Manifold Regularization and Normalized Update
     Reaggregation, NeurIPS 2023, Eq. 2-5 and Algorithm 1.
+    https://arxiv.org/abs/2311.05924
 
 Update:
     H acts at the clients, in this trainer. Both gradients of a step are those of

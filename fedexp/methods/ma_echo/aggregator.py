@@ -6,6 +6,7 @@ Reference:
     of the code gives the numbers of the paper's tables and is the default here
     (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
     algorithm.
+    https://arxiv.org/abs/2204.12493
 
 Update:
     W_i is a layer's matrix at client i, the start of V_i. W is the fused matrix.
