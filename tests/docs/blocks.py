@@ -345,7 +345,7 @@ def readable(printed: str, folder: Path) -> str:
     """Replace the folders of this machine and remove spaces at the ends of lines."""
     for path, name in ((folder.resolve(), SHOWN_FOLDER), (ROOT, f"{SHOWN_FOLDER}/fedexp")):
         printed = printed.replace(str(path), name)
-    return "\n".join(line.rstrip() for line in printed.strip("\n").splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n") + "\n"
 
 
 def part(printed: str, choice: str) -> str:
