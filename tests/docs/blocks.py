@@ -233,7 +233,7 @@ def outputs(file: Path, folder: Path, home: Path) -> Iterator[tuple[Block, str, 
     Raises:
         BlockError: A block fails, or does not fail as its mark says.
     """
-    environment = _environment(folder, home)
+    environment = clean_environment(folder, home)
     session: _Session | None = None
     printed, fixed = "", True
     try:
@@ -269,7 +269,7 @@ def _is_fixed(block: Block) -> bool:
     return all("engine=serial" in line and "threads=1" in line for line in lines)
 
 
-def _environment(folder: Path, home: Path) -> dict[str, str]:
+def clean_environment(folder: Path, home: Path) -> dict[str, str]:
     """Return environment variables that hide the user's settings and the network."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDEXP")}
     for name in ("home", "tmp"):
