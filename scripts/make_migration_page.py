@@ -28,7 +28,8 @@ name. No old name is an alias.
 2. Install 0.2.
 3. List the lines of your files that use an old class path, import or config key:
 
-   ```
+   <!-- not in CI: reads files of yours -->
+   ```bash
    fedexp-runs check-conf ./conf
    ```
 

@@ -1,0 +1,37 @@
+"""The notebooks of the documentation run, and their outputs are current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+from tests.docs.blocks import ROOT  # noqa: E402
+from tests.docs.notebooks import executed, notebooks, shown_outputs  # noqa: E402
+
+
+@pytest.mark.parametrize("file", notebooks(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_notebook_outputs_are_current(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    stored = nbformat.read(file, as_version=4)
+    new = executed(file, folder, tmp_path)
+    assert shown_outputs(stored) == shown_outputs(new), (
+        "run python -m tests.docs.notebooks --update"
+    )
+
+
+def test_notebook_with_a_wrong_output_is_stale(tmp_path: Path) -> None:
+    new = nbformat.v4
+    cell = new.new_code_cell("print(6 * 7)", outputs=[new.new_output("stream", text="41\n")])
+    file = tmp_path / "small.ipynb"
+    nbformat.write(new.new_notebook(cells=[cell]), file)
+
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert shown_outputs(executed(file, folder, tmp_path)) == [["42\n"]]
+    assert shown_outputs(nbformat.read(file, as_version=4)) == [["41\n"]]
