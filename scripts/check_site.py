@@ -8,8 +8,8 @@ widths:
 - No text is clipped, and no page is wider than the window.
 - No name breaks inside a word.
 - A table with more than eight columns scrolls.
-- The letters of a drawing are at least 9 pixels high at a width of 1400 pixels. An image
-  has its sizes in `data-font` (points) and `data-width` (points).
+- The letters of a drawing are at least 9 pixels high in a window of 1400 pixels. An
+  image has its sizes in `data-font` (points) and `data-width` (points).
 - No page is twice in the navigation.
 
 A page of every folder is also opened in light and dark. It must request nothing from

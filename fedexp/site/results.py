@@ -22,7 +22,7 @@ from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page import template_environment
-from fedexp.tables.report.picture_sizes import sizes_of_svg
+from fedexp.tables.report.picture_sizes import sizes_of_png, sizes_of_svg
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
@@ -242,7 +242,7 @@ def benchmarks(folder: Path) -> list[Page]:
             title = text.partition("\n")[0].removeprefix("# ")
         else:
             text = f"# {title}\n\n{text}"
-        text = _with_workloads(text)
+        text = _with_workloads(text) + _drawing(path.with_suffix(".png"))
         made.append(Page(f"benchmarks/{path.stem}.md", title, text))
     return made
 
@@ -257,6 +257,18 @@ def _with_workloads(text: str) -> str:
     title, _, rest = text.partition("\n")
     listed = "\n".join(f"- **{name}**: {WORKLOADS[name]}" for name in used)
     return f"{title}\n\nWorkloads, all on Fashion-MNIST:\n\n{listed}\n{rest}"
+
+
+def _drawing(path: Path) -> str:
+    """Return the figure of a PNG file beside a benchmark's page, empty if there is none."""
+    sizes = sizes_of_png(path.read_bytes()) if path.is_file() else None
+    if sizes is None:
+        return ""
+    size = f'data-font="{sizes[0]:g}" data-width="{sizes[1]:g}"'
+    return (
+        f'\n\n<figure><img class="paper" src="{path.name}" alt="The numbers of the table as curves" '
+        f"{size}></figure>"
+    )
 
 
 def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:

@@ -591,11 +591,13 @@ def _as_svg(png: bytes) -> str:
     # Width and height are in the header of a PNG file.
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     data = base64.b64encode(png).decode()
+    sizes = sizes_of_png(png)
+    # Browsers show an SVG without a width as narrow as its surroundings allow.
+    shown = f"{sizes[1]:g}pt" if sizes else f"{width}"
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{shown}" viewBox="0 0 {width} {height}">'
         f'<image width="{width}" height="{height}" href="data:image/png;base64,{data}"/></svg>'
     )
-    sizes = sizes_of_png(png)
     return svg if sizes is None else with_sizes(svg, *sizes)
 
 
