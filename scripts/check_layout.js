@@ -18,14 +18,24 @@ const scrolls = (element) => {
 // On small windows, the rows of some tables are cards below each other.
 const isTable = (table) => [...table.rows].some((row) => getComputedStyle(row).display === "table-row")
 
+// Texts for screen readers only are in a box of one pixel.
+const isUnseen = (element) => {
+  for (let above = element; above; above = above.parentElement)
+    if (above.clientWidth === 1 && above.clientHeight === 1) return true
+  return false
+}
+
 const elements = [...document.body.querySelectorAll("*")].filter((e) => !e.closest(SKIPPED) && isShown(e))
 
+// Material hides what is beyond the window, so the width of the page is not enough.
+const edge = document.documentElement.clientWidth + 1
 if (document.documentElement.scrollWidth > innerWidth) faults.add("the page is wider than the window")
 
 // Material's navigation is outside of the window at small widths.
 for (const element of elements.filter((e) => !e.closest(".md-sidebar--primary"))) {
-  // Texts for screen readers only are one pixel wide.
-  if (element.clientWidth <= 1 || element instanceof SVGElement || !element.textContent.trim()) continue
+  if (isUnseen(element) || element instanceof SVGElement || !element.textContent.trim()) continue
+  if (element.getBoundingClientRect().right > edge && !scrolls(element))
+    faults.add(`beyond the window: ${nameOf(element)}`)
   const style = getComputedStyle(element)
   if (/hidden|clip/.test(style.overflowX) && element.scrollWidth > element.clientWidth + 1)
     faults.add(`clipped at the side: ${nameOf(element)}`)
