@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +124,23 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
+    from fedexp.tables.report.canvas import smallest_font
+    from fedexp.tables.report.picture_sizes import SMALLEST_FONT
+
     panels = {
         "clients": ("clients per round", "MLP 784-200-10, 159,010 parameters"),
         "parameters": ("parameters", f"MLP 784-h-h-10, {FEW} clients per round"),
     }
 
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(7.4, 8.4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
         "Seconds per round of FedAvg on Fashion-MNIST: 60 samples per client, 3 steps of batch 20",
-        fontsize=14,
+        fontsize=11,
     )
 
     for position, (kind, (label, title)) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, 2, position)
+        axes = figure.add_subplot(2, 1, position)
         lines = [line for line in stored["seconds"] if line != BARE]
         for line, colour, marker in zip(lines, COLOURS, MARKERS, strict=False):
             curve(
@@ -161,10 +165,9 @@ def draw(stored: dict[str, Any], path: Path) -> None:
 
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_title(title, fontsize=12)
-        axes.set_xlabel(label, fontsize=12)
-        if position == 1:
-            axes.set_ylabel("seconds per round (lower is better)", fontsize=12)
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel(label, fontsize=11)
+        axes.set_ylabel("seconds per round (lower is better)", fontsize=11)
 
         axes.set_xticks([x for name, x, _ in stored["seconds"][BARE] if name == kind])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
@@ -177,8 +180,9 @@ def draw(stored: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=11, frameon=False, loc="upper left")
 
-    figure.supxlabel(stored["heading"], fontsize=8.5, color="0.35")
-    figure.savefig(path, dpi=120)
+    figure.supxlabel(textwrap.fill(stored["heading"], 100), fontsize=8.5, color="0.35")
+    metadata = {"Software": None, SMALLEST_FONT: f"{smallest_font(figure):g}"}
+    figure.savefig(path, dpi=160, metadata=metadata)
 
 
 def curve(axes: Any, rows: list[list[Any]], kind: str, label: str, **style: Any) -> None:

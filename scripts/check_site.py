@@ -2,11 +2,20 @@
 
     python scripts/check_site.py outputs/site
 
-Every link must have a target. In chromium, the site's pages must request nothing from
-elsewhere, print nothing on the console, and be no wider than the window. axe must find
-no violation, and the keyboard must be enough to search. The exit code is 1 if there are
-faults, which are printed one per line. Links and anchors are those of all HTML files.
-chromium opens a page of every folder, in three widths, light and dark.
+Every link must have a target. In chromium, these rules hold on every page, in three
+widths:
+
+- No text is clipped, and no page is wider than the window.
+- No name breaks inside a word.
+- A table with more than eight columns scrolls.
+- The letters of a drawing are at least 9 pixels high in a window of 1400 pixels. An
+  image has its sizes in `data-font` (points) and `data-width` (points).
+- No page is twice in the navigation.
+
+A page of every folder is also opened in light and dark. It must request nothing from
+elsewhere and print nothing on the console. axe must find no violation, and the keyboard
+must be enough to search. The exit code is 1 if there are faults, which are printed one
+per line.
 """
 
 from __future__ import annotations
@@ -16,6 +25,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +33,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 WIDTHS = (1400, 800, 390)
+# Smallest height of a drawing's letters in pixels, at the first of the widths.
+SMALLEST = 9.0
+# Largest number of columns of a table that need not scroll.
+MOST_COLUMNS = 8
 # Schemes of links that are followed by hand
 NEVER = ("http", "https", "mailto", "data")
 FLAGS = (
@@ -75,12 +89,9 @@ def broken(site: Path) -> Iterator[str]:
                 yield f"{page.relative_to(site.resolve())}: {link}"
 
 
-def loud(site: Path) -> Iterator[str]:
-    """Yield the faults of pages in chromium.
-
-    These are messages on the console, requests beyond the site, and pages wider than
-    the window.
-    """
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Start chromium without a window, and stop it at the end."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -94,14 +105,52 @@ def loud(site: Path) -> Iterator[str]:
         )
         try:
             window.set_script_timeout(120)  # for axe on a busy machine
-            window.get("about:blank")
-            # Reading empties the log of the browser's own start
-            window.get_log("performance")
-            for page in sample(site):
-                yield from (f"{page.relative_to(site)}: {fault}" for fault in _faults(window, page))
-            yield from _unreachable(window, site / "index.html")
+            yield window
         finally:
             window.quit()
+
+
+def misplaced(window: Any, site: Path) -> Iterator[str]:
+    """Yield the faults of the layout of every page, as ``page: fault``."""
+    for page in sorted(site.rglob("*.html")):
+        window.get(page.resolve().as_uri())
+        for width in WIDTHS:
+            _resize(window, width)
+            for fault in layout_faults(window, smallest=SMALLEST if width == WIDTHS[0] else 0.0):
+                yield f"{page.relative_to(site)}: {width}: {fault}"
+
+
+def layout_faults(window: Any, smallest: float) -> list[str]:
+    """Return the faults of the layout of the page that is open.
+
+    Args:
+        window: The browser.
+        smallest: Smallest height of a drawing's letters in pixels. 0: not checked.
+    """
+    script = Path(__file__).with_name("check_layout.js").read_text(encoding="utf-8")
+    found: list[str] = window.execute_async_script(script, MOST_COLUMNS, smallest)
+    return found
+
+
+def loud(window: Any, site: Path) -> Iterator[str]:
+    """Yield the faults of pages in chromium.
+
+    These are messages on the console, requests beyond the site, and what axe finds.
+    """
+    window.get("about:blank")
+    # Reading empties the logs of earlier pages.
+    window.get_log("performance")
+    window.get_log("browser")
+    for page in sample(site):
+        yield from (f"{page.relative_to(site)}: {fault}" for fault in _faults(window, page))
+    yield from _unreachable(window, site / "index.html")
+
+
+def _resize(window: Any, width: int) -> None:
+    window.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
 
 
 def sample(site: Path) -> list[Path]:
@@ -126,14 +175,8 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
                 "Emulation.setEmulatedMedia",
                 {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
             )
-            window.execute_cdp_cmd(
-                "Emulation.setDeviceMetricsOverride",
-                {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
-            )
-
+            _resize(window, width)
             window.get(page.resolve().as_uri())
-            if window.execute_script("return document.documentElement.scrollWidth > innerWidth"):
-                yield f"wider than {width}"
 
             # tests/tables checks a small report with axe
             if width == WIDTHS[0] and page.name != "report.html":
@@ -230,11 +273,14 @@ def main() -> int:
     if not (site / "index.html").is_file():
         print(f"there is no site in {site}: run 'make site'", file=sys.stderr)
         return 1
-    faults = list(dict.fromkeys([*broken(site), *loud(site)]))
+    with chromium() as window:
+        found = [*broken(site), *misplaced(window, site), *loud(window, site)]
+    faults = list(dict.fromkeys(found))
     print(
         "\n".join(faults)
-        or f"{site}: all links have targets, the console is silent, nothing is requested, "
-        "axe finds no violation, the keyboard is enough"
+        or f"{site}: all links have targets, no text is clipped, no name is broken, all labels can "
+        "be read, the console is silent, nothing is requested, axe finds no violation, the "
+        "keyboard is enough"
     )
     return int(bool(faults))
 

@@ -40,6 +40,7 @@ class Result:
         planned: Number of runs that the variant has.
         methods: Option of ``method`` of each column that was run.
         datasets: Options of ``dataset`` that were run.
+        costs: (hardware, seconds) of each run, by the folder of the run.
         page: The interactive page as HTML, empty if nothing was run.
         files: Files beside the page by name, empty if nothing was run.
     """
@@ -49,6 +50,7 @@ class Result:
     planned: int
     methods: Mapping[str, str] = field(default_factory=dict)
     datasets: Sequence[str] = ()
+    costs: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     page: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -117,8 +119,11 @@ def of_record(folder: Path) -> Result:
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     methods = {run.method: run.choice for run in found.runs.values() if run.choice}
     datasets = sorted({run.dataset for run in found.runs.values() if run.dataset})
+    costs = {
+        run.run: (run.gpu or run.processor, run.seconds) for run in found.runs.values() if run.done
+    }
     html = page(report, Links(files=tuple(files), configs=found.configs))
-    return Result(report, *_coverage(table, found), methods, datasets, html, files)
+    return Result(report, *_coverage(table, found), methods, datasets, costs, html, files)
 
 
 def absent(table: Table) -> Result:

@@ -22,6 +22,7 @@ from fedexp.site.prose import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page import template_environment
+from fedexp.tables.report.picture_sizes import sizes_of_png, sizes_of_svg
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
@@ -34,6 +35,61 @@ from fedexp.tables.report.shown_cells import shown_rows
 
 # Largest number of columns that the first page names for a single row.
 _FEW = 6
+# Largest number of columns of a table that is shown without a hint that it scrolls.
+_MOST_COLUMNS = 8
+# Meanings of the states of numbers, in the order of the figures.
+VERDICTS: Mapping[str, str] = {
+    "reproduced": (
+        "The difference to the paper's number is shown to be within the tolerance: its 90 % "
+        "interval is inside."
+    ),
+    "close": (
+        "The means of at least three seeds differ by at most the tolerance, but the 95 % interval "
+        "is wider (at most four tolerances)."
+    ),
+    "different": (
+        "The difference is shown to be beyond the tolerance: its 95 % interval is outside."
+    ),
+    "undecided": "There are too few runs, or they vary too much, for any of these.",
+    "not comparable": "The runs are smaller than the paper's, or differ from them in another way.",
+    "no reference": "The paper prints no number here.",
+    "not run": "The runs are missing.",
+}
+# Meanings of the states of claims.
+CLAIMS: Mapping[str, str] = {
+    "supported": "In these runs, the claim holds by a paired test over seeds.",
+    "contradicted": "In these runs, the opposite holds by the same test.",
+    "undecided": "Runs are missing or too few, or their differences are too uncertain.",
+    "supported in reduced form": "The claim holds in runs that are smaller than the paper's.",
+    "not supported in reduced form": "It does not hold in runs that are smaller than the paper's.",
+    "superseded settings: no verdict": (
+        "The settings of these runs were found not to test the claim. They are to be run again."
+    ),
+}
+# Meanings of the variants of a table.
+VARIANTS: Mapping[str, str] = {
+    "full": "All cells and runs of the paper's table or figure.",
+    "partial": "Some of the paper's cells or runs are missing.",
+    "reduced": "Smaller runs than the paper's, for example with fewer rounds or less data.",
+    "smoke": "Tiny runs that only show that the code works.",
+    "not run": "There are no runs yet.",
+}
+# Settings of the benchmarks, by the names that their pages use.
+WORKLOADS: Mapping[str, str] = {
+    "W1": "MLP 784-200-10, 1,000 clients with IID data, 20 per round, batches of 20.",
+    "W1s": "W1 with 100 clients and 6,000 training images.",
+    "W1u": "W1 with unequal clients: Dirichlet(0.1) instead of IID data.",
+    "W2": "MLP 784-400-200-100-10, 10 clients with IID data, all in every round, batches of 64.",
+    "W3": (
+        "CNN with two convolutions, 10,000 training images, 100 clients with IID data, 10 per "
+        "round, batches of 10."
+    ),
+    "W4": "ResNet-18, 400 training images, 10 clients with IID data, batches of 20.",
+}
+# Subjects of the headline that are about claims.
+_ABOUT_CLAIMS = ("claims of the paper", "own expectations")
+# Names of a processor that are not those of a model.
+_ARCHITECTURES = ("", "x86_64", "aarch64", "arm64")
 _NUMBER = re.compile(r"\d+")
 # Colour of the text in a picture on a dark background.
 _DARK = "#e2e4e9"
@@ -105,6 +161,26 @@ class Paper:
             for claim in entry.claims
         )
 
+    def verdicts(self) -> Counter[str]:
+        """Count the numbers of all tables and figures by verdict."""
+        return sum((Counter(dict(cell_counts(entry))) for entry in self.entries), Counter())
+
+    def variants(self) -> Counter[str]:
+        """Count the tables and figures by their fullest variant."""
+        return Counter(entry.main.variant for entry in self.entries)
+
+    def costs(self) -> dict[str, tuple[str, float]]:
+        """Return (hardware, seconds) of each run, by the folder of the run.
+
+        A run that several tables share counts once.
+        """
+        return {
+            run: cost
+            for entry in self.entries
+            for result in entry.results
+            for run, cost in result.costs.items()
+        }
+
     @property
     def rank(self) -> tuple[int, int, str]:
         """A sort key: papers with more full or partial tables come first.
@@ -138,7 +214,7 @@ def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
 def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
     """Return the first page, then every paper's page with those of its tables."""
     found = papers(results)
-    made = [Page("index.md", "Results", _rendered("front.md", papers=found))]
+    made = [Page("results/index.md", "Results", _rendered("front.md", papers=found))]
 
     for paper in found:
         text = _rendered("paper.md", paper=paper, notes=_notes(paper.key), assumed=_assumed(paper))
@@ -166,8 +242,33 @@ def benchmarks(folder: Path) -> list[Page]:
             title = text.partition("\n")[0].removeprefix("# ")
         else:
             text = f"# {title}\n\n{text}"
+        text = _with_workloads(text) + _drawing(path.with_suffix(".png"))
         made.append(Page(f"benchmarks/{path.stem}.md", title, text))
     return made
+
+
+def _with_workloads(text: str) -> str:
+    """Explain the workloads that a page names, below its title."""
+    used = [name for name in WORKLOADS if re.search(rf"\b{name}\b", text)]
+    if not used:
+        return text
+    # The explanation of a workload may name another one.
+    used = [name for name in WORKLOADS if name in used or any(o.startswith(name) for o in used)]
+    title, _, rest = text.partition("\n")
+    listed = "\n".join(f"- **{name}**: {WORKLOADS[name]}" for name in used)
+    return f"{title}\n\nWorkloads, all on Fashion-MNIST:\n\n{listed}\n{rest}"
+
+
+def _drawing(path: Path) -> str:
+    """Return the figure of a PNG file beside a benchmark's page, empty if there is none."""
+    sizes = sizes_of_png(path.read_bytes()) if path.is_file() else None
+    if sizes is None:
+        return ""
+    size = f'data-font="{sizes[0]:g}" data-width="{sizes[1]:g}"'
+    return (
+        f'\n\n<figure><img class="paper" src="{path.name}" alt="The numbers of the table as curves" '
+        f"{size}></figure>"
+    )
 
 
 def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:
@@ -241,7 +342,7 @@ def finding(report: Report) -> str:
     has the number of rows in which the proposed method is ahead of every baseline.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
-    labels = {method.key: _label(method, report) for method in layout.by_role(report)}
+    labels = {method.key: layout.marked_label(method) for method in layout.by_role(report)}
 
     if len(rows) == 1:
         cells = [cell for key in labels for cell in rows[0].cells_of(key) if cell.mean is not None]
@@ -290,15 +391,6 @@ def finding(report: Report) -> str:
     )
 
 
-def _label(method: Method, report: Report) -> str:
-    """Return a label in which the name of the paper's method replaces "Ours".
-
-    Papers call their own method "Ours". On these pages, the word means our runs.
-    """
-    label = layout.marked_label(method)
-    return re.sub(r"^ours?\b", report.paper.partition(",")[0], label, flags=re.IGNORECASE)
-
-
 def _mean_over_cells(cells: Sequence[Cell]) -> float:
     return sum(cell.mean for cell in cells if cell.mean is not None) / len(cells)
 
@@ -338,9 +430,40 @@ def claims_sentence(entry: Entry) -> str:
 
 
 def cell_counts(entry: Entry) -> list[tuple[str, int]]:
-    """Return the numbers of judged cells by verdict, which colour the card."""
-    counts = Counter(cell.verdict for cell in layout.judged_cells(entry.report))
-    return [(verdict, counts[verdict]) for verdict in get_args(Conclusion) if counts[verdict]]
+    """Return the numbers of compared cells by verdict, which colour the card.
+
+    Cells of smaller runs count as ``not comparable``. Missing runs do not count.
+    """
+    cells = [cell for cells in layout.counted_cells(entry.report).values() for cell in cells]
+    counts = Counter(cell.verdict for cell in cells)
+    shown = (*get_args(Conclusion), "not comparable")
+    return [(verdict, counts[verdict]) for verdict in shown if counts[verdict]]
+
+
+def headline(report: Report) -> list[tuple[str, str]]:
+    """Return the results of numbers, then those of claims: (subject, result)."""
+    return sorted(texts.headline(report), key=lambda pair: pair[0].endswith(_ABOUT_CLAIMS))
+
+
+def cost(costs: Mapping[str, tuple[str, float]]) -> str:
+    """Return hours by hardware, such as ``2.4 h on AMD EPYC``.
+
+    Args:
+        costs: (hardware, seconds) by run.
+    """
+    hours: Counter[str] = Counter()
+    for hardware, seconds in costs.values():
+        # Without a model name, the platform's architecture is recorded.
+        named = hardware not in _ARCHITECTURES
+        name = hardware if named else f"{hardware or 'a CPU'} (model not recorded)"
+        hours[name] += seconds / 3600
+    return ", ".join(f"{_hours(own)} h on {name}" for name, own in hours.most_common())
+
+
+def _hours(hours: float) -> str:
+    if hours < 0.01:
+        return "less than 0.01"
+    return f"{hours:.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _notes(key: str) -> str:
@@ -373,14 +496,20 @@ def _environment() -> Environment:
     )
     # Templates escape what is in HTML blocks. `md` is for text outside of them.
     environment.filters["md"] = lambda text: Markup(escaped(text))
+    environment.filters["cell_counts"] = cell_counts
     environment.globals |= {
         "finding": finding,
         "claims_sentence": claims_sentence,
         "rows": shown_rows,
         "endings": lambda picture: list(_image_files(picture)),
-        "label": _label,
+        "sizes": lambda picture: sizes_of_svg(picture.svg),
+        "headline": headline,
+        "cost": cost,
+        "verdict_meanings": VERDICTS,
+        "claim_meanings": CLAIMS,
+        "variant_meanings": VARIANTS,
+        "most_columns": _MOST_COLUMNS,
         "contradicted": lambda entry: [c for c in entry.claims if c.state == "contradicted"],
-        "cell_counts": cell_counts,
         "missed": _missed,
         "contradicted_in_print": lambda entry: [c for c in entry.claims if c.contradicted_in_print],
     }

@@ -28,6 +28,7 @@ from fedexp.tables.grouping import grouped
 from fedexp.tables.lookup import CellRun, read_value, traced
 from fedexp.tables.report.configs import parted
 from fedexp.tables.report.csv import csv_text, inert
+from fedexp.tables.report.picture_sizes import sizes_of_png, with_sizes
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
@@ -586,13 +587,18 @@ def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
 
 
 def _as_svg(png: bytes) -> str:
+    """Return an SVG that contains a PNG image and its sizes."""
     # Width and height are in the header of a PNG file.
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     data = base64.b64encode(png).decode()
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+    sizes = sizes_of_png(png)
+    # Browsers show an SVG without a width as narrow as its surroundings allow.
+    shown = f"{sizes[1]:g}pt" if sizes else f"{width}"
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{shown}" viewBox="0 0 {width} {height}">'
         f'<image width="{width}" height="{height}" href="data:image/png;base64,{data}"/></svg>'
     )
+    return svg if sizes is None else with_sizes(svg, *sizes)
 
 
 def _read_csv(path: Path) -> Iterable[dict[str, str]]:

@@ -40,7 +40,7 @@ def pages(read: dict[str, list[Result]]) -> dict[str, str]:
 def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     read: dict[str, list[Result]], pages: dict[str, str]
 ) -> None:
-    front = unescape(pages["index.md"])
+    front = unescape(pages["results/index.md"])
     [card] = re.findall(r'<article class="card".*?</article>', front, re.DOTALL)
     cells = {cell.method: cell for cell in read["ma_echo/fig7"][0].report.cells}
     assert all(
@@ -48,15 +48,103 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
     )
     assert "test accuracy · mnist · 3 seeds" in card
     # The runs of the other table are not included
-    assert "1 contradicted" in front and "? 1 undecided" in re.sub(r"<[^>]+>", "", front)
+    assert "<td>1 contradicted, 1 undecided</td>" in front
     assert "2 claims of the paper: 1 contradicted, 1 undecided." in card
     assert re.search(r"contradicted</span> <span>five MLPs converge faster with the norm", card)
     assert ">full</span> 9 of 9 runs; also" in card and ">reduced</span> 3 of 3 runs" in card
-    assert 'Not run: <a href="results/ma_echo/table1.html"' in front
+    assert 'Not run: <a href="ma_echo/table1.html"' in front
     [paper] = results.papers({"ma_echo/fig7": read["ma_echo/fig7"][1:]})
     # Claims about reduced runs have states, but they do not count for the paper.
     assert results.claims_sentence(paper.entries[0]) == "2 claims of the paper: 2 undecided."
     assert not paper.states()
+
+
+def test_first_page_shows_all_papers_before_the_cards(pages: dict[str, str]) -> None:
+    front = unescape(pages["results/index.md"])
+    lead, figure, table, card = map(
+        front.index, ('class="lead"', "<figure", "<table", '<article class="card"')
+    )
+    assert lead < figure < table < card
+    # The lead tells in two sentences what the pages are.
+    [sentences] = re.findall(r'<p class="lead">(.*?)</p>', front)
+    assert sentences.count(". ") == 1 and "These pages" in sentences
+
+
+def test_states_are_explained_once_where_they_are_used(
+    read: dict[str, list[Result]], pages: dict[str, str]
+) -> None:
+    for path in ("results/index.md", "results/ma_echo/index.md", "results/ma_echo/fig7.md"):
+        text = unescape(pages[path])
+        for state, meaning in results.CLAIMS.items():
+            used = any(claim.state == state for claim in read["ma_echo/fig7"][0].report.claims)
+            assert text.count(meaning) == used, (path, state)
+
+    judged = records.of_record(RESULTS / "ma_echo" / "table6")
+    verdicts = {cell.verdict for cell in judged.report.cells}
+    texts = {page.path: page.text for page in results.pages({"ma_echo/table6": [judged]})}
+    for text in map(unescape, texts.values()):
+        assert verdicts
+        for state, meaning in results.VERDICTS.items():
+            assert text.count(meaning) == (state in verdicts), state
+
+
+def test_colours_of_a_card_are_about_numbers_only() -> None:
+    read = {"ma_echo/table6": [records.of_record(RESULTS / "ma_echo" / "table6")]}
+    texts = {page.path: unescape(page.text) for page in results.pages(read)}
+    [card] = re.findall(r'<article class="card".*?</article>', texts["results/index.md"], re.DOTALL)
+    assert '<span class="cell close" style="flex-grow: 6">6 close</span>' in card
+    assert '<span class="state">supported</span>' in card
+    # Numbers come first.
+    assert card.index('class="cell ') < card.index('class="claims"')
+    table = texts["results/ma_echo/table6.md"]
+    assert table.index("## Numbers") < table.index("## Pictures") < table.index("## Claims")
+
+
+def test_costs_are_hours_on_named_hardware() -> None:
+    runs = {"a": ("AMD EPYC", 3600.0), "b": ("AMD EPYC", 1800.0), "c": ("x86_64", 60000.0)}
+    assert results.cost(runs) == "17 h on x86_64 (model not recorded), 1.5 h on AMD EPYC"
+    assert results.cost({"a": ("NVIDIA H100", 1.0)}) == "less than 0.01 h on NVIDIA H100"
+    result = records.of_record(RESULTS / "ma_echo" / "fig7")
+    # Several cells may read one run, which counts once.
+    assert len(result.costs) == result.done
+    [page] = [p for p in results.pages({"ma_echo/fig7": [result]}) if p.path.endswith("fig7.md")]
+    assert f"{results.cost(result.costs)} of computing time" in page.text
+
+
+def test_wide_tables_say_that_they_scroll() -> None:
+    read = {"ma_echo/table5": [records.of_record(RESULTS / "ma_echo" / "table5")]}
+    [page] = [page for page in results.pages(read) if page.path.endswith("table5.md")]
+    columns = len(re.findall(r'<th scope="col"', page.text))
+    assert columns > 8 and f"The table has {columns} columns and scrolls sideways." in page.text
+    # The proposed method has its name.
+    assert ">MA-Echo</th>" in page.text and "Ours" not in page.text
+
+
+def test_pictures_store_their_sizes(read: dict[str, list[Result]], pages: dict[str, str]) -> None:
+    text = pages["results/ma_echo/fig7.md"]
+    images = re.findall(r"<img [^>]*>", text)
+    assert len(images) == sum(len(result.report.pictures) for result in read["ma_echo/fig7"])
+    assert all('data-font="7.0" data-width="374.4' in image for image in images)
+    # A PNG file in an interactive page is as wide as it was drawn.
+    assert 'data-width="374.413" xmlns="http://www.w3.org/2000/svg" width="374.413pt"' in (
+        read["ma_echo/fig7"][0].page
+    )
+
+
+def test_benchmarks_explain_their_workloads_and_show_their_pictures(tmp_path: Path) -> None:
+    (tmp_path / "bench_a.md").write_text("# A\n\n| W1s | 1 |\n")
+    (tmp_path / "bench_b.md").write_text("| W10 | 1 |\n")
+    shutil.copy(RESULTS / "bench_growth.png", tmp_path / "bench_b.png")
+    first, second = results.benchmarks(tmp_path)
+    assert first.text.index("- **W1**: ") < first.text.index("- **W1s**: ") < first.text.index("|")
+    assert "W2" not in first.text and "<figure>" not in first.text
+    assert "**W1" not in second.text and 'src="bench_b.png"' in second.text
+    assert 'data-font="8.5"' in second.text
+    assert {*results.WORKLOADS} >= {*re.findall(r"\bW\d\w?\b", _texts_of_benchmarks())}
+
+
+def _texts_of_benchmarks() -> str:
+    return "\n".join(path.read_text() for path in RESULTS.glob("*.md"))
 
 
 def test_numbers_lead_to_their_cells_configs_and_commands(

@@ -25,7 +25,7 @@ class Reader(HTMLParser):
     closed.
     """
 
-    VOID = ("meta", "input", "br", "link", "path", "use", "rect")
+    VOID = ("meta", "input", "br", "wbr", "link", "path", "use", "rect")
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -24,6 +24,7 @@ from matplotlib.image import imread
 from fedexp.core.errors import ConfigError
 from fedexp.tables.plot_styles import FILE, read_plot_styles
 from fedexp.tables.report import canvas, curves, delta, texts
+from fedexp.tables.report.picture_sizes import sizes_of_png, sizes_of_svg
 from fedexp.tables.report.pictures import pictures
 from fedexp.tables.report.report import Method, PlotStyle, Report
 from tests.tables.reports import cell, report
@@ -82,6 +83,33 @@ def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> No
         image = imread(io.BytesIO(picture.png))
         assert np.allclose(image[0, 0, :3], 1.0)  # white ground
         assert image.std() > 0.01
+
+
+def test_render_picture_stores_smallest_font_and_width() -> None:
+    with canvas.use_style():
+        figure = canvas.figure(5.0, 3.0)
+        axes = canvas.axes(figure, 1, 1, 1)
+        axes.text(0.5, 0.5, "small", fontsize=6)
+        # Texts that nobody sees do not count.
+        axes.text(0.5, 0.5, " ", fontsize=2)
+        axes.text(0.5, 0.5, "hidden", fontsize=2, visible=False)
+        drawn = canvas.render_picture("p", "p", figure)
+
+    assert sizes_of_svg(drawn.svg) == (6.0, 360.0)
+    assert sizes_of_png(drawn.png) == (6.0, pytest.approx(360.0, rel=1e-3))
+    assert sizes_of_svg("<svg></svg>") is None and sizes_of_png(b"") is None
+
+
+def test_difference_figure_of_many_methods_fits_beside_the_text() -> None:
+    methods = tuple(Method(f"m{i}", f"m{i}") for i in range(13))
+    cells = tuple(cell({"rank": r}, m.key, 1.0, r / 10, r / 9) for m in methods for r in range(9))
+    drawn = {
+        picture.name: picture
+        for picture in pictures(report(keys=("rank",), methods=methods, cells=cells))
+    }
+    font, width = sizes_of_svg(drawn["delta"].svg) or (0.0, 0.0)
+    # The text of a page is about 690 pixels wide, and labels need 9 of them.
+    assert font * 690 / width >= 9
 
 
 def test_the_users_own_style_changes_nothing() -> None:

@@ -20,9 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from fedexp.tables.report import layout
+from fedexp.tables.report.picture_sizes import SMALLEST_FONT, with_sizes
 from fedexp.tables.report.report import (
     Colour,
     Dash,
@@ -228,10 +230,24 @@ def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] =
     text, data = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     # The SVG is transparent. The PNG has a white background.
-    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+    size = smallest_font(figure)
+    metadata = {"Software": None, SMALLEST_FONT: f"{size:g}"}
+    figure.savefig(data, format="png", dpi=_DPI, facecolor="white", metadata=metadata)
     faint = f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
     svg = text.getvalue().replace(f"stroke: {FAINT}", faint).replace(INK, "currentColor")
-    return Picture(name, title, svg, data.getvalue())
+    return Picture(name, title, with_sizes(svg, size, 72 * figure.get_figwidth()), data.getvalue())
+
+
+def smallest_font(figure: Figure) -> float:
+    """Return the size in points of the smallest text of a figure."""
+    return min(
+        (
+            text.get_fontsize()
+            for text in figure.findobj(Text)
+            if text.get_visible() and text.get_text().strip()
+        ),
+        default=0.0,
+    )
 
 
 def _grow(figure: Figure, inches: float) -> None:

@@ -27,7 +27,7 @@ _INCHES = 0.165
 # Largest height of one column of the picture, in rows. A longer picture gets another
 # column, at most `_COLUMNS` in all.
 _TALLEST = 45.0
-_COLUMNS = 3
+_COLUMNS = 2
 _DECADES = 1.5
 # Colour, marker and filling by the name of the verdict. Shape and filling also
 # distinguish verdicts of one colour.

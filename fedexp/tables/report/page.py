@@ -121,9 +121,24 @@ def template_environment(load: Callable[[str], str]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"minus": layout.minus, "condition": layout.label}
+    environment.filters |= {
+        "minus": layout.minus,
+        "condition": layout.label,
+        "breakable": breakable,
+    }
     environment.globals |= {"texts": texts, "layout": layout}
     return environment
+
+
+def breakable(text: str) -> Any:
+    """Return a text as HTML in which lines break between names, and not inside them.
+
+    Browsers break a long text such as ``trainer.momentum_from=normalised`` behind any
+    letter, unless it contains places for a break.
+    """
+    from markupsafe import Markup
+
+    return Markup(re.sub(r"(?<=\w)([.=/])(?=\w)", r"\1<wbr>", escape(text)))
 
 
 @functools.cache
