@@ -26,6 +26,7 @@ from hydra.errors import CompactHydraException
 from fedexp.commands.errors import JOB_ERROR, print_error
 from fedexp.commands.joblib_files import mark_joblib_files
 from fedexp.core.errors import FedexpError
+from fedexp.tracking.numbers import number_text
 from fedexp.tracking.outlet import lasting_output, visible
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def sweep_job(config: Any) -> float:
         raise
 
     headline = result["headline"]
-    print(f"done   {label}: {headline['metric']} {headline['value']:.4f}", flush=True)
+    print(f"done   {label}: {headline['metric']} {number_text(headline['value'])}", flush=True)
     return float(headline["value"])
 
 

@@ -147,6 +147,7 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
         c for c, row in zip(configs, rows, strict=True) if row["status"] != "done" or not c["reuse"]
     ]
     print(f"dry run: {len(configs)} runs - {len(configs) - len(todo)} done, {len(todo)} to run")
+    _print_weights_note(configs)
     print_forecast(todo)
     return 0
 
@@ -195,6 +196,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     grid = is_grid(overrides)
     counted = f"{len(configs)} jobs - {done} done, {len(configs) - done} to run"
     print(f"sweep {name}: {counted if grid else 'its sweeper chooses the jobs'}", flush=True)
+    _print_weights_note(configs)
 
     def launch() -> int:
         # Hydra would compose every job twice, even if all jobs are done.
@@ -218,6 +220,24 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         code = JOB_ERROR
 
     return code
+
+
+def _print_weights_note(configs: list[ResolvedConfig]) -> None:
+    """Print which methods weigh clients differently if the user set no weights."""
+    weights: dict[str, list[str]] = {}
+    for config in configs:
+        own = config["aggregator"].get("weights")
+        if any(override.startswith("aggregator.weights=") for override in config.overrides):
+            return
+        if own is not None and config["method"] not in weights.setdefault(own, []):
+            weights[own].append(config["method"])
+
+    if len(weights) > 1:
+        found = ", ".join(f"{own} ({', '.join(methods)})" for own, methods in weights.items())
+        print(
+            f"note: the methods weigh their clients differently: {found}. "
+            "aggregator.weights=uniform makes them alike"
+        )
 
 
 def _reuse_results(jobs: list[CheckedJob]) -> int:

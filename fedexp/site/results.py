@@ -260,13 +260,13 @@ def _with_workloads(text: str) -> str:
 
 
 def _drawing(path: Path) -> str:
-    """Return the figure of a PNG file beside a benchmark's page, empty if there is none."""
+    """Return the figure of a benchmark's PNG file, empty if there is no such file."""
     sizes = sizes_of_png(path.read_bytes()) if path.is_file() else None
     if sizes is None:
         return ""
     size = f'data-font="{sizes[0]:g}" data-width="{sizes[1]:g}"'
     return (
-        f'\n\n<figure><img class="paper" src="{path.name}" alt="The numbers of the table as curves" '
+        f'\n\n<figure><img class="paper" src="{path.name}" alt="The table as curves" '
         f"{size}></figure>"
     )
 

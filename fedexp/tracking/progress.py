@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from fedexp.tracking.numbers import number_text
+
 # Minimum seconds between plain lines. Each tenth of the rounds ends with a line anyway.
 _LINE_SECONDS = 1.0
 _BAR_SECONDS = 0.1  # minimum seconds between changes of the bar within a round
@@ -123,7 +125,7 @@ class Progress:
         if self._silent:
             return
         if self._bar is not None:
-            known = {"facts": f"{headline} {row[headline]:.4f}"} if headline in row else {}
+            known = {"facts": f"{headline} {number_text(row[headline])}"} if headline in row else {}
             self._bar.update(self._task, completed=self._done, **known)
             return
         now = time.monotonic()
@@ -185,7 +187,7 @@ def named(name: str, text: str) -> str:
 
 def _facts(row: dict[str, Any], headline: str) -> str:
     shown = [name for name in (headline, "train/loss") if name in row]
-    return "  ".join(f"{name} {row[name]:.4f}" for name in shown)
+    return "  ".join(f"{name} {number_text(row[name])}" for name in shown)
 
 
 def _clock(seconds: float) -> str:

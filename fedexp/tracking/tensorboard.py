@@ -10,6 +10,7 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.tracking.logger import Logger, RunInfo
+from fedexp.tracking.numbers import number_text
 from fedexp.tracking.pictures import pictures_of
 
 
@@ -70,7 +71,8 @@ class TensorBoard(Logger):
         text = status
         if result is not None:
             headline = result["headline"]
-            text = f"{status}: {headline['metric']} ({headline['rule']}) {headline['value']:.4f}"
+            value = number_text(headline["value"])
+            text = f"{status}: {headline['metric']} ({headline['rule']}) {value}"
         self._writer.add_text("result", text, 0)
         self._writer.close()
         self._writer = None

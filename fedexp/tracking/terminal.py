@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections import Counter
@@ -15,17 +16,18 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedexp.tracking.numbers import number_text
 from fedexp.tracking.outlet import visible
+
+# Letters per line of a file, in which a wide table is better than a wrapped one.
+_FILE_WIDTH = 220
 
 
 def console() -> Console:
-    """Return a console that is wide if there is no terminal.
-
-    In a file, a wide table is better than a wrapped one.
-    """
+    """Return a console for standard output, which may be a terminal or a file."""
     if sys.stdout.isatty():
         return VisibleConsole(highlight=False)
-    return VisibleConsole(width=220, no_color=True, highlight=False)
+    return _FileConsole(width=_FILE_WIDTH, no_color=True, highlight=False)
 
 
 class VisibleConsole(Console):
@@ -33,6 +35,16 @@ class VisibleConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
+
+
+class _FileConsole(VisibleConsole):
+    """A console whose lines have no spaces at their end."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
+        self.file.flush()
 
 
 def ruled_table(*columns: Column | str) -> Table:
@@ -52,18 +64,20 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     """Print the small table at the end of a run. The folder is the last line."""
     headline = result["headline"]
     name = headline["metric"]
-    console = VisibleConsole(highlight=False)
+    out = console()
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row(
-        name, f"[bold]{headline['value']:.4f}[/bold]  ({headline['rule'].replace('_', ' ')})"
-    )
+    rule = headline["rule"].replace("_", " ")
+    table.add_row(name, f"[bold]{number_text(headline['value'])}[/bold]  ({rule})")
 
     last = result["metrics"].get(name)
     if last is not None and name in result["best"]:
-        table.add_row("", f"last {last:.4f}, mean of last 10 {result['mean_last_10'][name]:.4f}, "
-                          f"best (oracle) {result['best'][name]:.4f}")  # fmt: skip
+        values = {"last": last, "mean of last 10": result["mean_last_10"][name]}
+        if result["rounds"] < 10:
+            del values["mean of last 10"]
+        values["best (oracle)"] = result["best"][name]
+        table.add_row("", ", ".join(f"{what} {number_text(v)}" for what, v in values.items()))
 
-    rounds = f"{result['rounds']}, {result['local_steps']} local steps"
+    rounds = f"{result['rounds']}, {number_text(result['local_steps'])} local steps"
     if result["rounds_to_target"] is not None:
         rounds += f"; target reached in round {result['rounds_to_target']}"
     table.add_row("rounds", rounds)
@@ -78,29 +92,28 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
             if stacks or result["stacked_share"]
             else ""
         )
-        table.add_row(
-            "speed", f"{result['steps_per_second']:.0f} local steps per second of training{share}"
-        )
+        speed = number_text(round(result["steps_per_second"]))
+        table.add_row("speed", f"{speed} local steps per second of training{share}")
 
     table.add_row("memory", f"{memory_text(result['peak_memory'])} at its peak")
     table.add_row(
         "traffic",
         f"down {size_text(result['bytes']['down'])}, up {size_text(result['bytes']['up'])}",
     )
-    console.print(table)
+    out.print(table)
     if result.get("test_data_in_training"):
-        console.print(
+        out.print(
             f"test data reached training: {result['test_data_in_training']}",
             style="yellow",
             markup=False,
         )
 
     if "profile" in result:
-        _print_profile(result["profile"], console)
-    console.print(f"folder: {folder}", markup=False, soft_wrap=True)
+        _print_profile(result["profile"], out)
+    out.print(f"folder: {folder}", markup=False, soft_wrap=True)
 
 
-def _print_profile(report: dict[str, Any], console: Console) -> None:
+def _print_profile(report: dict[str, Any], out: Console) -> None:
     """Print the most expensive phases and torch operations of a profiled run."""
     numbers = Column("seconds", justify="right"), Column("share", justify="right")
     table = Table("profile", *numbers, box=None, pad_edge=False, header_style="bold")
@@ -108,8 +121,8 @@ def _print_profile(report: dict[str, Any], console: Console) -> None:
         for row in report[kind]:
             table.add_row(row["name"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
         table.add_section()
-    console.print(table)
-    console.print(
+    out.print(table)
+    out.print(
         f"trace: {report['trace']} (open it in ui.perfetto.dev)", markup=False, soft_wrap=True
     )
 
@@ -124,7 +137,7 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         rows: Overrides, status, error, headline and folder of every job. Error and
             headline may be None.
     """
-    console = VisibleConsole(highlight=False)
+    out = console()
     columns = [Column(name, overflow="fold") for name in ("job", "overrides", "status", "headline")]
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     shared = [
@@ -133,33 +146,33 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         if len(rows) > 1 and all(o in row["overrides"] for row in rows)
     ]
     if shared:
-        console.print(f"all jobs: {' '.join(shared)}", markup=False, soft_wrap=True)
+        out.print(f"all jobs: {' '.join(shared)}", markup=False, soft_wrap=True)
     for number, row in enumerate(rows):
         own = " ".join(o for o in row["overrides"] if o not in shared)
         table.add_row(str(number), escaped(own), row["status"], headline_text(row["headline"]))
 
-    console.print(table)
+    out.print(table)
 
     counts = Counter(row["status"] for row in rows)
-    console.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))
+    out.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))
 
     bad = [row for row in rows if row["status"] in ("failed", "damaged")]
     errors = Counter((row["status"], row["error"]) for row in bad)
 
     for (status, error), number in errors.most_common():
-        console.print(f"{number} {status}: {error}", style="red", markup=False)
+        out.print(f"{number} {status}: {error}", style="red", markup=False)
         for row in bad:
             if (row["status"], row["error"]) == (status, error):
                 damaged = status == "damaged"
                 again = shlex.join([*row["overrides"], *(["reuse=false"] if damaged else [])])
-                console.print(f"  again: fedexp {again}", markup=False, soft_wrap=True)
+                out.print(f"  again: fedexp {again}", markup=False, soft_wrap=True)
                 log = f"files: {row['folder']}" if damaged else f"log:   {row['folder']}/error.txt"
-                console.print(f"  {log}", markup=False, soft_wrap=True)
+                out.print(f"  {log}", markup=False, soft_wrap=True)
 
 
 def headline_text(headline: Mapping[str, Any] | None) -> str:
     """Return the metric and the value of a headline, or "-" if there is none."""
-    return f"{headline['metric']} {headline['value']:.4f}" if headline else "-"
+    return f"{headline['metric']} {number_text(headline['value'])}" if headline else "-"
 
 
 def memory_text(peak: Mapping[str, int]) -> str:

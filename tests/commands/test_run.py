@@ -203,6 +203,20 @@ def test_sweep_resumes_where_something_is_missing(capsys) -> None:
     assert not list(Path("outputs/sweeps").rglob("0"))
 
 
+def test_different_weights_of_a_sweep_are_noted_before_it_runs(capsys) -> None:
+    sweep = ["-m", "method=fedavg,median,scaffold", "rounds=1", "local.steps=1"]
+    assert run_command(sweep) == 0
+    before = capsys.readouterr().out.partition("job 0")[0]
+    assert "differently: samples (fedavg, median), uniform (scaffold)." in before
+    assert "aggregator.weights=uniform makes them alike" in before
+
+    run_command(["--dry-run", *sweep])
+    assert "note: the methods weigh" in capsys.readouterr().out
+    for alike in ("aggregator.weights=uniform", "method=fedavg,median"):
+        run_command(["--dry-run", *sweep, alike])
+        assert "note:" not in capsys.readouterr().out
+
+
 def test_a_sweep_with_nothing_to_do_composes_each_job_once(
     capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedexp.tracking.curve import draw_curve
+from fedexp.tracking.numbers import number_text
 from fedexp.tracking.progress import Progress
 from fedexp.tracking.terminal import print_result, print_sweep
 
@@ -143,6 +144,40 @@ def test_the_end_of_a_run_in_numbers_with_the_folder_last(
     assert "1.50 (train 1.25)" in text
     assert "down 999 B, up 1.5 MB" in text
     assert "360 local steps per second of training memory 410 MB at its peak" in text
+
+
+def test_short_run_prints_no_mean_of_ten_rounds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    print_result(result() | {"rounds": 9}, tmp_path)
+    out = capsys.readouterr().out
+    assert "last 0.9500, best (oracle) 0.9700" in out and "mean of last 10" not in out
+
+
+def test_file_has_whole_lines_without_spaces_at_their_end(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    phases = {f"phase_{i}": 1.0 for i in range(9)}
+    print_result(result() | {"seconds": {**phases, "total": 9.0}}, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line != line.rstrip()]
+    assert any("phase_0" in line and "phase_8" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.91234, "0.9123"),
+        (99_999.0, "99999.0000"),
+        (-123_456_789.0, "-1.2346e+08"),
+        (450, "450"),
+        (12_000_000, "1.2000e+07"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_large_numbers_are_in_scientific_notation(value: float, text: str) -> None:
+    assert number_text(value) == text
 
 
 def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
