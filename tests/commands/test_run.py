@@ -212,7 +212,7 @@ def test_different_weights_of_a_sweep_are_noted_before_it_runs(capsys) -> None:
 
     run_command(["--dry-run", *sweep])
     assert "note: the methods weigh" in capsys.readouterr().out
-    for alike in ("aggregator.weights=uniform", "method=fedavg,median"):
+    for alike in ("aggregator.weights=uniform,samples", "method=fedavg,median"):
         run_command(["--dry-run", *sweep, alike])
         assert "note:" not in capsys.readouterr().out
 
