@@ -1,6 +1,7 @@
-"""The site as HTML, which mkdocs-material builds from the generators' pages.
+"""The site of the results as HTML, which mkdocs-material builds.
 
-The site can be read from disk or from any server.
+The site can be read from disk or from any server. ``mkdocs.yml`` builds the site that
+also has the documentation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,22 +18,11 @@ from typing import Any
 
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError, FedexpError
-from fedexp.site import api, config_reference, guides, methods, records, results
+from fedexp.site import records, results
 from fedexp.site.page import Page
 from fedexp.storage.files import write_bytes, write_json, write_text
 
-# Titles of the folders of pages in the navigation.
-_SECTIONS = {
-    "results": "Papers",
-    "guides": "Guides",
-    "methods": "Methods",
-    "config": "Configuration",
-    "api": "API",
-    "benchmarks": "Benchmarks",
-}
 _ASSETS = ("site.css", "iframe-worker.js", "reachable.js")
-# Ending of the pictures that benchmarks show.
-_PICTURE = ".png"
 
 
 def build(out: Path, folder: Path | None = None) -> Path:
@@ -48,14 +38,14 @@ def build(out: Path, folder: Path | None = None) -> Path:
         The path of its first page.
 
     Raises:
-        ConfigError: mkdocs-material is not installed, this is not a checkout, there are
-            no results, or `out` contains something else than a site.
+        ConfigError: mkdocs-material is not installed, there are no results, or `out`
+            contains something else than a site.
         FedexpError: A link of a page leads nowhere.
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
         raise ConfigError(
             "mkdocs-material, which builds the site, is not installed",
-            do="pip install 'fedexp[site]'",
+            do="pip install 'fedexp[docs]'",
         )
 
     if (
@@ -72,14 +62,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
     read = records.read(folder)
-    pages = [
-        *results.pages(read),
-        *guides.pages(),
-        *methods.pages(results.mentions(read)),
-        *config_reference.pages(),
-        *api.pages(),
-        *results.benchmarks(folder),
-    ]
+    pages = results.pages(read)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
@@ -88,8 +71,6 @@ def build(out: Path, folder: Path | None = None) -> Path:
             write_text(docs / page.path, page.text)
         for path, data in results.files_of(read):
             write_bytes(docs / path, data)
-        for picture in folder.glob(f"*{_PICTURE}"):
-            write_bytes(docs / "benchmarks" / picture.name, picture.read_bytes())
 
         make(pages, docs, made)
         if out.exists():
@@ -115,9 +96,8 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort, MkDocsException
 
-    for name in _ASSETS:
-        text = files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8")
-        write_text(docs / "assets" / name, text)
+    for path, text in assets():
+        write_text(docs / path, text)
 
     source = docs.parent / "mkdocs.yml"
     # mkdocs can read the file, because JSON is also YAML.
@@ -137,94 +117,44 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
         log.propagate = True
 
 
-def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
-    """Return the config of mkdocs.
+def assets() -> Iterator[tuple[str, str]]:
+    """Yield the paths and the contents of the files that the theme's config names."""
+    for name in _ASSETS:
+        text = files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8")
+        yield f"assets/{name}", text
 
-    The site loads nothing from elsewhere: no font and no script.
-    """
+
+def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
+    """Return the config of mkdocs."""
     return {
-        "site_name": "fedexp",
+        "INHERIT": str(files("fedexp.site").joinpath("theme.yml")),
         "docs_dir": str(docs),
         "site_dir": str(out),
-        # Links must work from disk.
-        "use_directory_urls": False,
-        "nav": navigation(pages),
+        "nav": navigation(pages, 1),
         "strict": True,
-        "validation": {
-            "nav": {"omitted_files": "warn", "not_found": "warn"},
-            "links": {
-                "not_found": "warn",
-                "anchors": "warn",
-                "absolute_links": "warn",
-                "unrecognized_links": "warn",
-            },
-        },
-        "theme": {
-            "name": "material",
-            "font": False,
-            "features": [
-                "navigation.tabs",
-                "navigation.indexes",
-                "navigation.prune",
-                "navigation.top",
-                "content.code.copy",
-                "search.highlight",
-                "toc.follow",
-            ],
-            "palette": [
-                {
-                    "media": "(prefers-color-scheme)",
-                    "toggle": {"icon": "material/brightness-auto", "name": "Switch to light"},
-                },
-                {
-                    "media": "(prefers-color-scheme: light)",
-                    "scheme": "default",
-                    "primary": "indigo",
-                    "toggle": {"icon": "material/weather-sunny", "name": "Switch to dark"},
-                },
-                {
-                    "media": "(prefers-color-scheme: dark)",
-                    "scheme": "slate",
-                    "primary": "indigo",
-                    "toggle": {
-                        "icon": "material/weather-night",
-                        "name": "Switch to the system's colours",
-                    },
-                },
-            ],
-        },
-        "plugins": ["search", "offline"],
-        "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
-        "extra_css": ["assets/site.css"],
-        "extra_javascript": ["assets/reachable.js"],
-        "markdown_extensions": [
-            "tables",
-            "attr_list",
-            "admonition",
-            "md_in_html",
-            "pymdownx.superfences",
-            "pymdownx.highlight",
-            {"toc": {"permalink": True}},
-        ],
     }
 
 
-def navigation(pages: Iterable[Page]) -> list[Any]:
+def navigation(pages: Iterable[Page], depth: int = 0) -> list[Any]:
     """Return the navigation, which has the pages in their order, grouped by folder.
 
-    The ``index.md`` of a folder is the page of its section. `_SECTIONS` names the
-    sections at the top level. Any other section has the title of its first page.
+    The ``index.md`` of a folder is the page of its section. A section has the title of
+    its first page.
+
+    Args:
+        pages: The pages.
+        depth: Number of outer folders that are no sections.
     """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}
     for page in pages:
         *folders, name = page.path.split("/")
         here = nav
-        for depth in range(1, len(folders) + 1):
-            key = "/".join(folders[:depth])
+        for level in range(depth + 1, len(folders) + 1):
+            key = "/".join(folders[:level])
             if key not in sections:
                 sections[key] = []
-                here.append({_SECTIONS.get(key, page.title): sections[key]})
+                here.append({page.title: sections[key]})
             here = sections[key]
         here.append(page.path if folders and name == "index.md" else {page.title: page.path})
     return nav

@@ -16,8 +16,11 @@ import yaml
 from fedexp.config.folders import conf_dir
 from fedexp.config.groups import groups
 from fedexp.site.page import Page
-from fedexp.site.prose import code, escaped, first_sentence, table
+from fedexp.site.markdown import code, escaped, first_sentence, table
 from fedexp.storage.yaml_files import read_yaml
+
+# Folder of the pages.
+FOLDER = "reference/config"
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def link(key: str) -> str:
             (``trainer.mu``).
     """
     top = key.partition(".")[0]
-    return f"config/{top}.md" if (conf_dir() / top).is_dir() else f"config/index.md#{key}"
+    return f"{FOLDER}/{top}.md" if (conf_dir() / top).is_dir() else f"{FOLDER}/index.md#{key}"
 
 
 def pages() -> list[Page]:
@@ -155,7 +158,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
         table(["group", "default", "options"], rows),
     ]
     return Page(
-        "config/index.md",
+        f"{FOLDER}/index.md",
         "Configuration",
         "\n\n".join([*parts, *_sections(keys_of(path)[1:])]) + "\n",
     )
@@ -226,10 +229,10 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
     ]
     if name == "method":
         rows = [
-            [f"[{code(one)}](../methods/{one}.md)", escaped(about(name, one))] for one in options
+            [f"[{code(one)}](../../methods/{one}.md)", escaped(about(name, one))] for one in options
         ]
         return Page(
-            f"config/{name}.md",
+            f"{FOLDER}/{name}.md",
             name,
             "\n\n".join([*parts, table(["option", "description"], rows)]) + "\n",
         )
@@ -243,4 +246,4 @@ def _group(folder: Path, name: str, options: list[str]) -> Page:
         if target:
             parts.append(f"Class {code(target)}.")
         parts += _table(keys, "", f"{anchor}.")
-    return Page(f"config/{name}.md", name, "\n\n".join(part for part in parts if part) + "\n")
+    return Page(f"{FOLDER}/{name}.md", name, "\n\n".join(part for part in parts if part) + "\n")

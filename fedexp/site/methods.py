@@ -7,6 +7,7 @@ step of one client, as a run counts them.
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import sys
@@ -34,12 +35,18 @@ from fedexp.methods.fedgen.aggregator import FedGen
 from fedexp.methods.fedma import FedMA
 from fedexp.methods.local import Local
 from fedexp.running.experiment import Experiment
-from fedexp.site import api, traffic
+from fedexp.site import config_reference, traffic
+from fedexp.site.api_reference import MODULES
 from fedexp.site.config_reference import about, header, link
+from fedexp.site.docstrings import Parts, parts_of
 from fedexp.site.page import Mention, Page
-from fedexp.site.prose import code, docstring, escaped, fenced, first_sentence, table
+from fedexp.site.markdown import code, escaped, fenced, first_sentence, table
+from fedexp.site.records import Result
 from fedexp.storage.yaml_files import defaults_of, read_yaml
+from fedexp.tables.report import layout
 from fedexp.tables.report.configs import flat
+from fedexp.tables.report.report import Picture
+from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 from fedexp.tracking.terminal import size_text
 
 _PARTS = {"trainer": Trainer, "aggregator": Aggregator, "server_optimizer": ServerOptimizer}
@@ -74,6 +81,19 @@ NEEDS = {
     "client_inputs": "the clients' samples, if `client_models.path` is set",
 }
 
+# Names of public modules and of what they contain, in docstrings.
+_PUBLIC = re.compile(rf"(?<!`)`((?:{'|'.join(map(re.escape, MODULES))})(?:\.\w+)*)`(?!`)")
+
+# Meanings of metrics.
+METRICS = {
+    "train/loss": "training loss, the mean over the steps and the clients' samples",
+    "train/loss_last_epoch": "training loss of the last local epoch",
+    "local_steps": "optimizer steps of all clients of the round",
+    "bytes/down": "bytes that the server sends to all clients of the round",
+    "bytes/up": "bytes that all clients of the round send to the server",
+    "clients": "number of clients of the round",
+}
+
 _DELIVERS = {
     "global": "one model",
     "ensemble": "an ensemble",
@@ -92,6 +112,7 @@ class _Method:
         settings: The part of the config that the preset and its parts set, by dotted
             key.
         experiment: The experiment on the default data and model.
+        small: The same experiment with the bounds of ``debug=smoke``.
     """
 
     name: str
@@ -99,6 +120,7 @@ class _Method:
     config: ResolvedConfig
     settings: Mapping[str, Any]
     experiment: Experiment
+    small: Experiment
 
     @property
     def parts(self) -> dict[str, Trainer | Aggregator | ServerOptimizer]:
@@ -127,30 +149,50 @@ class _Method:
         )
 
 
-def pages(tables: Mapping[str, Sequence[Mention]]) -> list[Page]:
+def pages(
+    tables: Mapping[str, Sequence[Mention]],
+    read: Mapping[str, Sequence[Result]],
+    formulas: Mapping[str, str],
+) -> list[Page]:
     """Return a page that lists the methods, then one page per method.
 
     Args:
         tables: Tables that contain our results of a method, by the method's name.
+        read: The results, by the table's name.
+        formulas: Markdown of the methods' formulas, by `formula_name`.
     """
-    base = compose([])
-    methods = [_method(path, base) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
-
+    methods = _methods()
     families: dict[tuple[type, ...], list[_Method]] = {}
     for method in methods:
         families.setdefault(method.classes, []).append(method)
 
-    links = {module: f"../{api.page_of(module)}" for module in api.MODULES}
-    for family in families.values():
-        first = _plain(family)
-        for part in first.parts.values():
-            links.setdefault(type(part).__module__, f"{first.name}.md")
-
     made = []
     for method in methods:
-        parts = _page(method, families[method.classes], base, links, tables.get(method.name, ()))
+        parts = _page(
+            method,
+            families[method.classes],
+            tables.get(method.name, ()),
+            read,
+            formulas.get(formula_name(method.particular), ""),
+        )
         made.append(Page(f"methods/{method.name}.md", method.name, "\n\n".join(parts) + "\n"))
     return [_index(methods, tables), *made]
+
+
+def formula_names() -> list[str]:
+    """Return the names of all formulas that the pages of methods contain."""
+    return sorted({formula_name(method.particular) for method in _methods()})
+
+
+def formula_name(kind: type) -> str:
+    """Return the name of a method's formula: its module or package in ``fedexp.methods``."""
+    return kind.__module__.removeprefix("fedexp.methods.").partition(".")[0]
+
+
+@cache
+def _methods() -> list[_Method]:
+    base, small = compose([]), compose(["debug=smoke"])
+    return [_method(path, base, small) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
 
 
 def _plain(family: Sequence[_Method]) -> _Method:
@@ -201,12 +243,13 @@ def _option(group: str, option: str) -> dict[str, Any]:
     return node
 
 
-def _method(path: Path, base: ResolvedConfig) -> _Method:
+def _method(path: Path, base: ResolvedConfig, small: ResolvedConfig) -> _Method:
     config = composed(path, base)
     own = {key: config[key] for key in read_yaml(path) if key in config.values and key != "method"}
     settings = flat(own | {group: config[group] for group in _PARTS})
     choices = {group: config.choices[group] for group in _PARTS}
-    return _Method(path.stem, choices, config, settings, Experiment.of(config))
+    experiments = [Experiment.of(config), Experiment.of(composed(path, small))]
+    return _Method(path.stem, choices, config, settings, *experiments)
 
 
 def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -259,51 +302,210 @@ def _does(method: _Method, methods: Sequence[_Method]) -> str:
 def _page(
     method: _Method,
     family: Sequence[_Method],
-    base: ResolvedConfig,
-    links: Mapping[str, str],
     mentions: Sequence[Mention],
+    read: Mapping[str, Sequence[Result]],
+    formula: str,
 ) -> Iterator[str]:
+    described = [_Described(name, parts_of(_module_doc(kind))) for name, kind in _kinds(method)]
+    first = described[0]
+
     yield f"# {method.name}"
-    yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"), links)
-    yield fenced(f"fedexp method={method.name}", "sh")
+    yield _linked(first.parts.idea)
+    yield escaped(header(conf_dir() / "method" / f"{method.name}.yaml"))
+    yield from _labelled("Reference", described, "## Reference")
 
-    if mentions:
-        yield "## Our results"
-        yield "\n".join(
-            f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
-        )
+    yield "## Update {#update}"
+    if formula:
+        yield formula
+    update = list(_labelled("Update", described, ""))
+    if formula and update:
+        yield "### The update in the code's notation {#code-notation}"
+    yield from update
+    if first.parts.rest:
+        yield _linked(first.parts.rest)
 
-    yield "## Parts"
-    rows = [
-        [
-            f"[{code(f'{group}={option}')}](../config/{group}.md#{option})",
-            escaped(about(group, option), links),
-        ]
-        for group, option in method.choices.items()
-    ]
-    yield table(["part", "description"], rows)
-
+    yield from _usage(method)
     if len(family) > 1:
         yield from _variants(method, family)
 
-    shown: set[str] = set()
-    for group, kind in zip(_PARTS, method.classes, strict=True):
-        if group == "aggregator" or method.choices[group] != base.choices[group]:
-            yield from _description(
-                group, kind, {one.__module__ for one in method.classes}, links, shown
-            )
-
-    yield "## Needs"
-    yield "\n".join(f"- {line}" for line in _needs(method)) or "It needs only the clients' data."
-    yield "## Traffic and state"
+    yield "## Communication and state {#communication}"
+    yield from _labelled("Communication", described, "")
+    yield from _labelled("State", described, "")
     yield from _traffic(method)
 
-    yield "## Settings"
+    yield from _metrics(method, described)
+    yield from _options(method)
+
+    yield "## Needs {#needs}"
+    yield "\n".join(f"- {line}" for line in _needs(method)) or "It needs only the clients' data."
+
+    for label in sorted({label for one in described for label in one.parts.labelled}, reverse=True):
+        if label.startswith("Differences"):
+            yield from _labelled(label, described, f"## {label}")
+
+    yield from _numbers(method.name, mentions, read)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A part of a method with the docstring of its module.
+
+    Args:
+        name: Words for the part.
+        parts: The docstring.
+    """
+
+    name: str
+    parts: Parts
+
+
+def _kinds(method: _Method) -> Iterator[tuple[str, type]]:
+    """Yield the parts of a method that are not FedAvg's, the most particular first.
+
+    Each module counts once. FedAvg itself has its aggregator.
+    """
+    plain = {"trainer": "sgd", "aggregator": "mean", "server_optimizer": "sgd"}
+    own = [group for group in _PARTS if method.choices[group] != plain[group]]
+    kinds = {group: type(method.parts[group]) for group in own or ["aggregator"]}
+    modules: set[str] = set()
+    for group, kind in sorted(kinds.items(), key=lambda item: item[1] is not method.particular):
+        if kind.__module__ not in modules:
+            modules.add(kind.__module__)
+            yield group.replace("_", " "), kind
+
+
+def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterator[str]:
+    """Yield the text of a label, with the name of the part if several parts have one."""
+    texts = {
+        one.name: one.parts.labelled[label] for one in described if label in one.parts.labelled
+    }
+    if texts and title:
+        yield title
+    for name, text in texts.items():
+        if len(texts) > 1:
+            yield f"**{name.capitalize()}**"
+        yield _linked(text)
+
+
+def _linked(text: str) -> str:
+    """Turn names of public modules in a docstring into links to the API pages."""
+    return _PUBLIC.sub(lambda match: f"[{match[0]}][{match[1]}]", text)
+
+
+def _usage(method: _Method) -> Iterator[str]:
+    yield "## Usage {#usage}"
+    yield fenced(f"fedexp method={method.name}", "sh")
+    yield fenced(
+        f'import fedexp\n\nrun = fedexp.run(["method={method.name}"])\nprint(run.headline)',
+        "python",
+    )
+    rows = [
+        [
+            f"[{code(f'{group}={option}')}](../{config_reference.FOLDER}/{group}.md#{option})",
+            escaped(about(group, option)),
+        ]
+        for group, option in method.choices.items()
+    ]
+    yield "The preset chooses these parts. Each of them can be replaced."
+    yield table(["part", "description"], rows)
+
+
+def _metrics(method: _Method, described: Sequence[_Described]) -> Iterator[str]:
+    """Yield the metrics of the first round, and the texts about metrics in the code."""
+    rows = [[code(name), escaped(METRICS.get(name, ""))] for name in traffic.logged(method.small)]
+    yield "## Logged metrics {#metrics}"
+    yield (
+        "`metrics.jsonl` has these values after the first round. Evaluation adds `test/...`, and "
+        "`val/...` if there are validation samples."
+    )
+    yield table(["metric", "meaning"], rows)
+
+    texts = [one.parts.labelled.get("Logged", "") for one in described]
+    for _, kind in _kinds(method):
+        for base in kind.__mro__[1:]:
+            if base.__module__.startswith("fedexp.methods."):
+                texts.append(parts_of(_module_doc(base)).labelled.get("Logged", ""))
+    yield from (_linked(text) for text in dict.fromkeys(filter(None, texts)))
+
+
+def _options(method: _Method) -> Iterator[str]:
+    """Yield the options of the method's parts, and the files of the preset."""
     preset = f"method/{method.name}"
-    parts = [f"{group}/{option}" for group, option in method.choices.items()]
-    for path in [preset, *parts, *by_dataset(conf_dir() / f"{preset}.yaml")]:
-        yield f"### conf/{path}.yaml {{#{path.replace('/', '-')}}}"
-        yield fenced((conf_dir() / f"{path}.yaml").read_text(), "yaml")
+    yield "## Options {#options}"
+    for group, option in method.choices.items():
+        path = conf_dir() / group / f"{option}.yaml"
+        rows = [
+            [
+                code(f"{group}.{key.name}"),
+                "" if key.default is None else code(_value(method, f"{group}.{key.name}")),
+                escaped(" ".join(filter(None, (key.note, key.comment)))),
+            ]
+            for key in config_reference.keys_of(path)
+            if key.name != "_target_" and (key.default is not None or key.comment)
+        ]
+        if rows:
+            yield table(["key", "value", "meaning"], rows)
+
+    for path_ in [preset, *by_dataset(conf_dir() / f"{preset}.yaml")]:
+        yield f"`conf/{path_}.yaml`:"
+        yield fenced((conf_dir() / f"{path_}.yaml").read_text(), "yaml")
+
+
+def _numbers(
+    method: str, mentions: Sequence[Mention], read: Mapping[str, Sequence[Result]]
+) -> Iterator[str]:
+    """Yield our numbers beside the papers', then a picture of one table."""
+    if not mentions:
+        return
+    yield "## Our numbers beside the papers' {#results}"
+    yield "\n".join(
+        f"- [{escaped(one.label)}](../{one.link}): {escaped(one.text)}" for one in mentions
+    )
+
+    pictures = []
+    for name, own in read.items():
+        result = own[0]
+        columns = [key for key, choice in result.methods.items() if choice == method]
+        rows = [
+            [*map(escaped, row.conditions), escaped(cell.label), *_compared(cell)]
+            for row in shown_rows(result.report)
+            for column in columns
+            for cell in row.cells.get(column, ())
+            if cell.ours
+        ]
+        if not rows:
+            continue
+        report = result.report
+        title = f"{report.paper.partition(',')[0]}, {report.source}: {report.title}"
+        head = [*map(escaped, report.keys), "column", "paper", "ours", "verdict"]
+        yield (
+            f'<details markdown="1">\n<summary>{html.escape(title)} '
+            f"({result.variant}, {report.metric}, {layout.unit(report)})</summary>\n\n"
+            f"{table(head, rows)}\n\n[All numbers of this table](../results/{name}.md)\n\n</details>"
+        )
+        pictures += [(name, result, one) for one in report.pictures]
+
+    if pictures:
+        name, result, picture = pictures[0]
+        folder = f"../results/{name}/{result.variant}/{picture.name}"
+        yield _figure(folder, picture)
+
+
+def _figure(path: str, picture: Picture) -> str:
+    """Return a picture with its title, for light and dark backgrounds if it has two files."""
+    endings = (".svg#only-light", "-dark.svg#only-dark")
+    if "currentColor" not in picture.svg:
+        endings = (".png",)
+    title = html.escape(picture.title, quote=True)
+    images = "".join(
+        f'<img src="{path}{ending}" alt="{title}" loading="lazy">' for ending in endings
+    )
+    return f"<figure>{images}<figcaption>{title}</figcaption></figure>"
+
+
+def _compared(cell: ShownCell) -> list[str]:
+    verdict = f"{cell.mark} {cell.verdict_name}" if cell.paper else ""
+    return [escaped(layout.minus(cell.published)), escaped(layout.minus(cell.measured)), verdict]
 
 
 def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
@@ -346,41 +548,6 @@ def _value(method: _Method, key: str) -> str:
         .removesuffix("\n...\n")
         .strip()
     )
-
-
-def _description(
-    group: str, kind: type, own: set[str], links: Mapping[str, str], shown: set[str]
-) -> Iterator[str]:
-    """Yield the docstrings of a class, of its module and, folded, of its bases.
-
-    Args:
-        group: Group of the part.
-        kind: Class of the part.
-        own: Modules of the method's parts.
-        links: Link targets of words in backticks.
-        shown: Modules whose docstrings are on the page already. This function adds the
-            modules whose docstrings it yields.
-    """
-    yield f"## {group.replace('_', ' ').capitalize()} {kind.__name__} {{#{group}}}"
-    yield f"Class {code(f'{kind.__module__}.{kind.__qualname__}')}"
-    if kind.__module__ not in shown:
-        shown.add(kind.__module__)
-        yield docstring(_module_doc(kind), links)
-    yield docstring(_class_doc(kind), links)
-
-    for base in kind.__mro__[1:]:
-        if not base.__module__.startswith("fedexp.") or base is _PARTS[group]:
-            continue
-        module = "" if base.__module__ in shown | own else _module_doc(base)
-        shown.add(base.__module__)
-        texts = [docstring(text, links) for text in (module, _class_doc(base)) if text]
-        if texts:
-            name = code(f"{base.__module__}.{base.__qualname__}")
-            inside = "\n\n".join(texts)
-            yield (
-                f'<details markdown="1">\n<summary>Derived from {name}</summary>\n\n'
-                f"{inside}\n\n</details>"
-            )
 
 
 def _module_doc(kind: type) -> str:

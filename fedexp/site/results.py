@@ -18,7 +18,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from fedexp.site.page import Mention, Page
-from fedexp.site.prose import escaped
+from fedexp.site.markdown import escaped
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page import template_environment

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.data import FederatedData
-from fedexp.core.runner import Snapshot, env_of, next_jobs
+from fedexp.core.runner import Snapshot, env_of, next_jobs, run
 from fedexp.core.trees import Tree, num_bytes
 from fedexp.core.weights import Weights
 from fedexp.data.dataset import Dataset
@@ -61,6 +61,20 @@ def first_step(experiment: Experiment) -> Counted:
         client=_of(result.state or {}),
         server=_of(_trees(now.state, "", set())),
     )
+
+
+def logged(experiment: Experiment) -> list[str]:
+    """Run the first round of `experiment`, and return the names of its metrics.
+
+    Nothing is stored.
+    """
+    data = _data(experiment.dataset, experiment.division)
+    names: dict[str, None] = {}
+    for step in run(experiment.aggregator, experiment.env(data, _CPU), Serial(), data):
+        names |= dict.fromkeys(step.metrics)
+        if step.ends_round:
+            break
+    return list(names)
 
 
 @lru_cache(maxsize=8)

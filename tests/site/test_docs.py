@@ -20,7 +20,7 @@ from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
 from fedexp.site import api, config_reference, guides, methods
 from fedexp.site.page import Mention, Page
-from fedexp.site.prose import docstring, escaped
+from fedexp.site.markdown import docstring, escaped
 
 MENTION = Mention("Table 1", "results/t1.md#c", "85.6 ± 0.3 (n = 3), reduced")
 

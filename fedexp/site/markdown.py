@@ -1,0 +1,51 @@
+"""Plain text and code as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
+_SPECIAL = str.maketrans({letter: f"&#{ord(letter)};" for letter in "&<>*_[]|\\~$"})
+
+
+def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
+    """Render a line of plain text as Markdown, which also fits a cell of a table.
+
+    Text between backticks becomes code.
+
+    Args:
+        text: The text.
+        links: Link targets of words in backticks.
+    """
+    return "".join(
+        _code(part.strip("`").strip(), links or {})
+        if part.startswith("`")
+        else part.translate(_SPECIAL)
+        for part in _CODE.split(text)
+    )
+
+
+def code(text: str) -> str:
+    """Render text with any characters as code in a line or in a cell of a table."""
+    return f"<code>{text.translate(_SPECIAL).replace('`', '&#96;')}</code>"
+
+
+def _code(text: str, links: Mapping[str, str]) -> str:
+    shown = code(" ".join(text.split()))
+    return f"[{shown}]({links[text]})" if text in links else shown
+
+
+def fenced(text: str, language: str) -> str:
+    """Return a block of code."""
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table of cells that are Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def first_sentence(text: str) -> str:
+    """Return the text up to a full stop before a capital letter or a dotted key."""
+    return re.split(r"(?<=\.) (?=[A-Z]|\w+\.\w)", text, maxsplit=1)[0]
