@@ -53,9 +53,9 @@ format: $(STAMP) ## format the code
 bench: $(STAMP) ## seconds a round against a bare PyTorch loop (needs Fashion-MNIST under FEDEXP_DATA or ./data)
 	@$(BIN)/python scripts/bench_rounds.py
 
-site: ## build the site of results and documentation, outputs/site/index.html
+site: ## build the site of documentation and results, outputs/site/index.html
 	@test -x $(BIN)/python || { echo "make site installs nothing, and there is no $(BIN)/python: run make setup"; exit 1; }
-	@$(BIN)/python -m fedexp.commands.table site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 wheel: $(STAMP) ## build the wheel and try it in a clean environment
 	@bash scripts/test_wheel.sh

@@ -1,7 +1,7 @@
 """An extension of Griffe for this project's docstrings on the pages of mkdocstrings.
 
-Labels such as Update become bold words. A name in single backticks becomes a link if the
-API pages describe it.
+Labels such as Update become bold words. A name in single backticks becomes a link if
+the API pages describe it.
 """
 
 from __future__ import annotations

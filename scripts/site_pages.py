@@ -57,8 +57,9 @@ def _pages(docs: Path) -> list[Page]:
         docs: Folder of the written pages, which has the formulas of the methods.
     """
     formulas = {path.stem: path.read_text() for path in (docs / FORMULAS).glob("*.md")}
-    parsers = {"fedexp-data": data._parser(), "fedexp-runs": runs._parser()}
-    parsers["fedexp-table"] = table._parser()
+    parsers = {
+        f"fedexp-{one.__name__.rpartition('.')[2]}": one.parser() for one in (data, runs, table)
+    }
     return [
         *methods.pages(results.mentions(_results()), _results(), formulas),
         *map(_under_results, results.pages(_results())),

@@ -74,10 +74,11 @@ def run_command(arguments: list[str]) -> int:
         The exit code. It is 2 for errors of the user, which are printed without a
         traceback.
     """
-    return run_guarded(lambda: _parser().run(arguments))
+    return run_guarded(lambda: parser().run(arguments))
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="fedexp-runs", description="Stored runs: their results, differences and size."
     )

@@ -53,10 +53,11 @@ def run_command(arguments: list[str]) -> int:
         contradict a claim of the paper. It is 2 for wrong input, which is reported
         without a traceback, and 130 after Ctrl-C.
     """
-    return run_guarded(lambda: _parser().run(arguments))
+    return run_guarded(lambda: parser().run(arguments))
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(prog="fedexp-table", description="Papers' tables: run them, compare, report.")
     commands = parser.add_subparsers(required=True, dest="command")
 

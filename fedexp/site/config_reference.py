@@ -15,8 +15,8 @@ import yaml
 
 from fedexp.config.folders import conf_dir
 from fedexp.config.groups import groups
-from fedexp.site.page import Page
 from fedexp.site.markdown import code, escaped, first_sentence, table
+from fedexp.site.page import Page
 from fedexp.storage.yaml_files import read_yaml
 
 # Folder of the pages.

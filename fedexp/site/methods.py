@@ -39,8 +39,8 @@ from fedexp.site import config_reference, traffic
 from fedexp.site.api_reference import MODULES
 from fedexp.site.config_reference import about, header, link
 from fedexp.site.docstrings import Parts, parts_of
-from fedexp.site.page import Mention, Page
 from fedexp.site.markdown import code, escaped, fenced, first_sentence, table
+from fedexp.site.page import Mention, Page
 from fedexp.site.records import Result
 from fedexp.storage.yaml_files import defaults_of, read_yaml
 from fedexp.tables.report import layout
@@ -185,7 +185,7 @@ def formula_names() -> list[str]:
 
 
 def formula_name(kind: type) -> str:
-    """Return the name of a method's formula: its module or package in ``fedexp.methods``."""
+    """Return the name of a method's formula, which is that of its module or package."""
     return kind.__module__.removeprefix("fedexp.methods.").partition(".")[0]
 
 
@@ -375,7 +375,7 @@ def _kinds(method: _Method) -> Iterator[tuple[str, type]]:
 
 
 def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterator[str]:
-    """Yield the text of a label, with the name of the part if several parts have one."""
+    """Yield the texts of a label, with names of the parts if several have one."""
     texts = {
         one.name: one.parts.labelled[label] for one in described if label in one.parts.labelled
     }
@@ -481,7 +481,8 @@ def _numbers(
         yield (
             f'<details markdown="1">\n<summary>{html.escape(title)} '
             f"({result.variant}, {report.metric}, {layout.unit(report)})</summary>\n\n"
-            f"{table(head, rows)}\n\n[All numbers of this table](../results/{name}.md)\n\n</details>"
+            f"{table(head, rows)}\n\n[All numbers of this table](../results/{name}.md)\n\n"
+            "</details>"
         )
         pictures += [(name, result, one) for one in report.pictures]
 
@@ -492,10 +493,10 @@ def _numbers(
 
 
 def _figure(path: str, picture: Picture) -> str:
-    """Return a picture with its title, for light and dark backgrounds if it has two files."""
-    endings = (".svg#only-light", "-dark.svg#only-dark")
+    """Return a picture with its title, in two files if it depends on the background."""
+    endings = [".svg#only-light", "-dark.svg#only-dark"]
     if "currentColor" not in picture.svg:
-        endings = (".png",)
+        endings = [".png"]
     title = html.escape(picture.title, quote=True)
     images = "".join(
         f'<img src="{path}{ending}" alt="{title}" loading="lazy">' for ending in endings

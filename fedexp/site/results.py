@@ -17,8 +17,8 @@ from typing import Any, get_args
 from jinja2 import Environment
 from markupsafe import Markup
 
-from fedexp.site.page import Mention, Page
 from fedexp.site.markdown import escaped
+from fedexp.site.page import Mention, Page
 from fedexp.site.records import Result
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.page import template_environment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posixpath
+import importlib
 import re
 from html import unescape
 from pathlib import Path
@@ -11,16 +11,17 @@ import pytest
 import torch
 import yaml
 
+from fedexp.commands.help import help_text
+from fedexp.commands.table import parser
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
-from fedexp.core.errors import ConfigError
 from fedexp.core.needs import Needs
 from fedexp.core.runner import run
 from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
-from fedexp.site import api, config_reference, guides, methods
+from fedexp.site import api_reference, command_reference, config_reference, methods
+from fedexp.site.markdown import escaped
 from fedexp.site.page import Mention, Page
-from fedexp.site.markdown import docstring, escaped
 
 MENTION = Mention("Table 1", "results/t1.md#c", "85.6 ± 0.3 (n = 3), reduced")
 
@@ -29,10 +30,9 @@ MENTION = Mention("Table 1", "results/t1.md#c", "85.6 ± 0.3 (n = 3), reduced")
 def pages() -> dict[str, Page]:
     """By path, all of them; ma_echo is in one table."""
     made = [
-        *methods.pages({"ma_echo": [MENTION]}),
+        *methods.pages({"ma_echo": [MENTION]}, {}, {"scaffold": "$c - c_i$"}),
         *config_reference.pages(),
-        *guides.pages(),
-        *api.pages(),
+        *api_reference.pages(),
         Page("results/t1.md", "", '<a id="c"></a>'),
     ]
     assert len({page.path for page in made}) == len(made)
@@ -51,12 +51,6 @@ def leaves(node: object, above: str = "") -> set[str]:
     }
 
 
-def anchors(text: str) -> set[str]:
-    """Those that the Markdown sets, and those of its headings."""
-    headings = re.findall(r"^#+ ([^{\n]+)$", text, re.MULTILINE)
-    return {*re.findall(r'(?:id="|\{#)([^"}]+)', text), *map(guides.slug, headings)}
-
-
 def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, Page]) -> None:
     paths = sorted((conf_dir() / "method").glob("*.yaml"))
     for path in paths:
@@ -65,28 +59,27 @@ def test_every_method_has_a_page_with_its_files_and_is_listed(pages: dict[str, P
         parts = [entry.popitem() for entry in preset["defaults"] if entry != "_self_"]
         chosen = [(group.split(" /"), option) for group, option in parts]
         files = [
-            path,
-            *(
-                conf_dir() / group / f"{option}.yaml"
-                for (how, group), option in chosen
-                if how == "override"
-            ),
-        ]
-        files += [
             file
             for (how, group), _ in chosen
             if how == "optional"
             for file in (conf_dir() / group).glob("*")
         ]
-        for file in files:
+        for file in [path, *files]:
             assert file.read_text().strip() in text, (path.stem, file.name)
+        for (how, group), option in chosen:
+            if how == "override":
+                assert f"]({'../reference/config/' + group}.md#{option})" in text
+                for key in leaves(
+                    yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
+                ):
+                    assert not key or f"<code>{group}.{key}" in unescape(text), (path.stem, key)
         assert f"]({path.stem}.md)" in pages["methods/index.md"].text
     assert "Others" not in pages["methods/index.md"].text
     assert (
         "[Table 1](../results/t1.md#c): 85.6 ± 0.3 (n = 3), reduced"
         in pages["methods/ma_echo.md"].text
     )
-    assert sum("Our results" in page.text for page in pages.values()) == 1
+    assert sum("Our numbers" in page.text for page in pages.values()) == 1
 
 
 @pytest.mark.parametrize("name", ["feddf_paper", "fed_dafl", "dense_coboost"])
@@ -124,15 +117,17 @@ def test_needs_are_said(pages: dict[str, Page]) -> None:
     assert methods.NEEDS.keys() == vars(Needs()).keys() - {"demands", "lifted_by"}
     text = unescape(pages["methods/fedlaw.md"].text)
     assert (
-        "data on the server: [<code>proxy.source</code>](../config/index.md#proxy.source)" in text
+        "data on the server: [<code>proxy.source</code>](../reference/config/index.md#proxy.source)"
+        in text
     )
     assert "labels of the server's data" in text
     text = unescape(pages["methods/feddyn.md"].text)
     assert (
-        "[<code>aggregator.weights</code>](../config/aggregator.md) = <code>uniform</code>" in text
+        "[<code>aggregator.weights</code>](../reference/config/aggregator.md) = <code>uniform</code>"
+        in text
     )
     assert (
-        "[<code>server_optimizer</code>](../config/server_optimizer.md) = <code>FedDynServer</code>"
+        "[<code>server_optimizer</code>](../reference/config/server_optimizer.md) = <code>FedDynServer</code>"
         in text
     )
 
@@ -142,11 +137,10 @@ def test_a_preset_says_what_it_sets_otherwise(pages: dict[str, Page]) -> None:
     assert (
         "| <code>aggregator.generator.clip</code> | <code>10.0</code> | <code>null</code> |" in text
     )
-    assert (
-        "<code>aggregator.lambda_2</code> | <code>1.0</code> | <code>0.5</code>" in text
-        and "aggregator.T_G</code> |" not in text
-    )
-    assert "| key |" not in pages["methods/dense.md"].text
+    differences = text.partition("| key | <code>dense_coboost</code> |")[2].partition("##")[0]
+    assert "<code>aggregator.lambda_2</code> | <code>1.0</code> | <code>0.5</code>" in differences
+    assert "aggregator.T_G" not in differences
+    assert "| key | <code>" not in pages["methods/dense.md"].text
 
 
 def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
@@ -185,7 +179,7 @@ def test_every_key_of_the_config_has_a_comment(pages: dict[str, Page]) -> None:
         keys.pop(0).name == "defaults"
         and {key.name for key in keys if key.default is not None} == written
     )
-    page = pages["config/index.md"].text
+    page = pages["reference/config/index.md"].text
     for key in keys:
         assert key.comment or (key.default is None and "." in key.name), (
             f"{key.name} has no comment"
@@ -200,7 +194,7 @@ def test_every_option_of_every_group_is_there_with_its_keys(pages: dict[str, Pag
         group, _, option = path.relative_to(conf_dir()).with_suffix("").as_posix().partition("/")
         if group in ("by_dataset", "method", "table", "tuned"):
             continue
-        page = pages[f"config/{group}.md"].text
+        page = pages[f"reference/config/{group}.md"].text
         anchor = option.replace("/", "-")
         assert f"{{#{anchor}}}" in page
         valued = [key.name for key in config_reference.keys_of(path) if key.default is not None]
@@ -215,114 +209,56 @@ def test_every_option_of_every_group_is_there_with_its_keys(pages: dict[str, Pag
             )
 
 
-def test_guides_are_sections_that_are_there(
-    pages: dict[str, Page], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = pages["guides/own-method.md"].text
-    assert (
-        "class PowerMean(Mean)" in text
-        and "class Anchored(Trainer)" in text
-        and "## A data set" not in text
-    )
-    assert "[Your own plug-ins](own-method.md#your-own-plug-ins)" in text
-    assert "[`conf/config.yaml`](../config/index.md)" in pages["guides/first-steps.md"].text
-    assert guides.sections_of("# T\n## A\nx\n```\n## b\n```\n## C") == {
-        "A": "x\n```\n## b\n```",
-        "C": "",
-    }
-    monkeypatch.setattr(
-        guides, "GUIDES", (guides.Guide("x", "X", (("README.md", "No such heading"),)),)
-    )
-    with pytest.raises(ConfigError, match="No such heading"):
-        guides.pages()
+def test_labelled_parts_of_a_method_are_sections_of_its_page(pages: dict[str, Page]) -> None:
+    text = pages["methods/scaffold.md"].text
+    titles = ("Reference", "Update {#update}", "Usage", "Communication and state", "Differences")
+    places = [text.index(f"## {title}") for title in titles]
+    assert places == sorted(places)
+    assert "Karimireddy" in text[places[0] : places[1]]
+    assert "$c - c_i$" in text[places[1] : places[2]]
 
 
-def test_no_link_among_the_pages_dangles(pages: dict[str, Page]) -> None:
-    for page in pages.values():
-        prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)]+)\)", prose):
-            path, _, anchor = target.partition("#")
-            place = (
-                posixpath.normpath(posixpath.join(posixpath.dirname(page.path), path))
-                if path
-                else page.path
-            )
-            assert place in pages, (page.path, target)
-            assert not anchor or anchor in anchors(pages[place].text), (page.path, target)
+def test_docstring_is_split_into_its_labelled_parts() -> None:
+    text = """Mean of `x`
+and y.
 
-
-def test_the_api_has_the_hooks(pages: dict[str, Page]) -> None:
-    text = pages["api/core.trainer.md"].text
-    assert (
-        "def adjustment(self, ctx: Ctx) -> Adjustment | None" in text
-        and "{#Trainer.adjustment}" in text
-    )
-    assert not any(
-        re.search(r"def _[a-z]|__post_", page.text)
-        for path, page in pages.items()
-        if path[:4] == "api/"
-    )
-    assert (
-        "def run(overrides: Sequence[str]=(), *, say: Callable[[str], None] | None=None) -> Run"
-        in pages["api/api.md"].text
-    )
-
-
-def test_docstring_sections_become_lists_and_labels() -> None:
-    text = """Return ``a_b * c``
-and d_e.
-
-Args:
-    x: Size of `y`.
-        More.
-    *w: A <t>.
-
-Returns:
-    The sum.
-
-    It is positive.
+More.
 
 Update:
-    Two steps:
+    Two steps::
 
         a <- b_c
-          + d
 
 Differences from the paper:
-    - One.
-    - Two
-      lines.
+    None.
 
-The end."""
-    assert docstring(text, {"y": "p.md"}) == (
-        "Return <code>a&#95;b &#42; c</code> and d&#95;e.\n\n"
-        "**Args:**\n\n"
-        "- <code>x</code>: Size of [<code>y</code>](p.md). More.\n"
-        "- <code>&#42;w</code>: A &#60;t&#62;.\n\n"
-        "**Returns:** The sum.\n\nIt is positive.\n\n"
-        "**Update:** Two steps:\n\n```text\na <- b_c\n  + d\n```\n\n"
-        "**Differences from the paper:**\n\n- One.\n- Two lines.\n\n"
-        "The end."
-    )
-
-
-def test_docstring_label_without_indented_text_is_a_paragraph() -> None:
-    text = "State:\n\n    a <- b_c\n\nUpdate: one\n    two."
-    assert docstring(text) == "State:\n\n```text\na <- b_c\n```\n\nUpdate: one two."
+Returns:
+    The sum."""
+    parts = parts_of(text)
+    assert parts.idea == "Mean of `x` and y."
+    assert parts.rest == "More.\n\nReturns:\n    The sum."
+    assert parts.labelled == {
+        "Update": "Two steps:\n\n    a <- b_c",
+        "Differences from the paper": "None.",
+    }
+    made = as_markdown(text)
+    assert "**Update**\n\nTwo steps:\n\n    a <- b_c\n\n" in made
+    assert made.endswith("Returns:\n    The sum.")
 
 
-def test_labelled_parts_of_a_method_are_on_its_pages(pages: dict[str, Page]) -> None:
-    text = pages["methods/scaffold.md"].text
-    labels = ("Reference", "Update", "Communication", "State", "Differences from the paper")
-    places = [text.index(f"**{label}:** ") for label in labels]
-    assert places == sorted(places)
-    text = pages["api/core.trainer.md"].text
-    assert "**Args:**\n\n- <code>loss</code>: " in text and "**Returns:** " in text
-    assert "Args: " not in text and "\nAttributes: " not in text
+def test_every_public_module_has_a_page_and_a_summary(pages: dict[str, Page]) -> None:
+    index = pages["reference/api/index.md"].text
+    for module in api_reference.MODULES:
+        importlib.import_module(module)
+        assert pages[api_reference.page_of(module)].text == f"::: {module}\n"
+        assert re.search(rf"\]\({re.escape(module)}\.md\) \| \w", index), module
 
 
-def test_links_of_the_readme_into_the_site_are_its_pages(pages: dict[str, Page]) -> None:
-    found = re.findall(
-        r"\(outputs/site/([^)]+)\.html\)", (conf_dir().parent / "README.md").read_text()
-    )
-    assert len(found) > 3 and set(found) - {"index"} <= {path.removesuffix(".md") for path in pages}
+def test_commands_have_pages_with_all_their_arguments() -> None:
+    made = {
+        page.path: page.text
+        for page in command_reference.pages(help_text(conf_dir()), {"fedexp-table": parser()})
+    }
+    text = unescape(made["reference/commands/fedexp-table.md"])
+    assert "## run {#run}" in text and "<code>--only key=value</code>" in text
+    assert "Usage: fedexp [key=value ...]" in made["reference/commands/fedexp.md"]

@@ -303,4 +303,4 @@ def test_what_is_lacking_is_said_in_words(
         and "something else than a site" in capsys.readouterr().err
     )
     monkeypatch.setattr(build, "find_spec", lambda name: None)
-    assert run_command(site) == 2 and "pip install 'fedexp[site]'" in capsys.readouterr().err
+    assert run_command(site) == 2 and "pip install 'fedexp[docs]'" in capsys.readouterr().err
