@@ -447,13 +447,14 @@ def cost(costs: Mapping[str, tuple[str, float]]) -> str:
     Args:
         costs: (hardware, seconds) by run.
     """
-    hours: Counter[str] = Counter()
+    hours: dict[str, float] = {}
     for hardware, seconds in costs.values():
         # Without a model name, the platform's architecture is recorded.
         named = hardware not in _ARCHITECTURES
         name = hardware if named else f"{hardware or 'a CPU'} (model not recorded)"
-        hours[name] += seconds / 3600
-    return ", ".join(f"{_hours(own)} h on {name}" for name, own in hours.most_common())
+        hours[name] = hours.get(name, 0.0) + seconds / 3600
+    longest_first = sorted(hours.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{_hours(own)} h on {name}" for name, own in longest_first)
 
 
 def _hours(hours: float) -> str:
