@@ -78,6 +78,14 @@ for (const box of [".md-tabs__list", ".md-nav--primary > .md-nav__list"]) {
     faults.add(`twice in the navigation: ${target.split("/").slice(-3).join("/")}`)
 }
 
+for (const list of document.querySelectorAll(".md-nav--primary .md-nav__list")) {
+  const titles = [...list.querySelectorAll(":scope > .md-nav__item > .md-nav__link, :scope > .md-nav__item > .md-nav__container > .md-nav__link")]
+    .filter((link) => link.href && !link.closest(".md-nav--secondary"))
+    .map((link) => link.textContent.trim())
+  for (const title of titles.filter((one, at) => titles.indexOf(one) !== at))
+    faults.add(`two pages in the navigation have one title: ${title}`)
+}
+
 const drawings = [...document.querySelectorAll("img, svg[data-font]")].filter((e) => !e.closest(SKIPPED) && isShown(e))
 // An image that is loaded late has no width yet.
 for (const drawing of drawings) drawing.loading = "eager"

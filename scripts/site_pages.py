@@ -57,25 +57,15 @@ def _pages(docs: Path) -> list[Page]:
         docs: Folder of the written pages, which has the formulas of the methods.
     """
     formulas = {path.stem: path.read_text() for path in (docs / FORMULAS).glob("*.md")}
-    parsers = {
-        f"fedexp-{one.__name__.rpartition('.')[2]}": one.parser() for one in (data, runs, table)
-    }
+    parsers = {one.prog: one for one in (data.parser(), runs.parser(), table.parser())}
     return [
         *methods.pages(results.mentions(_results()), _results(), formulas),
-        *map(_under_results, results.pages(_results())),
+        *results.pages(_results()),
         *config_reference.pages(),
         *command_reference.pages(help_text(conf_dir()), parsers),
         *api_reference.pages(),
         *results.benchmarks(RECORDS),
     ]
-
-
-def _under_results(page: Page) -> Page:
-    """Move the first page of the results into their folder."""
-    if page.path != "index.md":
-        return page
-    text = re.sub(r'((?:href|src)="|\]\()results/', r"\1", page.text)
-    return Page("results/index.md", page.title, text)
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -90,7 +80,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def _expanded(nav: list[Any], pages: list[Page]) -> Iterator[Any]:
-    """Yield the entries of a navigation, with pages for entries that end with a slash."""
+    """Yield the entries of a navigation, with pages in place of folders."""
     for entry in nav:
         if isinstance(entry, str) and entry.endswith("/"):
             yield from build.navigation(

@@ -22,6 +22,7 @@ from fedexp.site import records, results
 from fedexp.site.page import Page
 from fedexp.storage.files import write_bytes, write_json, write_text
 
+_HOME = "# fedexp\n\nThis site has the [results of papers' tables](results/index.md).\n"
 _ASSETS = ("site.css", "iframe-worker.js", "reachable.js")
 
 
@@ -62,7 +63,7 @@ def build(out: Path, folder: Path | None = None) -> Path:
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
     read = records.read(folder)
-    pages = results.pages(read)
+    pages = [Page("index.md", "Home", _HOME), *results.pages(read)]
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
@@ -130,7 +131,7 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
         "INHERIT": str(files("fedexp.site").joinpath("theme.yml")),
         "docs_dir": str(docs),
         "site_dir": str(out),
-        "nav": navigation(pages, 1),
+        "nav": navigation(pages),
         "strict": True,
     }
 

@@ -39,17 +39,12 @@ _FEW = 6
 _MOST_COLUMNS = 8
 # Meanings of the states of numbers, in the order of the figures.
 VERDICTS: Mapping[str, str] = {
-    "reproduced": (
-        "The difference to the paper's number is shown to be within the tolerance: its 90 % "
-        "interval is inside."
-    ),
+    "reproduced": "The 90 % interval of the difference to the paper is within the tolerance.",
     "close": (
-        "The means of at least three seeds differ by at most the tolerance, but the 95 % interval "
-        "is wider (at most four tolerances)."
+        "The mean of at least three runs differs by at most the tolerance. The 95 % interval is "
+        "at most four tolerances wide."
     ),
-    "different": (
-        "The difference is shown to be beyond the tolerance: its 95 % interval is outside."
-    ),
+    "different": "The 95 % interval of the difference to the paper is beyond the tolerance.",
     "undecided": "There are too few runs, or they vary too much, for any of these.",
     "not comparable": "The runs are smaller than the paper's, or differ from them in another way.",
     "no reference": "The paper prints no number here.",
@@ -162,8 +157,9 @@ class Paper:
         )
 
     def verdicts(self) -> Counter[str]:
-        """Count the numbers of all tables and figures by verdict."""
-        return sum((Counter(dict(cell_counts(entry))) for entry in self.entries), Counter())
+        """Count the numbers of all tables and figures, in the order of `VERDICTS`."""
+        counts = sum((Counter(dict(cell_counts(entry))) for entry in self.entries), Counter())
+        return Counter({name: counts[name] for name in VERDICTS if counts[name]})
 
     def variants(self) -> Counter[str]:
         """Count the tables and figures by their fullest variant."""
@@ -260,14 +256,14 @@ def _with_workloads(text: str) -> str:
 
 
 def _drawing(path: Path) -> str:
-    """Return the figure of a benchmark's PNG file, empty if there is no such file."""
+    """Return the figure of a PNG file, empty if there is no file."""
     sizes = sizes_of_png(path.read_bytes()) if path.is_file() else None
     if sizes is None:
         return ""
     size = f'data-font="{sizes[0]:g}" data-width="{sizes[1]:g}"'
     return (
-        f'\n\n<figure><img class="paper" src="{path.name}" alt="The table as curves" '
-        f"{size}></figure>"
+        f'\n\n<figure><img class="paper" src="{path.name}" '
+        f'alt="The numbers of the table as curves" {size}></figure>'
     )
 
 
@@ -451,13 +447,14 @@ def cost(costs: Mapping[str, tuple[str, float]]) -> str:
     Args:
         costs: (hardware, seconds) by run.
     """
-    hours: Counter[str] = Counter()
+    hours: dict[str, float] = {}
     for hardware, seconds in costs.values():
         # Without a model name, the platform's architecture is recorded.
         named = hardware not in _ARCHITECTURES
         name = hardware if named else f"{hardware or 'a CPU'} (model not recorded)"
-        hours[name] += seconds / 3600
-    return ", ".join(f"{_hours(own)} h on {name}" for name, own in hours.most_common())
+        hours[name] = hours.get(name, 0.0) + seconds / 3600
+    longest_first = sorted(hours.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{_hours(own)} h on {name}" for name, own in longest_first)
 
 
 def _hours(hours: float) -> str:

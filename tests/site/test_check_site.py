@@ -93,3 +93,12 @@ def test_page_that_is_twice_in_the_navigation_is_a_fault(window: Any, tmp_path: 
     body = f"<ul class=md-tabs__list><li>{links}</li></ul>"
     [fault] = faults(window, tmp_path, body)
     assert fault.startswith("twice in the navigation:") and fault.endswith("/a.html")
+
+
+def test_two_pages_with_one_title_are_a_fault(window: Any, tmp_path: Path) -> None:
+    items = "".join(
+        f"<li class=md-nav__item><a class=md-nav__link href={page}.html>Rounds</a></li>"
+        for page in "ab"
+    )
+    body = f"<nav class=md-nav--primary><ul class=md-nav__list>{items}</ul></nav>"
+    assert faults(window, tmp_path, body) == ["two pages in the navigation have one title: Rounds"]

@@ -20,6 +20,7 @@ from fedexp.core.runner import run
 from fedexp.engines.serial import Serial
 from fedexp.running.experiment import Experiment
 from fedexp.site import api_reference, command_reference, config_reference, methods
+from fedexp.site.docstrings import as_markdown, parts_of
 from fedexp.site.markdown import escaped
 from fedexp.site.page import Mention, Page
 

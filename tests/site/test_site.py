@@ -100,6 +100,19 @@ def test_colours_of_a_card_are_about_numbers_only() -> None:
     assert table.index("## Numbers") < table.index("## Pictures") < table.index("## Claims")
 
 
+def test_verdicts_of_a_paper_are_counted_in_order() -> None:
+    # Table 1 has no cell that is different, so that Table 4 adds this verdict last.
+    read = {
+        f"ma_echo/{name}": [records.of_record(RESULTS / "ma_echo" / f"{name}-partial")]
+        for name in ("table1", "table4")
+    }
+    [paper] = results.papers(read)
+    assert list(paper.verdicts()) == ["reproduced", "close", "different", "undecided"]
+    assert sum(paper.verdicts().values()) == sum(
+        number for entry in paper.entries for _, number in results.cell_counts(entry)
+    )
+
+
 def test_costs_are_hours_on_named_hardware() -> None:
     runs = {"a": ("AMD EPYC", 3600.0), "b": ("AMD EPYC", 1800.0), "c": ("x86_64", 60000.0)}
     assert results.cost(runs) == "17 h on x86_64 (model not recorded), 1.5 h on AMD EPYC"
@@ -174,6 +187,8 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
         and "fedexp-table run ma_echo/table1</code>" in unrun
         and "report.html" not in unrun
     )
+    # A claim about a table that was not run has no state.
+    assert 'class="state">not run</span>' in unrun and 'class="state">undecided' not in unrun
 
 
 def _git(*arguments: str) -> list[str]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 from fedexp.tables.report import layout, texts
-from fedexp.tables.report.page import Links, page
+from fedexp.tables.report.page import Links, breakable, page
 from fedexp.tables.report.pictures import pictures
 from fedexp.tables.report.report import Cell, Method, Origin, Picture
 from tests.tables.reports import HOSTILE, cell, report
@@ -221,6 +221,14 @@ def test_texts_are_never_markup() -> None:
     assert read.open == []
     assert [tag for tag, _ in read.elements].count("script") == 1
     assert "".join(read.text).count(HOSTILE) >= 20
+
+
+def test_long_keys_break_between_their_names() -> None:
+    assert breakable("trainer.momentum_from=normalised <b>") == (
+        "trainer.<wbr>momentum_from=<wbr>normalised &lt;b&gt;"
+    )
+    # Sentences and numbers have no such places.
+    assert breakable("a. b = 0.5") == "a. b = 0.5"
 
 
 def test_a_smaller_form_says_so_before_any_number() -> None:

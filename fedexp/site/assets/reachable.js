@@ -3,7 +3,7 @@
 addEventListener("load", () => {
   document.querySelector('[data-md-component="search"]').setAttribute("aria-label", "Search")
   for (const code of document.querySelectorAll(".md-typeset :not(pre) > code"))
-    if (!code.children.length) code.innerHTML = code.innerHTML.replace(/(?<=\w)([.=/])(?=\w)/g, "$1<wbr>")
+    if (!code.children.length) code.innerHTML = code.innerHTML.replace(/(?<=\w)([.=/])(?=[a-zA-Z_])/g, "$1<wbr>")
   for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset figure"))
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
 })

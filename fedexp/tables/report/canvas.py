@@ -242,7 +242,7 @@ def smallest_font(figure: Figure) -> float:
     """Return the size in points of the smallest text of a figure."""
     return min(
         (
-            text.get_fontsize()
+            float(text.get_fontsize())
             for text in figure.findobj(Text)
             if text.get_visible() and text.get_text().strip()
         ),

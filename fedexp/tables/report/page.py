@@ -138,7 +138,7 @@ def breakable(text: str) -> Any:
     """
     from markupsafe import Markup
 
-    return Markup(re.sub(r"(?<=\w)([.=/])(?=\w)", r"\1<wbr>", escape(text)))
+    return Markup(re.sub(r"(?<=\w)([.=/])(?=[a-zA-Z_])", r"\1<wbr>", escape(text)))
 
 
 @functools.cache
