@@ -6,10 +6,14 @@ Hydra is not used, because importing it takes longer than the rest of the comman
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fedexp.config.groups import groups
 from fedexp.core.errors import ConfigError, suggest
+from fedexp.site.config_reference import header, keys_of
+from fedexp.site.markdown import first_sentence
+from fedexp.storage.yaml_files import defaults_of, read_yaml
 
 _TEXT = """fedexp - federated aggregation methods, compared
 
@@ -17,7 +21,7 @@ Usage: fedexp [key=value ...]      one run
        fedexp -m [key=a,b ...]     a sweep over all combinations
        fedexp --dry-run [-m] ...   what would be run, what is stored, estimated time and disk
 
-Groups (group=option; fedexp --help GROUP explains each of them):
+Groups (group=option; fedexp --help GROUP explains them, fedexp --help GROUP=OPTION one of them):
 {groups}
 
 conf/config.yaml comments every key and its default (fedexp --help KEY).
@@ -44,22 +48,34 @@ def help_text(*folders: Path) -> str:
 
 
 def topic_text(topic: str, *folders: Path) -> str:
-    """Return the help on a group or a key.
+    """Return the help on a group, an option of a group, or a key.
 
-    The help on a group lists its options, each with the first comment line of its file.
-    The help on a key is the part of ``config.yaml`` that sets it.
+    The help on a group lists its options with the first sentence of their comments. The
+    help on an option (``GROUP=OPTION``) has the comment and the keys of its file. The
+    help on a key is the part of ``config.yaml`` that sets it.
 
     Raises:
-        ConfigError: There is no such group or key.
+        ConfigError: There is no such group, option or key.
     """
     options = dict(groups(folders))
+    group, equals, option = topic.partition("=")
+    if equals and group in options:
+        if option not in options[group]:
+            raise ConfigError(
+                f"{group} has no option '{option}'",
+                where="--help",
+                expected=", ".join(options[group]),
+                do=suggest(option, options[group]),
+            )
+        return _option_text(group, option, folders)
     if topic in options:
         width = max(map(len, options[topic]))
         lines = [
-            f"{option:<{width}}  {_first_comment(topic, option, folders)}".rstrip()
+            f"{option:<{width}}  {first_sentence(header(_path(topic, option, folders)))}".rstrip()
             for option in options[topic]
         ]
-        return "\n".join([f"{topic}=OPTION", *(f"  {line}" for line in lines), ""])
+        about = f"{topic}=OPTION (fedexp --help {topic}=OPTION lists the keys of an option)"
+        return "\n".join([about, *(f"  {line}" for line in lines), ""])
 
     keys = dict(_top_level_keys(folders[0] / "config.yaml"))
     if (key := topic.partition(".")[0]) in keys:
@@ -69,15 +85,39 @@ def topic_text(topic: str, *folders: Path) -> str:
     )
 
 
-def _first_comment(group: str, option: str, folders: tuple[Path, ...]) -> str:
-    """Return the first line of the comment at the top of an option's file.
+def _path(group: str, option: str, folders: tuple[Path, ...]) -> Path:
+    return next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
 
-    A ``# @package`` line is skipped. The result is empty if there is no such comment.
+
+def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
+    """Return the comment of an option, and its keys with their values and comments.
+
+    A preset, such as an option of ``method``, also has the keys of the parts that it
+    chooses. A value of the preset replaces that of the part.
     """
-    path = next(path for folder in folders if (path := folder / group / f"{option}.yaml").exists())
-    lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
-    first = next(lines, "")
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+    path = _path(group, option, folders)
+    parts = [
+        (chosen, _path(chosen, name, folders))
+        for how, chosen, name in defaults_of(read_yaml(path))
+        if how == "override"
+    ]
+    own = [key for key in keys_of(path) if key.default is not None and key.top != "defaults"]
+    # The keys of a preset have full names. Those of other files are below their group.
+    prefix = "" if "# @package _global_" in path.read_text() else f"{group}."
+    shown = {f"{prefix}{key.name}": key for key in own}
+    for chosen, part in parts:
+        for key in keys_of(part):
+            if key.default is not None:
+                name = f"{chosen}.{key.name}"
+                shown[name] = replace(key, default=shown.get(name, key).default)
+
+    lines = [f"{group}={option}: {header(path)}"]
+    lines += [f"  {chosen}={part.stem}" for chosen, part in parts]
+    for name, key in shown.items():
+        if not name.endswith("_target_"):
+            about = " ".join(filter(None, (key.note, key.comment)))
+            lines.append(f"  {name}: {key.default}{f'  # {about}' if about else ''}")
+    return "\n".join([*lines, ""])
 
 
 def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:

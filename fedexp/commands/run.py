@@ -52,13 +52,7 @@ def run_command(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     if any(argument in HELP_FLAGS for argument in arguments):
-        return _help(
-            [
-                argument
-                for argument in arguments
-                if not argument.startswith("-") and "=" not in argument
-            ]
-        )
+        return _help([argument for argument in arguments if not argument.startswith("-")])
 
     from fedexp.commands.launching import run_hydra
     from fedexp.config.messages import refuse_flags
@@ -130,8 +124,12 @@ def _print_config(overrides: list[str]) -> int:
 def _help(topics: list[str]) -> int:
     from fedexp.commands.help import help_text, topic_text
     from fedexp.config.folders import conf_dirs
+    from fedexp.config.groups import groups
 
     folders = conf_dirs()
+    # Other overrides do not change the help.
+    named = dict(groups(folders))
+    topics = [topic for topic in topics if "=" not in topic or topic.partition("=")[0] in named]
     texts = [topic_text(topic, *folders) for topic in topics] or [help_text(*folders)]
     print("\n".join(texts), end="")
     return 0

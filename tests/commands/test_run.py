@@ -727,3 +727,27 @@ def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkey
     assert "4 done" in summary and "queued" not in ran.stdout
     assert all(f"local.lr={0.1 + number}" in summary for number in range(4))
     assert "its sweeper chooses the jobs" in ran.stdout
+
+
+def test_help_of_an_option_has_its_keys_with_comments_and_those_of_its_parts(capsys) -> None:
+    assert run_command(["--help", "method=scaffold"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("method=scaffold: SCAFFOLD, Karimireddy et al. 2020. The paper")
+    assert "  aggregator=mean" in lines
+    # The preset's value, with the comment of the aggregator's file
+    assert "  aggregator.weights: uniform  # p_i: samples (n_i / sum n) | uniform (1 / m)" in lines
+    assert any(line.startswith("  trainer.option: II  # How c_i is renewed: I") for line in lines)
+
+    assert run_command(["--help", "trainer=moon"]) == 0
+    assert "\n  trainer.temperature: 0.5  # temperature tau" in capsys.readouterr().out
+    assert run_command(["--help", "method=scafold"]) == 2
+    assert "did you mean 'scaffold'?" in capsys.readouterr().err
+    assert run_command(["rounds=3", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("fedexp - ")
+
+
+def test_help_of_a_group_ends_every_line_with_a_sentence(capsys) -> None:
+    for group in ("method", "model", "partition", "aggregator", "dataset"):
+        run_command(["--help", group])
+        for line in capsys.readouterr().out.splitlines()[1:]:
+            assert line.endswith("."), line
