@@ -128,7 +128,7 @@ def _help(topics: list[str]) -> int:
 
     folders = conf_dirs()
     # Other overrides do not change the help.
-    named = dict(groups(folders))
+    named = dict(groups(tuple(folders)))
     topics = [topic for topic in topics if "=" not in topic or topic.partition("=")[0] in named]
     texts = [topic_text(topic, *folders) for topic in topics] or [help_text(*folders)]
     print("\n".join(texts), end="")

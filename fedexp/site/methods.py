@@ -42,10 +42,10 @@ from fedexp.site.docstrings import Parts, parts_of
 from fedexp.site.markdown import code, escaped, fenced, first_sentence, table
 from fedexp.site.page import Mention, Page
 from fedexp.site.records import Result
+from fedexp.site.results import figure
 from fedexp.storage.yaml_files import defaults_of, read_yaml
 from fedexp.tables.report import layout
 from fedexp.tables.report.configs import flat
-from fedexp.tables.report.report import Picture
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 from fedexp.tracking.terminal import size_text
 
@@ -488,20 +488,7 @@ def _numbers(
 
     if pictures:
         name, result, picture = pictures[0]
-        folder = f"../results/{name}/{result.variant}/{picture.name}"
-        yield _figure(folder, picture)
-
-
-def _figure(path: str, picture: Picture) -> str:
-    """Return a picture with its title, in two files if it depends on the background."""
-    endings = [".svg#only-light", "-dark.svg#only-dark"]
-    if "currentColor" not in picture.svg:
-        endings = [".png"]
-    title = html.escape(picture.title, quote=True)
-    images = "".join(
-        f'<img src="{path}{ending}" alt="{title}" loading="lazy">' for ending in endings
-    )
-    return f"<figure>{images}<figcaption>{title}</figcaption></figure>"
+        yield figure(picture, f"../results/{name}/{result.variant}")
 
 
 def _compared(cell: ShownCell) -> list[str]:

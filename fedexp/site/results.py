@@ -481,6 +481,17 @@ def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
 # --- templates
 
 
+def figure(picture: Picture, folder: str) -> str:
+    """Return a picture of a report with its title as HTML.
+
+    Args:
+        picture: The picture.
+        folder: Path of its files, relative to the page.
+    """
+    macros: Any = _environment().get_template("macros.md").module
+    return str(macros.picture(picture, folder))
+
+
 def _rendered(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(values)
 
