@@ -1,6 +1,10 @@
 """FedYogi: FedAdam with Yogi's second moment.
 
-The reference and the formulas are in `fedexp.methods.fedadam`.
+The formulas are in `fedexp.methods.fedadam`.
+
+Reference:
+    Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
+    https://arxiv.org/abs/2003.00295
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ _DELIVERS = {
 
 
 @dataclass(frozen=True)
-class _Method:
+class Method:
     """A preset, composed and built.
 
     Args:
@@ -134,12 +134,15 @@ class _Method:
     def particular(self) -> type:
         """The class of the part that is most particular to the method.
 
-        It is the trainer's class if the trainer is not ``sgd``. Otherwise it is the
-        server optimizer's class if the server optimizer is not ``sgd``. If both are
-        ``sgd``, it is the aggregator's class.
+        It is a class from the module that the method is named after. Among several such
+        classes, the trainer's comes first, then the server optimizer's.
         """
-        own = [group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"]
-        return type(self.parts[[*own, "aggregator"][0]])
+        groups = [
+            group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"
+        ]
+        kinds = [type(self.parts[group]) for group in (*groups, "aggregator")]
+        named = [kind for kind in kinds if self.name.startswith(formula_name(kind))]
+        return [*named, *kinds][0]
 
     @property
     def kind(self) -> str:
@@ -161,16 +164,12 @@ def pages(
         read: The results, by the table's name.
         formulas: Markdown of the methods' formulas, by `formula_name`.
     """
-    methods = _methods()
-    families: dict[tuple[type, ...], list[_Method]] = {}
-    for method in methods:
-        families.setdefault(method.classes, []).append(method)
-
+    methods = presets()
     made = []
     for method in methods:
         parts = _page(
             method,
-            families[method.classes],
+            [one for one in methods if one.classes == method.classes],
             tables.get(method.name, ()),
             read,
             formulas.get(formula_name(method.particular), ""),
@@ -181,7 +180,7 @@ def pages(
 
 def formula_names() -> list[str]:
     """Return the names of all formulas that the pages of methods contain."""
-    return sorted({formula_name(method.particular) for method in _methods()})
+    return sorted({formula_name(method.particular) for method in presets()})
 
 
 def formula_name(kind: type) -> str:
@@ -190,12 +189,13 @@ def formula_name(kind: type) -> str:
 
 
 @cache
-def _methods() -> list[_Method]:
+def presets() -> list[Method]:
+    """Return the options of ``method``, composed and built, in alphabetic order."""
     base, small = compose([]), compose(["debug=smoke"])
     return [_method(path, base, small) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
 
 
-def _plain(family: Sequence[_Method]) -> _Method:
+def _plain(family: Sequence[Method]) -> Method:
     """Return the preset with the shortest name, of which the others are variants."""
     return min(family, key=lambda method: len(method.name))
 
@@ -243,13 +243,13 @@ def _option(group: str, option: str) -> dict[str, Any]:
     return node
 
 
-def _method(path: Path, base: ResolvedConfig, small: ResolvedConfig) -> _Method:
+def _method(path: Path, base: ResolvedConfig, small: ResolvedConfig) -> Method:
     config = composed(path, base)
     own = {key: config[key] for key in read_yaml(path) if key in config.values and key != "method"}
     settings = flat(own | {group: config[group] for group in _PARTS})
     choices = {group: config.choices[group] for group in _PARTS}
     experiments = [Experiment.of(config), Experiment.of(composed(path, small))]
-    return _Method(path.stem, choices, config, settings, *experiments)
+    return Method(path.stem, choices, config, settings, *experiments)
 
 
 def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ def _set(config: dict[str, Any], values: Mapping[str, Any]) -> None:
             config[key] = value
 
 
-def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
+def _index(methods: Sequence[Method], tables: Mapping[str, Sequence[Mention]]) -> Page:
     parts = [
         "# Methods",
         "`fedexp method=NAME` selects a method. It pairs a trainer, an aggregator and a server "
@@ -286,7 +286,7 @@ def _index(methods: Sequence[_Method], tables: Mapping[str, Sequence[Mention]]) 
     return Page("methods/index.md", "Methods", "\n\n".join(parts) + "\n")
 
 
-def _does(method: _Method, methods: Sequence[_Method]) -> str:
+def _does(method: Method, methods: Sequence[Method]) -> str:
     """Describe a preset in one sentence.
 
     For a plain preset, this is the first sentence about its most particular part. For
@@ -300,8 +300,8 @@ def _does(method: _Method, methods: Sequence[_Method]) -> str:
 
 
 def _page(
-    method: _Method,
-    family: Sequence[_Method],
+    method: Method,
+    family: Sequence[Method],
     mentions: Sequence[Mention],
     read: Mapping[str, Sequence[Result]],
     formula: str,
@@ -359,7 +359,7 @@ class _Described:
     parts: Parts
 
 
-def _kinds(method: _Method) -> Iterator[tuple[str, type]]:
+def _kinds(method: Method) -> Iterator[tuple[str, type]]:
     """Yield the parts of a method that are not FedAvg's, the most particular first.
 
     Each module counts once. FedAvg itself has its aggregator.
@@ -392,7 +392,7 @@ def _linked(text: str) -> str:
     return _PUBLIC.sub(lambda match: f"[{match[0]}][{match[1]}]", text)
 
 
-def _usage(method: _Method) -> Iterator[str]:
+def _usage(method: Method) -> Iterator[str]:
     yield "## Usage {#usage}"
     yield fenced(f"fedexp method={method.name}", "sh")
     yield fenced(
@@ -410,7 +410,7 @@ def _usage(method: _Method) -> Iterator[str]:
     yield table(["part", "description"], rows)
 
 
-def _metrics(method: _Method, described: Sequence[_Described]) -> Iterator[str]:
+def _metrics(method: Method, described: Sequence[_Described]) -> Iterator[str]:
     """Yield the metrics of the first round, and the texts about metrics in the code."""
     rows = [[code(name), escaped(METRICS.get(name, ""))] for name in traffic.logged(method.small)]
     yield "## Logged metrics {#metrics}"
@@ -428,7 +428,7 @@ def _metrics(method: _Method, described: Sequence[_Described]) -> Iterator[str]:
     yield from (_linked(text) for text in dict.fromkeys(filter(None, texts)))
 
 
-def _options(method: _Method) -> Iterator[str]:
+def _options(method: Method) -> Iterator[str]:
     """Yield the options of the method's parts, and the files of the preset."""
     preset = f"method/{method.name}"
     yield "## Options {#options}"
@@ -496,7 +496,7 @@ def _compared(cell: ShownCell) -> list[str]:
     return [escaped(layout.minus(cell.published)), escaped(layout.minus(cell.measured)), verdict]
 
 
-def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
+def _variants(method: Method, family: Sequence[Method]) -> Iterator[str]:
     """Yield the other presets of the same classes.
 
     A preset that is not the plain one also gets a table of its differences.
@@ -524,7 +524,7 @@ def _variants(method: _Method, family: Sequence[_Method]) -> Iterator[str]:
     )
 
 
-def _value(method: _Method, key: str) -> str:
+def _value(method: Method, key: str) -> str:
     """Return a value of the method's config as YAML, or "-" if there is no such key."""
     value: Any = method.config.values
     for step in key.split("."):
@@ -536,6 +536,11 @@ def _value(method: _Method, key: str) -> str:
         .removesuffix("\n...\n")
         .strip()
     )
+
+
+def reference(method: Method) -> str:
+    """Return the reference in the module of a method's most particular class, or ""."""
+    return parts_of(_module_doc(method.particular)).labelled.get("Reference", "")
 
 
 def _module_doc(kind: type) -> str:
@@ -552,7 +557,7 @@ def _class_doc(kind: type) -> str:
     return "" if text.startswith(f"{kind.__name__}(") else inspect.cleandoc(text)
 
 
-def _needs(method: _Method) -> Iterator[str]:
+def _needs(method: Method) -> Iterator[str]:
     seen = set()
     keys = {
         key: f"../{link(key)}" for need in NEEDS.values() for key in re.findall(r"`(.+?)`", need)
@@ -580,7 +585,7 @@ def _needs(method: _Method) -> Iterator[str]:
                 )
 
 
-def _traffic(method: _Method) -> Iterator[str]:
+def _traffic(method: Method) -> Iterator[str]:
     """Yield the traffic and the state of the first client's first step."""
     counted = traffic.first_step(method.experiment)
     rows = [

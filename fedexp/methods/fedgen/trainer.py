@@ -6,6 +6,7 @@ model's outputs toward the head's outputs on features generated for the same lab
 Reference:
     Zhu, Hong, Zhou, ICML 2021, Algorithm 1. `fedexp.methods.fedgen.aggregator` is the
     server's side.
+    https://arxiv.org/abs/2105.10056
 
 Update:
     The two further terms are used from the second round on, in the first `epochs`

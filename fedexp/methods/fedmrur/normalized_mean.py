@@ -3,6 +3,7 @@
 Reference:
     An et al., Federated Learning with Manifold Regularization and Normalized Update
     Reaggregation, NeurIPS 2023, Algorithm 1, line 15.
+    https://arxiv.org/abs/2311.05924
 
 Update:
     ``U = (sum_i p_i ||u_i||) Ubar / ||Ubar||`` with ``Ubar = sum_i p_i u_i``. Norms are

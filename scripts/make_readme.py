@@ -1,0 +1,168 @@
+"""Write the generated tables of README.md, between their markers.
+
+    python scripts/make_readme.py [--check]
+
+With ``--check`` nothing is written, and the exit code is 1 if a table is stale. The
+tables show the states that the present code gives to the committed records, and the
+needs and the traffic that it gives to the methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from make_claim_states import reports
+
+from fedexp.site import methods, traffic
+from fedexp.tables.load import load_table, table_names
+from fedexp.tables.report import layout
+from fedexp.tables.report.report import Report
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RECORDS = "scripts/results"
+# Verdicts in the order of the table. Cells without a number of the paper do not count.
+VERDICTS = ("reproduced", "close", "different", "undecided")
+VENUES = "AAAI|AISTATS|CVPR|ICCV|ICLR|ICML|MLSys|NeurIPS|NIPS|Neural Networks"
+CLAIM_STATES = ("supported", "contradicted", "undecided")
+
+
+def reproduced() -> str:
+    """Return the table of what was reproduced, one row per paper."""
+    found: dict[str, list[Report]] = {}
+    for report in reports():
+        found.setdefault(report.name.partition("/")[0], []).append(report)
+    tables = Counter(
+        name.partition("/")[0] for name in table_names() if load_table(name).paper != "none"
+    )
+
+    rows = []
+    for paper, own in found.items():
+        full = [report for report in own if report.variant in ("full", "partial")]
+        reduced = {report.name for report in own} - {report.name for report in full}
+        cells = Counter(cell.verdict for report in full for cell in layout.judged_cells(report))
+        claims = Counter(claim.state for report in full for claim in report.paper_claims)
+        rows.append(
+            [
+                own[0].paper.partition(",")[0],
+                str(tables[paper]),
+                str(len(full)),
+                str(len(reduced)),
+                _counts(cells, VERDICTS),
+                _counts(claims, CLAIM_STATES),
+                f"[reports]({RECORDS}/{paper})",
+            ]
+        )
+    rows.sort(key=lambda row: (-int(row[2]), -int(row[3]), row[0]))
+    head = ["paper", "tables and figures", "run in full or part", "run reduced", "cells"]
+    return _table([*head, "claims", ""], rows)
+
+
+def _counts(counted: Counter[str], names: Iterable[str]) -> str:
+    return ", ".join(f"{counted[name]} {name}" for name in names if counted[name]) or "-"
+
+
+def listed_methods() -> str:
+    """Return the table of methods.
+
+    Presets with the same classes are variants of the one with the shortest name, and
+    have no row.
+    """
+    rows = []
+    for method in methods.presets():
+        variants = [one.name for one in methods.presets() if one.classes == method.classes]
+        if method.name != min(variants, key=len):
+            continue
+        reference = methods.reference(method)
+        counted = traffic.first_step(method.experiment)
+        rows.append(
+            [
+                f"`{method.name}`",
+                *_paper(reference),
+                method.kind.partition(":")[0],
+                ", ".join(_needs(method, bool(counted.client))) or "-",
+                _sent(method, counted),
+                ", ".join(f"`{name}`" for name in variants if name != method.name) or "-",
+            ]
+        )
+    rows.sort(key=lambda row: row[3])
+    return _table(["`method=`", "paper", "venue", "kind", "needs", "sent up", "variants"], rows)
+
+
+def _paper(reference: str) -> tuple[str, str]:
+    """Return the authors of a reference, with its link, and the venue."""
+    if not reference:
+        return "-", "-"
+    text = " ".join(reference.split())
+    link = re.search(r"https://\S+", text)
+    authors = re.match(r'(?:"\w+" of )?([A-Z]\w+)(?: & ([A-Z]\w+),)?', text)
+    venue = re.search(rf"({VENUES}) (\d{{4}})", text) or re.search(r"()\b(20\d\d)\b", text)
+    if link is None or authors is None or venue is None:
+        raise ValueError(f"a reference without authors, venue or link: {text}")
+    name = f"{authors[1]} & {authors[2]}" if authors[2] else f"{authors[1]} et al."
+    return f"[{name}]({link[0]})", f"{venue[1] or 'arXiv'} {venue[2]}"
+
+
+def _needs(method: methods.Method, client_state: bool) -> list[str]:
+    """Return what a method needs that FedAvg does not need."""
+    needs = [part.needs for part in method.parts.values()]
+    found = {
+        "same architecture": any(n.same_architecture or n.same_clients for n in needs),
+        "server data": any(n.proxy or n.validation for n in needs),
+        "labels of the server data": any(n.proxy_labels for n in needs),
+        "class counts": any(n.class_counts for n in needs),
+        "client inputs": any(n.client_inputs for n in needs),
+        "client state": client_state,
+    }
+    return [name for name, needed in found.items() if needed]
+
+
+def _sent(method: methods.Method, counted: traffic.Counted) -> str:
+    """Return what a client sends in the first round."""
+    if not method.experiment.aggregator.communicates:
+        return "nothing"
+    return ", ".join(["model", *(f"`{name}`" for name in counted.up)])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(
+        f"| {' | '.join(cell or ' ' for cell in row)} |"
+        for row in [head, ["---"] * len(head), *rows]
+    )
+
+
+def written(text: str) -> str:
+    """Return the text of README.md with fresh tables."""
+    for name, make in (("reproduced", reproduced), ("methods", listed_methods)):
+        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+        text = re.sub(
+            f"{begin}\n.*?{end}",
+            lambda _, new=f"{begin}\n\n{make()}\n\n{end}": new,
+            text,
+            flags=re.DOTALL,
+        )
+    return text
+
+
+def main() -> int:
+    """Write README.md, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    old = README.read_text()
+    new = written(old)
+    if new == old:
+        return 0
+    if parser.parse_args().check:
+        print("README.md is stale: run python scripts/make_readme.py", file=sys.stderr)
+        return 1
+    README.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
