@@ -32,9 +32,12 @@ from fedexp.site import (
     results,
 )
 from fedexp.site.page import Page
+from fedexp.tables.report.picture_sizes import width_of_png
 
 RECORDS = conf_dir().parent / "scripts" / "results"
 FORMULAS = Path("methods/formulas")
+# Points of the smallest text in notebooks, which draw with matplotlib's default sizes.
+NOTEBOOK_FONT = 10
 log = logging.getLogger("mkdocs.site_pages")
 
 # What pymdownx.arithmatex makes of $...$ and $$...$$.
@@ -120,7 +123,11 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     text, resources = MarkdownExporter().from_filename(
         str(path), {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
     )
-    return text, resources["outputs"]
+    pictures: dict[str, bytes] = resources["outputs"]
+    for name, png in pictures.items():
+        size = f'{{data-font="{NOTEBOOK_FONT}" data-width="{width_of_png(png):g}"}}'
+        text = text.replace(f"![png]({name})", f"![The picture that the code draws]({name}){size}")
+    return text, pictures
 
 
 def on_page_content(html: str, page: SitePage, **_: Any) -> str:

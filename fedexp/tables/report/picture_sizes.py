@@ -38,13 +38,17 @@ def sizes_of_png(png: bytes) -> tuple[float, float] | None:
     The font is in the text chunk `SMALLEST_FONT`. The width in points follows from the
     number of pixels and their density.
     """
-    chunks = dict(_chunks(png))
     texts = dict(text.split(b"\0", 1) for kind, text in _chunks(png) if kind == b"tEXt")
     font = texts.get(SMALLEST_FONT.encode())
+    width = width_of_png(png)
+    return (float(font), width) if font is not None and width else None
+
+
+def width_of_png(png: bytes) -> float:
+    """Read the width of a PNG file in points, 0 if it has no density of pixels."""
+    chunks = dict(_chunks(png))
     density = int.from_bytes(chunks.get(b"pHYs", b"")[:4], "big")
-    if font is None or not density:
-        return None
-    return float(font), int.from_bytes(chunks[b"IHDR"][:4], "big") / density * _POINTS
+    return int.from_bytes(chunks[b"IHDR"][:4], "big") / density * _POINTS if density else 0.0
 
 
 def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
