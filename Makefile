@@ -40,11 +40,12 @@ quick: $(STAMP) ## run the tests of the core's contracts, in half a minute
 corpus: $(STAMP) ## give the commands every wrong input of tests/cli, in two minutes
 	@$(BIN)/python -m pytest -m corpus tests/cli
 
-check: $(STAMP) ## lint, format, spelling and types
+check: $(STAMP) ## lint, format, spelling, types and generated tables
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/codespell
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/make_readme.py --check
 
 format: $(STAMP) ## format the code
 	@$(BIN)/ruff check --fix .

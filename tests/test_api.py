@@ -5,7 +5,6 @@ in from elsewhere.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ from fedexp.storage.model_folder import ModelFolder
 
 QUICK = ["rounds=2", "clients=3", "model.hidden=[6]", "threads=1"]
 SHAPE: dict[str, Any] = {"input_shape": (1, 8, 8), "num_classes": 10}
-README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -300,14 +298,3 @@ def test_what_cannot_be_saved_is_refused(change: dict[str, Any], said: list[str]
     for words in said:
         assert words in str(refused.value)
     assert not Path("mine").exists()
-
-
-def test_the_readmes_lines_run(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
-    (code,) = [block for block in blocks if block.startswith("import fedexp\n")]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert "test/global/acc" in capsys.readouterr().out
-    mine = ["client_models.path=mine", "client_models.data=partition"]
-    again = fedexp.run(["rounds=1", "clients=5", *mine])
-    assert again.result["metrics"].keys() == names["fused"].result["metrics"].keys()

@@ -388,19 +388,15 @@ def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, c
     """The README's code, YAML and command, as they stand there; power 1 must be FedAvg
     to the bit.
     """
-    blocks = re.findall(r"```(\w*)\n(.*?)```", README.read_text(), flags=re.S)
-    code = next(
-        text for kind, text in blocks if kind == "python" and text.startswith("# mymethods.py")
-    )
-    yaml = next(text for kind, text in blocks if kind == "yaml")
-    command = next(text for kind, text in blocks if "power_mean" in text and not kind).split()
-    assert len(code.splitlines()) < 30
-    for text in (code, yaml):
-        path = Path(text.splitlines()[0].removeprefix("# "))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    text = README.read_text()
+    files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, flags=re.S))
+    command = re.search(r"^fedexp (-m aggregator=power_mean.*)$", text, flags=re.M)[1].split()
+    for name, content in files.items():
+        assert len(content.splitlines()) < 30
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(content)
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    assert run_command([*command[1:], "rounds=2"]) == 0
+    assert run_command([*command, "rounds=2"]) == 0
     assert run_command(["rounds=2"]) == 0
     values = {tuple(r["overrides"]): r["metrics"] for r in results()}
     assert len(values) == 4
