@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -379,7 +380,28 @@ def masked(text: str, *, numbers: bool = False) -> str:
 
 def differs(block: Block, text: str, fixed: bool) -> bool:
     """Return whether an output block differs from what was printed."""
-    return masked(block.code, numbers=not fixed) != masked(text, numbers=not fixed)
+    return not agree(block.code, text, numbers=fixed)
+
+
+def agree(old: str, new: str, *, numbers: bool) -> bool:
+    """Return whether two outputs agree.
+
+    Args:
+        old: An output.
+        new: Another output.
+        numbers: Whether numbers count. Whole numbers must then be equal. Others may
+            differ as between processors, which round differently.
+    """
+    if masked(old, numbers=True) != masked(new, numbers=True):
+        return False
+    pairs = zip(*(_NUMBER.findall(masked(text)) for text in (old, new)), strict=True)
+    return not numbers or all(_close(*pair) for pair in pairs)
+
+
+def _close(a: str, b: str) -> bool:
+    if a.lstrip("+-").isdecimal() and b.lstrip("+-").isdecimal():
+        return a == b
+    return a == b or math.isclose(float(a), float(b), rel_tol=0.1, abs_tol=0.05)
 
 
 def write(file: Path, texts: Sequence[tuple[Block, str]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.docs.blocks import (
     ROOT,
     BlockError,
+    agree,
     blocks,
     differs,
     documents,
@@ -178,3 +179,19 @@ def test_write_keeps_the_rest_of_the_page(tmp_path: Path) -> None:
     assert [differs(*entry) for entry in found] == [True]
     write(file, [(block, new) for block, new, _ in found])
     assert file.read_text() == text.replace("  old", "  1\n  2")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("acc 0.80 (3)", "acc 0.84 (3)", True),
+        ("acc 0.80 (3)", "acc 0.95 (3)", False),
+        ("acc 0.80 (3)", "acc 0.80 (4)", False),
+        ("acc 0.80", "loss 0.80", False),
+        ("loss 12.5", "loss 13.1", True),
+        ("acc nan", "acc 0.8", False),
+    ],
+)
+def test_numbers_agree_as_between_processors(old: str, new: str, same: bool) -> None:
+    assert agree(old, new, numbers=True) == same
+    assert agree(old, new, numbers=False) == ("loss 0.80" not in new)
