@@ -20,9 +20,6 @@ from tests.docs.blocks import (
     write,
 )
 
-# Files whose blocks have no marks yet
-EXCEPTIONS: frozenset[str] = frozenset({"CONTRIBUTING.md"})
-
 DOCUMENTS = {str(file.relative_to(ROOT)): file for file in documents()}
 
 
@@ -32,7 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in EXCEPTIONS])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_block_has_a_mark(name: str) -> None:
     assert [block.place for block in unmarked(DOCUMENTS[name])] == []
 

@@ -18,13 +18,12 @@ import torch
 import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
-from fedexp.commands.table import run_command as run_table
 from fedexp.core.user_code import place_of_error
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
 
 QUICK = ["rounds=1", "clients=3", "model.hidden=[4]", "limit.train=60", "limit.test=30"]
-GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
+TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 
 
 @pytest.fixture(autouse=True)
@@ -279,50 +278,30 @@ def test_data_and_networks_that_draw_are_refused(capsys) -> None:
     assert "error: model Mine draws from NumPy's global generator" in capsys.readouterr().err
 
 
-def write_the_guides_files() -> None:
-    for kind, text in re.findall(r"```(\w*)\n(.*?)```", GUIDE.read_text(), flags=re.S):
-        if kind in ("python", "yaml"):
-            path = Path(re.findall(r"^# ([\w/]+\.(?:py|yaml))", text, flags=re.M)[0])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+def write_files_of(tutorial: str) -> None:
+    text = (TUTORIALS / f"{tutorial}.md").read_text()
+    for name, content in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, flags=re.S):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(content)
 
 
-def test_the_guides_trainer_and_table_run(capsys) -> None:
-    write_the_guides_files()
+def test_trainer_of_the_tutorial_logs_its_pull() -> None:
+    write_files_of("write_a_method")
     assert run_command(["trainer=anchored", *QUICK, "local.batch_size=8"]) == 0
     (row,) = [
         json.loads(line)
         for line in next(Path().glob("outputs/runs/fedavg-*/*/metrics.jsonl")).open()
     ]
     assert row["train/pull"] > 0
-    capsys.readouterr()
-    assert (
-        run_table(
-            [
-                "run",
-                "my/compare",
-                "--only",
-                "alpha=1.0",
-                "--seeds",
-                "0",
-                "rounds=1",
-                "local.steps=2",
-            ]
-        )
-        == 0
-    )
-    told = capsys.readouterr().out
-    assert "2 cells, 2 runs" in told and "Anchored" in told, told
-    assert len(list(Path().glob("outputs/runs/anchored-*/*/result.json"))) == 1
 
 
-def test_the_guides_aggregator_is_fedavg_on_the_guides_data() -> None:
-    write_the_guides_files()
+def test_aggregator_of_a_tutorial_is_fedavg_on_data_of_another() -> None:
+    write_files_of("write_a_method")
+    write_files_of("write_a_dataset")
     rng = np.random.default_rng(0)
     rows = np.column_stack([np.arange(60) % 3, rng.normal(size=(60, 4))])
     Path("data").mkdir()
     np.savetxt("data/points.csv", rows, delimiter=",")
-    Path("conf/aggregator").mkdir(exist_ok=True)
     Path("conf/aggregator/plain_mean.yaml").write_text("_target_: myaggregators.PlainMean\n")
     mine = [
         "dataset=points",
