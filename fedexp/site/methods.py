@@ -84,6 +84,9 @@ NEEDS = {
 # Names of public modules and of what they contain, in docstrings.
 _PUBLIC = re.compile(rf"(?<!`)`((?:{'|'.join(map(re.escape, MODULES))})(?:\.\w+)*)`(?!`)")
 
+# An address on the web, with its host.
+_ADDRESS = re.compile(r"https://([^/\s]+)\S*")
+
 # Meanings of metrics.
 METRICS = {
     "train/loss": "training loss, the mean over the steps and the clients' samples",
@@ -388,7 +391,8 @@ def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterat
 
 
 def _linked(text: str) -> str:
-    """Turn names of public modules in a docstring into links to the API pages."""
+    """Turn addresses, and names of public modules, in a docstring into links."""
+    text = _ADDRESS.sub(lambda match: f"[{match[1]}]({match[0]})", text)
     return _PUBLIC.sub(lambda match: f"[{match[0]}][{match[1]}]", text)
 
 

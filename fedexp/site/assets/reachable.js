@@ -2,8 +2,12 @@
 // for keyboards and screen readers, and places for line breaks between the names of a long key.
 addEventListener("load", () => {
   document.querySelector('[data-md-component="search"]').setAttribute("aria-label", "Search")
-  for (const code of document.querySelectorAll(".md-typeset :not(pre) > code"))
-    if (!code.children.length) code.innerHTML = code.innerHTML.replace(/(?<=\w)([.=/])(?=[a-zA-Z_])/g, "$1<wbr>")
+  const between = /(?<=\w[.=/])(?=[a-zA-Z_])/
+  for (const box of document.querySelectorAll(".md-typeset :is(:not(pre) > code, h1, h2, h3, h1 > span, h2 > span, h3 > span)"))
+    for (const text of [...box.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE)) {
+      const parts = text.data.split(between)
+      if (parts.length > 1) text.replaceWith(...parts.flatMap((part, at) => at ? [document.createElement("wbr"), part] : [part]))
+    }
   for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset figure"))
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
 })
