@@ -486,9 +486,11 @@ class _Run:
         if experiment.stored_models is not None and clients is not None:
             clients = experiment.stored_models.described(clients, data)
         save_outcome(outcome, clients, path)
+        stored = time.perf_counter()
+        self.seconds["log"] = stored - began
         if journal.rows:
             draw_curve(journal.rows, path / "curve.png", title(self.resolved))
-        self.seconds["log"] = time.perf_counter() - began
+        self.seconds["curve"] = time.perf_counter() - stored
         peak = peak_memory(torch.device(engine.numerics.device))
         timing, lost = read_timing(path / "timing.jsonl")
         if lost:

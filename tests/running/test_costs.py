@@ -56,7 +56,8 @@ def stored(tmp_path: Path) -> tuple[dict[str, Any], list[str]]:
 def test_every_result_says_what_it_cost(stored: tuple[dict[str, Any], list[str]]) -> None:
     result, _ = stored
     seconds, timing = result["seconds"], read_jsonl(Path(result["folder"]) / "timing.jsonl")
-    assert set(seconds) == {"setup", "train", "aggregate", "evaluate", "checkpoint", "log", "total"}
+    phases = {"setup", "train", "aggregate", "evaluate", "checkpoint", "log", "curve"}
+    assert set(seconds) == {*phases, "total"}
     assert seconds["total"] == pytest.approx(
         sum(s for phase, s in seconds.items() if phase != "total"), abs=0.01
     )
