@@ -44,7 +44,7 @@ def reproduced() -> str:
     rows = []
     for paper, own in found.items():
         full = [report for report in own if report.variant in ("full", "partial")]
-        reduced = {report.name for report in own} - {report.name for report in full}
+        reduced = [report for report in own if report.variant == "reduced"]
         cells = Counter(cell.verdict for report in full for cell in layout.judged_cells(report))
         claims = Counter(claim.state for report in full for claim in report.paper_claims)
         rows.append(

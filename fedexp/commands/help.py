@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fedexp.config.comments import first_sentence, header, keys_of
 from fedexp.config.groups import groups
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.site.config_reference import header, keys_of
-from fedexp.site.markdown import first_sentence
 from fedexp.storage.yaml_files import defaults_of, read_yaml
 
 _TEXT = """fedexp - federated aggregation methods, compared

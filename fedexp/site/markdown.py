@@ -44,8 +44,3 @@ def fenced(text: str, language: str) -> str:
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Return a table of cells that are Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
-
-
-def first_sentence(text: str) -> str:
-    """Return the text up to a full stop before a capital letter or a dotted key."""
-    return re.split(r"(?<=\.) (?=[A-Z]|\w+\.\w)", text, maxsplit=1)[0]

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from fedexp.config.comments import first_sentence, header, keys_of
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.aggregator import Aggregator
@@ -37,9 +38,9 @@ from fedexp.methods.local import Local
 from fedexp.running.experiment import Experiment
 from fedexp.site import config_reference, traffic
 from fedexp.site.api_reference import MODULES
-from fedexp.site.config_reference import about, header, link
+from fedexp.site.config_reference import about, link
 from fedexp.site.docstrings import Parts, parts_of
-from fedexp.site.markdown import code, escaped, fenced, first_sentence, table
+from fedexp.site.markdown import code, escaped, fenced, table
 from fedexp.site.page import Mention, Page
 from fedexp.site.records import Result
 from fedexp.site.results import figure
@@ -444,7 +445,7 @@ def _options(method: Method) -> Iterator[str]:
                 "" if key.default is None else code(_value(method, f"{group}.{key.name}")),
                 escaped(" ".join(filter(None, (key.note, key.comment)))),
             ]
-            for key in config_reference.keys_of(path)
+            for key in keys_of(path)
             if key.name != "_target_" and (key.default is not None or key.comment)
         ]
         if rows:

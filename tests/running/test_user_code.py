@@ -285,16 +285,6 @@ def write_files_of(tutorial: str) -> None:
         Path(name).write_text(content)
 
 
-def test_trainer_of_the_tutorial_logs_its_pull() -> None:
-    write_files_of("write_a_method")
-    assert run_command(["trainer=anchored", *QUICK, "local.batch_size=8"]) == 0
-    (row,) = [
-        json.loads(line)
-        for line in next(Path().glob("outputs/runs/fedavg-*/*/metrics.jsonl")).open()
-    ]
-    assert row["train/pull"] > 0
-
-
 def test_aggregator_of_a_tutorial_is_fedavg_on_data_of_another() -> None:
     write_files_of("write_a_method")
     write_files_of("write_a_dataset")
@@ -302,7 +292,6 @@ def test_aggregator_of_a_tutorial_is_fedavg_on_data_of_another() -> None:
     rows = np.column_stack([np.arange(60) % 3, rng.normal(size=(60, 4))])
     Path("data").mkdir()
     np.savetxt("data/points.csv", rows, delimiter=",")
-    Path("conf/aggregator/plain_mean.yaml").write_text("_target_: myaggregators.PlainMean\n")
     mine = [
         "dataset=points",
         "data_root=data",

@@ -13,6 +13,7 @@ import yaml
 
 from fedexp.commands.help import help_text
 from fedexp.commands.table import parser
+from fedexp.config import comments
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.needs import Needs
@@ -161,10 +162,8 @@ def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
         "  f:",
     ]
     path.write_text("\n".join([*lines, "    - 1 # g", "    - 2", ""]))
-    assert config_reference.header(path) == "Head. More."
-    assert [
-        (key.name, key.default, key.comment, key.note) for key in config_reference.keys_of(path)
-    ] == [
+    assert comments.header(path) == "Head. More."
+    assert [(key.name, key.default, key.comment, key.note) for key in comments.keys_of(path)] == [
         ("a", "'#1'", "one", ""),
         ("b", None, "below", "Two lines."),
         ("b.c", "{d: 1}", "e", ""),
@@ -174,7 +173,7 @@ def test_comments_are_those_of_their_keys(tmp_path: Path) -> None:
 
 
 def test_every_key_of_the_config_has_a_comment(pages: dict[str, Page]) -> None:
-    keys = config_reference.keys_of(conf_dir() / "config.yaml")
+    keys = comments.keys_of(conf_dir() / "config.yaml")
     written = leaves(yaml.safe_load((conf_dir() / "config.yaml").read_text()))
     assert (
         keys.pop(0).name == "defaults"
@@ -198,7 +197,7 @@ def test_every_option_of_every_group_is_there_with_its_keys(pages: dict[str, Pag
         page = pages[f"reference/config/{group}.md"].text
         anchor = option.replace("/", "-")
         assert f"{{#{anchor}}}" in page
-        valued = [key.name for key in config_reference.keys_of(path) if key.default is not None]
+        valued = [key.name for key in comments.keys_of(path) if key.default is not None]
         for name in leaves(yaml.safe_load(path.read_text()) or {}) - {""}:
             assert any(f"{name}.".startswith(f"{key}.") for key in valued), (path, name)
         for name in valued:

@@ -1,0 +1,96 @@
+"""Comments in config files, as help and documentation show them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a YAML file.
+
+    Args:
+        name: The dotted key, such as ``local.lr``.
+        default: The default as it is written, or None if the key contains other keys.
+        comment: The comment on the key's line. For a key with a list, the comments of
+            the entries. If any other key has no comment on its line, this is the
+            comment above the key.
+        note: The comment lines above the key, or "" if `comment` is taken from them.
+            The header comment of the file is not part of the first key's note.
+    """
+
+    name: str
+    default: str | None
+    comment: str
+    note: str
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def keys_of(path: Path) -> list[Key]:
+    """Return the keys of a config file in their order.
+
+    The key ``defaults`` is one of them. It has the options that the file chooses for
+    groups.
+    """
+    text = path.read_text()
+    root = yaml.compose(text)
+    return [] if root is None else list(_keys(root, "", text.splitlines(), text))
+
+
+def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> Iterator[Key]:
+    for number, (key, value) in enumerate(node.value):
+        name, line = f"{above}{key.value}", key.start_mark.line
+        note = "" if not above and number == 0 else _comment_above(lines, line)
+        if isinstance(value, yaml.MappingNode) and not value.flow_style:
+            yield _key(name, None, _comment(lines[line][key.end_mark.column :]), note)
+            yield from _keys(value, f"{name}.", lines, text)
+        elif isinstance(value, yaml.SequenceNode) and not value.flow_style:
+            items = [
+                text[item.start_mark.index : item.end_mark.index].strip() for item in value.value
+            ]
+            comments = [_comment(lines[item.start_mark.line]) for item in value.value]
+            yield Key(name, "; ".join(items), "; ".join(filter(None, comments)), note)
+        else:
+            written = text[value.start_mark.index : value.end_mark.index]
+            yield _key(
+                name, written, _comment(lines[value.end_mark.line][value.end_mark.column :]), note
+            )
+
+
+def _key(name: str, default: str | None, comment: str, note: str) -> Key:
+    """Return a key. Without a comment on its line, the note becomes the comment."""
+    return Key(name, default, comment, note) if comment else Key(name, default, note, "")
+
+
+def _comment(rest: str) -> str:
+    return rest.partition("#")[2].strip()
+
+
+def _comment_above(lines: list[str], line: int) -> str:
+    above: list[str] = []
+    while line and lines[line - 1].strip().startswith("#"):
+        line -= 1
+        above.insert(0, lines[line].strip().removeprefix("#").strip())
+    return " ".join(above)
+
+
+def header(path: Path) -> str:
+    """Return the comment at the beginning of a config file as one line."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return " ".join(
+        line.removeprefix("#").strip() for line in lines if not line.startswith("# @package")
+    )
+
+
+def first_sentence(text: str) -> str:
+    """Return the text up to a full stop before a capital letter or a dotted key."""
+    return re.split(r"(?<=\.) (?=[A-Z]|\w+\.\w)", text, maxsplit=1)[0]
