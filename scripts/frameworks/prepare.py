@@ -1,6 +1,9 @@
-"""Write the work of a comparison: fedexp's data, split, participants, order and weights.
+"""Write the work of a comparison, as fedexp would do it.
 
-python scripts/frameworks/prepare.py FOLDER WORKLOAD OVERRIDE ...
+    python scripts/frameworks/prepare.py FOLDER WORKLOAD OVERRIDE ...
+
+It is the data, the split, the participants of every round, the order of their samples
+and the initial weights.
 """
 
 from __future__ import annotations

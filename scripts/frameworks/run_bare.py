@@ -1,4 +1,4 @@
-"""Federated averaging as a researcher would write it by hand: the loop of `bare_loop.py`.
+"""Federated averaging by the loop of `bare_loop.py`, with a given order of samples.
 
 python scripts/frameworks/run_bare.py WORK RECORD
 """

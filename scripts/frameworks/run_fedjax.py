@@ -32,7 +32,7 @@ class CountingDataset(fedjax.ClientDataset):
 
 
 def forward(batch: dict[str, jax.Array], workload: str) -> jax.Array:
-    """Compute the model's outputs. Images are (batch, 28, 28, 1), JAX's usual layout."""
+    """Compute the model's outputs for images of shape (batch, 28, 28, 1)."""
     if workload == "W1":
         layers = [hk.Flatten(), hk.Linear(200), jax.nn.relu, hk.Linear(10)]
     else:
@@ -54,7 +54,8 @@ def names_of(workload: str) -> list[str]:
 def to_jax(weights: list[np.ndarray], workload: str) -> dict[str, dict[str, np.ndarray]]:
     """Convert weights from PyTorch's layout to Haiku's."""
     params, channels = {}, None
-    for name, w, b in zip(names_of(workload), weights[::2], weights[1::2], strict=True):
+    for name, given, b in zip(names_of(workload), weights[::2], weights[1::2], strict=True):
+        w = given
         if w.ndim == 4:
             params[name] = {"w": w.transpose(2, 3, 1, 0), "b": b}
             channels = len(w)

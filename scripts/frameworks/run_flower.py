@@ -8,6 +8,7 @@ actor of two threads.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -98,7 +99,7 @@ def main() -> None:
         num_supernodes=work.clients,
         backend_config={
             "client_resources": {"num_cpus": threads, "num_gpus": 0.0},
-            "init_args": {"num_cpus": work.threads, "include_dashboard": False},
+            "init_args": {"num_cpus": os.cpu_count(), "include_dashboard": False},
         },
     )
 

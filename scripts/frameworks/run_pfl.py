@@ -131,7 +131,7 @@ def train(work: Work, record: Path) -> None:
 
 
 def join_records(record: Path, workers: int) -> None:
-    """Join the records of all workers: the time of the slowest, the sum of the steps."""
+    """Join the records of all workers: the longest times and the sums of steps."""
     parts = [record.with_name(f"{record.name}_{rank}") for rank in range(workers)]
     rows = [json.loads(part.with_suffix(".json").read_text()) for part in parts]
     with np.load(parts[0].with_suffix(".npz")) as final:
