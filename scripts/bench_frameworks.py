@@ -36,14 +36,15 @@ sys.path.insert(0, str(SCRIPTS))
 from work import read_weights  # noqa: E402
 
 ROUNDS = {"W1": 12, "W3": 4}
-# W3's usual step size of 0.05 is not used, because it amplifies rounding: initial weights
-# that differ by a factor of 1 + 1e-6 end two rounds at a distance of 0.02.
+# W3's usual step size of 0.05 is not used, because it amplifies rounding. Initial
+# weights that differ by a factor of 1 + 1e-6 end two rounds at a distance of 0.02.
 LEARNING_RATES = {"W1": 0.05, "W3": 0.01}
 # Largest distance to the bare loop's final weights, relative to how far the bare loop
-# moved them. Rounding causes up to 6e-3 on W3, a reversed order of samples at least 4e-2.
-TOLERANCE = 1e-2
+# moved them. Rounding causes up to 6e-3 on W3. A reversed order of samples causes 4e-2
+# on W1 and 6e-2 on W3.
+TOLERANCE = 2e-2
 
-# JAX 0.4.38's default runtime took 1.6 times as long on W3 and 1.2 times on W1
+# JAX 0.4.38's default runtime is slower on W3
 FORMER_RUNTIME = "--xla_cpu_use_thunk_runtime=false"
 
 
@@ -73,7 +74,7 @@ ENTRIES = {
         "fedjax",
         "fedjax",
         "fedjax.algorithms.fed_avg, for_each_client with the default backend jit. XLA's former "
-        "CPU runtime and pooling by reshaping, both faster here than the defaults",
+        "CPU runtime and pooling by reshaping, both faster on W3 than the defaults",
         ("jit",),
         {"XLA_FLAGS": FORMER_RUNTIME},
     ),
@@ -282,7 +283,7 @@ def write_notes(
     workloads: Sequence[str],
     table: alternate.Table,
 ) -> None:
-    """Write how the frameworks were set up, what was equal and what was not measured."""
+    """Write the setups, what was equal and what was not measured."""
     table.line("")
     for name in names:
         table.line(f"- {name}: {ENTRIES[name].setup}.")
