@@ -139,13 +139,10 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def written(text: str) -> str:
     """Return the text of README.md with fresh tables."""
     for name, make in (("reproduced", reproduced), ("methods", listed_methods)):
-        begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-        text = re.sub(
-            f"{begin}\n.*?{end}",
-            lambda _, new=f"{begin}\n\n{make()}\n\n{end}": new,
-            text,
-            flags=re.DOTALL,
-        )
+        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
+        before, rest = text.split(begin)
+        after = rest.split(end)[1]
+        text = f"{before}{begin}\n{make()}\n\n{end}{after}"
     return text
 
 
@@ -153,11 +150,13 @@ def main() -> int:
     """Write README.md, or check it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+
     old = README.read_text()
     new = written(old)
     if new == old:
         return 0
-    if parser.parse_args().check:
+    if options.check:
         print("README.md is stale: run python scripts/make_readme.py", file=sys.stderr)
         return 1
     README.write_text(new)

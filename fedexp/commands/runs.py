@@ -315,8 +315,7 @@ def _shown_rows(run: StoredRun) -> dict[str, Any]:
         "rounds to target": result.get("rounds_to_target"),
         "rounds to targets": _mapping_text(result.get("rounds_to")),
         "last": _mapping_text(result.get("metrics")),
-        "mean of last 10": _mapping_text(result.get("mean_last_10")),
-        "deviation of last 10": _mapping_text(result.get("std_last_10")),
+        **_last_ten(result),
         "best (oracle)": _mapping_text(result.get("best")),
         "seconds": _mapping_text(result.get("seconds")),
         "traffic": ", ".join(
@@ -635,6 +634,16 @@ def _mapping_text(values: Any) -> str:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     return ", ".join(f"{key} {text(value)}" for key, value in values.items() if value is not None)
+
+
+def _last_ten(result: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what is shown of the last ten rounds, nothing for shorter runs."""
+    if result.get("rounds", 0) < 10:
+        return {}
+    return {
+        "mean of last 10": _mapping_text(result.get("mean_last_10")),
+        "deviation of last 10": _mapping_text(result.get("std_last_10")),
+    }
 
 
 def _age_text(moment: datetime.datetime) -> str:

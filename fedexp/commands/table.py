@@ -171,7 +171,7 @@ def parser() -> Parser:
     site = commands.add_parser(
         "site",
         command=_site,
-        help="build a site of all committed results and the documentation, to be read from disk",
+        help="build a site of all committed results, to be read from disk",
     )
     site.add_argument(
         "--out", type=Path, default=Path("outputs/site"), help="its folder (default: %(default)s)"

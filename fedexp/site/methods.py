@@ -552,16 +552,6 @@ def _module_doc(kind: type) -> str:
     return inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
 
 
-def _class_doc(kind: type) -> str:
-    """Return the class's own docstring.
-
-    If a dataclass has no docstring, `dataclass` generates one from the signature. The
-    result is then "".
-    """
-    text = vars(kind).get("__doc__") or ""
-    return "" if text.startswith(f"{kind.__name__}(") else inspect.cleandoc(text)
-
-
 def _needs(method: Method) -> Iterator[str]:
     seen = set()
     keys = {
