@@ -56,7 +56,7 @@ bench: $(STAMP) ## seconds a round against a bare PyTorch loop (needs Fashion-MN
 
 site: ## build the site of documentation and results, outputs/site/index.html
 	@test -x $(BIN)/python || { echo "make site installs nothing, and there is no $(BIN)/python: run make setup"; exit 1; }
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheel: $(STAMP) ## build the wheel and try it in a clean environment
 	@bash scripts/test_wheel.sh

@@ -63,7 +63,7 @@ def test_setup_of_the_same_checkout_names_none(clone: Path) -> None:
 
 def test_site_installs_nothing(clone: Path) -> None:
     assert make(clone, "site").returncode == 0
-    assert (clone / "calls").read_text() == "-m mkdocs build --quiet --strict\n"
+    assert (clone / "calls").read_text() == "-m mkdocs build --strict\n"
 
     (clone / ".venv/bin/python").unlink()
     missing = make(clone, "site")
