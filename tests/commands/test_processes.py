@@ -30,6 +30,7 @@ from fedexp.running.execute import Interrupted, execute, interrupt_on_sigterm
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import read_json, write_json
 from tests.fork_server import Forked, fedexp_command
+from tests.killing import kill
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 SCAFFOLD = [
@@ -279,7 +280,7 @@ def test_a_joblib_worker_that_is_killed_is_told_and_its_job_failed(tmp_path: Pat
     owners = [
         json.loads(path.read_text()) for path in tmp_path.glob("outputs/runs/*/*/status.json")
     ]
-    os.kill(owners[0]["pid"], signal.SIGKILL)
+    kill(owners[0]["pid"])
     told = finish(process, 1)
     assert (
         "a worker process died (SIGKILL)" in told

@@ -37,6 +37,7 @@ from fedexp.engines.vectorized import Vectorized
 from fedexp.running.execute import execute
 from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import Deadly, NoBatchingRule, Slow
+from tests.killing import kill
 from tests.reference.witness import Witness, told
 from tests.world import World, assert_same, make_data, make_world
 
@@ -120,7 +121,7 @@ def lose(cluster: Any, node: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
     for pid in workers.stdout.split():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+            kill(int(pid))
 
 
 def same_run(world: World, engine: Engine, **kwargs: Any) -> None:

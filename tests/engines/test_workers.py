@@ -29,6 +29,7 @@ from fedexp.engines.serial import Serial
 from fedexp.engines.workers import Workers, _fork_servers
 from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import NoBatchingRule
+from tests.killing import kill
 from tests.world import World, assert_same, make_data, make_world
 
 NUMERICS = Numerics(engine={}, threads=1, device="cpu", dtype="float64")
@@ -52,9 +53,19 @@ def jobs_of(world: World) -> list[ClientJob]:
     return next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
 
 
-def pids(engine: Workers) -> list[int]:
+def pids(engine: Workers, jobs: Sequence[ClientJob], data: FederatedData) -> list[int]:
+    """Return the process ids of all workers, after they have started.
+
+    A round can end while a worker is still being forked. That worker has no process id.
+    Therefore rounds of `jobs` run until each worker has one.
+    """
     assert engine._pool is not None
-    return [link.pid for link in engine._pool._links]
+    links = engine._pool._links
+    deadline = time.monotonic() + 60
+    while not all(link.pid for link in links):
+        assert time.monotonic() < deadline
+        list(engine.map(jobs, data))
+    return [link.pid for link in links]
 
 
 def assert_equal(a: Sequence[ClientResult], b: Sequence[ClientResult]) -> None:
@@ -259,12 +270,12 @@ def test_a_killed_worker_costs_a_retry(
     jobs = jobs_of(world) * 3
     expected = list(Serial().map([replace(job, trainer=Dies()) for job in jobs], world.data))
     engine = pools[workers]
-    before = pids(engine)
+    before = pids(engine, jobs, world.data)
     mortal = [replace(job, trainer=Dies(str(tmp_path), times, steps=17)) for job in jobs]
     with pytest.warns(UserWarning, match="a worker process died .SIGKILL"):
         assert_equal(list(engine.map(mortal, world.data)), expected)
     assert len(list(tmp_path.iterdir())) == times
-    assert set(pids(engine)) != set(before)
+    assert set(pids(engine, jobs, world.data)) != set(before)
 
 
 @pytest.mark.filterwarnings(
@@ -280,12 +291,12 @@ def test_processes_killed_between_rounds_are_replaced(
     if fork_server_too:
         _fork_servers[0]._process.kill()
         _fork_servers[0]._process.wait()
-    before = pids(pools[2])
+    before = pids(pools[2], jobs, world.data)
     for pid in before:
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     for _ in range(2):
         assert_equal(list(pools[2].map(jobs, world.data)), expected)
-    assert not set(before) & set(pids(pools[2]))
+    assert not set(before) & set(pids(pools[2], jobs, world.data))
 
 
 def test_three_deaths_over_one_client_are_an_error(
@@ -388,9 +399,9 @@ if sys.argv[1] == "done":
     engine.close()
 else:
     quick = make_world("method=fedavg", data=world.data)
-    list(engine.map(jobs_of(quick), world.data))
+    started = pids(engine, jobs_of(quick), world.data)
     from fedexp.engines.workers import _fork_servers
-    print(*pids(engine), _fork_servers[0]._process.pid, flush=True)
+    print(*started, _fork_servers[0]._process.pid, flush=True)
     list(engine.map(jobs_of(world), world.data))
 """
 

@@ -64,6 +64,7 @@ from tests.faults.faulty_runs import (
     read_all,
 )
 from tests.fork_server import Forked
+from tests.killing import kill
 from tests.methods.declared import DECLARED
 
 HERE = Path(__file__).resolve().parents[2]
@@ -352,12 +353,16 @@ class Campaign:
 
         process = place.start(arguments)
         _wait(lambda: any(p.stat().st_size for p in place.outputs.glob("runs/*/*/metrics.jsonl")))
-        (fork_server,) = children(process.pid)[:1] or (0,)
-        victims = [fork_server] if case.kind == "fork server" else children(fork_server)
+        victims = children(process.pid)[:1]
+        if case.kind != "fork server":
+            victims = [worker for fork_server in victims for worker in children(fork_server)]
         for victim in victims[:1]:
-            os.kill(victim, signal.SIGKILL)
+            kill(victim)
+
         ended = place.end(process)
         verdict = self.finished(place, arguments) if ended.code == 0 and ended.words else ended.told
+        if not victims:
+            verdict = "found no process to kill"
         yield Row(f"kill -9 of {case.kind}", case.method, verdict)
 
     def _stdout(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
@@ -408,10 +413,7 @@ class Campaign:
                 for pid in members(process.pid)
                 if b"loky" in Path(f"/proc/{pid}/cmdline").read_bytes()
             ]
-            os.kill(
-                process.pid if case.kind == "joblib's parent" else rng.choice(workers),
-                signal.SIGKILL,
-            )
+            kill(process.pid if case.kind == "joblib's parent" else rng.choice(workers))
         try:
             code: int | None = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

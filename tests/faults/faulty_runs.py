@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fork_server import Forked
+from tests.killing import kill
 
 # Files of attempts and costs, files that are derived from others, and files that only a
 # resumed run reads. result.json is compared by its values
@@ -281,7 +282,7 @@ class Place:
             time.sleep(0.02)
 
         for pid in orphans:
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
 
         left = [f"{len(orphans)} orphans"] if orphans else []
         left += [str(path.relative_to(self.folder)) for path in _unfinished(self.outputs)]
