@@ -332,9 +332,9 @@ def _launcher_pid() -> int | None:
 def _end_with_launcher(launcher: int) -> None:
     """Exit if the process of the sweep has ended, and otherwise watch that process.
 
-    If the sweep's process ends later, this process ends, too. Its run can be resumed.
-    Otherwise the worker would still execute the jobs in its queue, and then stay idle
-    for minutes.
+    If the sweep's process ends later, this worker process ends, too. If it did not end,
+    it would execute the other jobs in its queue, and then stay idle for minutes. A run
+    that the end interrupts can be resumed.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)

@@ -200,7 +200,8 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         # Hydra would compose every job twice, even if all jobs are done.
         if done == len(configs) and grid:
             return _reuse_results(jobs)
-        # Flags come first, because Hydra's parser wants overrides in one piece.
+        # The user may have typed the flag between two overrides. Hydra's parser refuses
+        # overrides that a flag separates.
         return run_hydra(["--multirun", *overrides])
 
     with checked_jobs(jobs), recorded_jobs() as record:

@@ -213,7 +213,7 @@ class Weights:
     def frozen(self) -> frozenset[str]:
         """Names of parameters and buffers that clients never change.
 
-        They match the class's ``frozen_parameters``.
+        They match a pattern in ``frozen_parameters`` of the network's class.
         """
         return frozen_of(self.spec.arch, (*self.params, *self.buffers))
 

@@ -241,7 +241,8 @@ class ClientCache(Engine):
             sorted(job.frozen),
             job.trained,
             batch_group,
-            # The client's inputs and targets, in its order, and their normalisation.
+            # The client's samples in the order of `index`, then how they are
+            # normalised and augmented.
             digest({"x": data.train.x[index], "y": data.train.y[index]}),
             data.train.mean,
             data.train.std,

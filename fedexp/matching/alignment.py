@@ -3,9 +3,10 @@
 Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020, with the
     settings of MA-Echo (Su et al. 2023) and NAFI (Xiao & Cheng 2023).
 
-Layers are visited in forward order. The rows of the moved model's weight, whose input
-side is already moved, are assigned to the rows of the reference's weight. Units may be
-compared by their activations instead of by these rows.
+The units of one model are reordered to match those of another model. Layers are visited
+in forward order. The columns of a layer's weight first get the order of the layer
+below. Then the weight's rows are assigned to the rows of the other model's weight.
+Units may be compared by their activations instead of by these rows.
 """
 
 from __future__ import annotations

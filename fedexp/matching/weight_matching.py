@@ -233,7 +233,10 @@ def _identities(groups: Sequence[Group]) -> dict[str, Tensor]:
 
 
 def _best(found: Iterable[FoundPermutations]) -> FoundPermutations:
-    """Return the most similar result, with the sweeps of all results."""
+    """Return the result with the highest similarity.
+
+    Its number of sweeps is the sum over all results.
+    """
     results = list(found)
     best = max(results, key=lambda result: result.similarity)
     return replace(best, sweeps=sum(result.sweeps for result in results))

@@ -197,7 +197,8 @@ class CoBoosting(Replay, Generating):
     ) -> tuple[State, Iterator[DistillationBatch]]:
         """Return perturbed batches, whose pixels are not bounded.
 
-        Every pass draws new random weights u of the perturbations.
+        Every pass draws new random weights u of the class probabilities. The gradient
+        of the weighted sum is the direction of the perturbation.
         """
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 

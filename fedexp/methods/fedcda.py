@@ -344,7 +344,7 @@ class FedCDA(Mean):
     def _weights(self, env: Env) -> Callable[[str], int]:
         """Return the function that gives the weight of a client's chosen model.
 
-        Weights are before normalisation. With ``uniform`` each weight is 1.
+        The weights are not normalised. With ``uniform`` each weight is 1.
         """
         if self.chosen_weights == "uniform":
             return lambda client: 1

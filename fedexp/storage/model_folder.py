@@ -245,10 +245,12 @@ def fingerprint(folder: Path) -> str:
 
 
 def verify(folder: Path) -> None:
-    """Check that a finished run's folder has the models that the run delivered.
+    """Check that the model files of a finished run are those that the run delivered.
+
+    The digests of the files are in ``result.json``. A file that is missing is accepted.
 
     Raises:
-        StorageError: It has other models.
+        StorageError: A file differs from its digest.
     """
     found = digests(folder)
     for name, sha256 in (

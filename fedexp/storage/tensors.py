@@ -251,7 +251,7 @@ class TensorStore:
         self._path(name).unlink(missing_ok=True)
 
     def keep_only(self, names: set[str]) -> None:
-        """Delete every tree that is not in `names`, and files that crashes left."""
+        """Delete every tree that is not in `names`, and files left by crashes."""
         if not self.folder.is_dir():
             return
         for path in self.folder.iterdir():

@@ -22,7 +22,7 @@ from fedexp.tables.report import canvas, layout
 from fedexp.tables.report.layout import Row
 from fedexp.tables.report.report import Cell, Method, Report, Value
 
-# Numbers that span more decades are drawn on a logarithmic axis.
+# An axis is logarithmic if its numbers span more than this many decades.
 _DECADES = 1.3
 # If the axis has at most this many values, each value has a tick.
 _TICKED = 8

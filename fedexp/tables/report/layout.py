@@ -178,8 +178,8 @@ def marked_label(method: Method) -> str:
 def marked_labels(report: Report) -> dict[str, str]:
     """Return the marked labels of all methods.
 
-    Papers call their own method "Ours". Beside our runs, this label needs the key of
-    the method.
+    Papers call their own method "Ours". A report also shows fedexp's runs, so the key
+    of the method is added to this label.
     """
     return {
         m.key: marked_label(
