@@ -10,10 +10,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,38 @@ def fedexp_command(folder: Path, *arguments: str) -> Forked:
     return Forked(folder, _run_module, "fedexp", *arguments)
 
 
+def run_script(
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    printed: Path,
+    timeout: float,
+) -> int:
+    """Run a console script of this package in a forked process.
+
+    Args:
+        words: Name of the script and its arguments.
+        folder: Working directory of the process.
+        environment: All environment variables of the process.
+        printed: File to which stdout and stderr are appended.
+        timeout: Seconds after which the process is killed.
+
+    Returns:
+        The exit code, -N if signal N ended the process.
+
+    Raises:
+        TimeoutError: The process did not end in time.
+    """
+    asked = (str(folder), dict(environment), [str(printed)] * 2, _run_script, tuple(words))
+    process = _FORKS.Process(target=_begin, args=asked)
+    process.start()
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"{shlex.join(words)} was still running after {timeout} s")
+    return process.exitcode
+
+
 def _fresh(folder: Path, name: str) -> Path:
     number, path = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
     os.close(number)
@@ -80,6 +114,13 @@ def _fresh(folder: Path, name: str) -> Path:
 def _run_module(name: str, *arguments: str) -> None:
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_script(name: str, *arguments: str) -> None:
+    sys.argv = [name, *arguments]
+    sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    (script,) = entry_points(group="console_scripts", name=name)
+    sys.exit(script.load()())
 
 
 def _begin(

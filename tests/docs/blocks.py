@@ -17,6 +17,10 @@ comment on the line above the fence:
 
 The blocks of one file run in order in one empty folder. Its Python blocks share their
 variables.
+
+A Bash block that consists of plain ``fedexp`` commands runs in forked processes, which
+need no seconds of imports (`tests.fork_server`). Bash runs all other blocks, and all
+blocks of README.md.
 """
 
 from __future__ import annotations
@@ -26,18 +30,24 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.fork_server import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 # The folder that outputs show in place of the temporary one
 SHOWN_FOLDER = "/home/you"
 TIMEOUT = 240
+# Seconds in which all blocks together should run
+BOUND = 180
 
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
 _MARK = re.compile(
@@ -94,6 +104,11 @@ for line in sys.stdin:
     print(f"{end}{failed}", flush=True)
 """
 _END = "end of block "
+
+# The commands of the package, and the characters that Bash leaves as they are
+_SCRIPTS = ("fedexp", "fedexp-data", "fedexp-runs", "fedexp-table")
+_QUOTED = re.compile(r"'[^']*'")
+_PLAIN = re.compile(r"[\w\s=.,:/+-]*")
 
 
 class BlockError(Exception):
@@ -292,6 +307,10 @@ def clean_environment(folder: Path, home: Path) -> dict[str, str]:
 
 def _bash(block: Block, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
     """Run a bash block and return whether it failed, and what it printed."""
+    commands = plain_commands(block.code) if block.mark == "run" else []
+    if commands and block.file != ROOT / "README.md":
+        return _forked(commands, folder, environment)
+
     script = (_DRY_RUN if block.mark == "dry-run" else "") + "set -e\n" + block.code
     done = subprocess.run(
         ["bash", "-c", script],
@@ -305,6 +324,34 @@ def _bash(block: Block, folder: Path, environment: dict[str, str]) -> tuple[bool
         check=False,
     )
     return done.returncode != 0, done.stdout
+
+
+def plain_commands(code: str) -> list[list[str]]:
+    """Split a script into the words of its commands.
+
+    Returns:
+        The commands. The list is empty if there is another command than those of the
+        package, or syntax other than words, single quotes and continued lines.
+    """
+    lines = [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
+    if not all(_PLAIN.fullmatch(_QUOTED.sub("", line)) for line in lines):
+        return []
+    # Launchers start interpreters, which cannot import the main module of a fork
+    if "hydra/launcher=" in code:
+        return []
+    commands = [shlex.split(line) for line in lines]
+    return commands if all(words[0] in _SCRIPTS for words in commands) else []
+
+
+def _forked(
+    commands: list[list[str]], folder: Path, environment: dict[str, str]
+) -> tuple[bool, str]:
+    """Do the same as `_bash` for commands that need no shell."""
+    with tempfile.NamedTemporaryFile(dir=environment["TMPDIR"]) as file:
+        printed = Path(file.name)
+        # The first command that fails ends the block
+        failed = any(run_script(words, folder, environment, printed, TIMEOUT) for words in commands)
+        return failed, printed.read_text()
 
 
 class _Session:
@@ -421,6 +468,7 @@ def main() -> int:
     options = parser.parse_args()
 
     status = 0
+    begin = time.monotonic()
     for file in [path.resolve() for path in options.files] or documents():
         try:
             if not any(block.runs for block in blocks(file)):
@@ -441,7 +489,16 @@ def main() -> int:
             write(file, stale)
         status = status or int(bool(stale) and not options.update)
         print(f"{shown(file)}: {len(found)} outputs, {len(stale)} stale")
+
+    if not options.files:
+        print(duration(time.monotonic() - begin))
     return status
+
+
+def duration(seconds: float) -> str:
+    """Describe how long all blocks took. Other work on the machine makes it longer."""
+    excess = ", which is too long" if seconds > BOUND else ""
+    return f"code blocks of the documentation: {seconds:.0f} of {BOUND} s{excess}"
 
 
 if __name__ == "__main__":
