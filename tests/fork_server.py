@@ -7,10 +7,10 @@ signals, folder, environment, output and exit code. It shares only the imports.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
-import shlex
 import signal
 import sys
 import tempfile
@@ -78,7 +78,7 @@ def run_script(
     folder: Path,
     environment: Mapping[str, str],
     printed: Path,
-    timeout: float,
+    seconds: float,
 ) -> int:
     """Run a console script of this package in a forked process.
 
@@ -87,22 +87,23 @@ def run_script(
         folder: Working directory of the process.
         environment: All environment variables of the process.
         printed: File to which stdout and stderr are appended.
-        timeout: Seconds after which the process is killed.
+        seconds: Time after which the process gets SIGTERM. If it goes on, it is killed.
 
     Returns:
-        The exit code, -N if signal N ended the process.
-
-    Raises:
-        TimeoutError: The process did not end in time.
+        The exit code, -N if signal N ended the process, and 124 after `seconds`, as the
+        command ``timeout`` returns.
     """
     asked = (str(folder), dict(environment), [str(printed)] * 2, _run_script, tuple(words))
     process = _FORKS.Process(target=_begin, args=asked)
     process.start()
-    process.join(timeout)
-    if process.exitcode is None:
-        process.kill()
-        raise TimeoutError(f"{shlex.join(words)} was still running after {timeout} s")
-    return process.exitcode
+    process.join(seconds)
+    if process.exitcode is not None:
+        return process.exitcode
+
+    process.terminate()
+    process.join(60)
+    process.kill()
+    return 124
 
 
 def _fresh(folder: Path, name: str) -> Path:
@@ -120,7 +121,11 @@ def _run_script(name: str, *arguments: str) -> None:
     sys.argv = [name, *arguments]
     sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     (script,) = entry_points(group="console_scripts", name=name)
-    sys.exit(script.load()())
+    try:
+        script.load()()
+    finally:
+        # Processes of multiprocessing end without these calls
+        atexit._run_exitfuncs()
 
 
 def _begin(

@@ -68,6 +68,8 @@ def results(text: str, folder: Path) -> list[tuple[str, bool]]:
         ("<!-- output -->\n```text\n1\n```\n", "an 'output' block follows a 'run' block"),
         ("<!-- not in CI -->\n```bash\nfalse\n```\n", "needs a reason"),
         ("<!-- file: ../x.py -->\n```python\n1\n```\n", "needs a path in the folder"),
+        ("<!-- dry-run -->\n```bash\nfedexp-runs list\n```\n", "has only 'fedexp'"),
+        ("<!-- dry-run -->\n```bash\nfedexp > text\n```\n", "has only 'fedexp'"),
         ("```bash\ntrue\n", "page.md:1: the block is not closed"),
     ],
 )
@@ -145,11 +147,10 @@ def test_numbers_are_compared_if_engine_and_threads_are_fixed(
             "fedexp-runs list 'partition.alpha<1'\n\nfedexp\n",
             [["fedexp-runs", "list", "partition.alpha<1"], ["fedexp"]],
         ),
+        ("timeout 10 fedexp\n", [["timeout", "10", "fedexp"]]),
         ("fedexp > text\n", []),
         ("fedexp seed=$SEED\n", []),
         ("fedexp\nls\n", []),
-        ("timeout 10 fedexp\n", []),
-        ("fedexp -m hydra/launcher=joblib\n", []),
     ],
 )
 def test_only_plain_commands_need_no_bash(code: str, commands: list[list[str]]) -> None:
