@@ -101,7 +101,7 @@ def run_script(
         return process.exitcode
 
     process.terminate()
-    process.join(60)
+    process.join(30)
     process.kill()
     return 124
 
