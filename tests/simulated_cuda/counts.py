@@ -6,9 +6,10 @@ import collections
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -44,6 +45,48 @@ class Count:
 
 
 FIELDS = tuple(each.name for each in fields(Count))
+
+
+class Rows:
+    """Counts by phase, source line and operator.
+
+    Args:
+        rows: Counts by these three names.
+    """
+
+    def __init__(self, rows: Mapping[tuple[str, str, str], Count]) -> None:
+        self._rows = dict(rows)
+
+    def total(self, phase: str = "", file: str = "") -> Count:
+        """Return the sum over a phase and the phases inside it, by default over all.
+
+        Args:
+            phase: Name of the phase.
+            file: Beginning of the path of the source line, in the watched package.
+        """
+        chosen = (
+            row
+            for (where, line, _), row in self._rows.items()
+            if where.startswith(phase) and line.startswith(file)
+        )
+        return sum(chosen, Count())
+
+    def by_line(self, phase: str = "") -> dict[str, Count]:
+        """Return the sums of each source line and operator."""
+        lines: dict[str, Count] = collections.defaultdict(Count)
+        for (where, line, operator), row in self._rows.items():
+            if where.startswith(phase):
+                lines[f"{line} {operator}"] += row
+        return dict(lines)
+
+    def plain(self) -> list[list[Any]]:
+        """Return lists and numbers, for JSON."""
+        return [[*key, *astuple(row)] for key, row in self._rows.items()]
+
+    @classmethod
+    def of_plain(cls, rows: Sequence[Sequence[Any]]) -> Rows:
+        """Return the rows that `plain` returned."""
+        return cls({(row[0], row[1], row[2]): Count(*row[3:]) for row in rows})
 
 
 class Counter:
@@ -98,17 +141,9 @@ class Counter:
         self._rows.clear()
         self.uses.clear()
 
-    def total(self, phase: str = "") -> Count:
-        """Return the sum over a phase and the phases inside it, by default over all."""
-        return sum((row for key, row in self._rows.items() if key[0].startswith(phase)), Count())
-
-    def by_line(self, phase: str = "") -> dict[str, Count]:
-        """Return the sums of each source line and operator."""
-        lines: dict[str, Count] = collections.defaultdict(Count)
-        for (where, line, operator), row in self._rows.items():
-            if where.startswith(phase):
-                lines[f"{line} {operator}"] += row
-        return dict(lines)
+    def rows(self) -> Rows:
+        """Return a copy of all counts."""
+        return Rows(self._rows)
 
     @property
     def _phase(self) -> str:

@@ -4,7 +4,7 @@
 
     with simulate() as device:
         x = torch.ones(3, device="cuda")
-        print(device.counter.total())
+        print(device.counter.rows().total())
 
 Four layers make CPU tensors behave as CUDA tensors:
 

@@ -34,7 +34,7 @@ def counted(device: SimulatedCuda) -> Callable[[Callable[[], Any]], Count]:
     def count(work: Callable[[], Any]) -> Count:
         device.counter.reset()
         work()
-        return device.counter.total()
+        return device.counter.rows().total()
 
     return count
 
@@ -480,11 +480,11 @@ def test_counts_are_attributed_to_phases(device: SimulatedCuda) -> None:
     with device.counter.paused():
         x.add_(1)
 
-    assert device.counter.total().launches == 2
-    assert device.counter.total("outer").launches == 2
-    assert device.counter.total("outer/inner").launches == 1
-    assert device.counter.total("other") == Count()
-    assert [line.split()[-1] for line in device.counter.by_line("outer/inner")] == ["add_"]
+    assert device.counter.rows().total().launches == 2
+    assert device.counter.rows().total("outer").launches == 2
+    assert device.counter.rows().total("outer/inner").launches == 1
+    assert device.counter.rows().total("other") == Count()
+    assert [line.split()[-1] for line in device.counter.rows().by_line("outer/inner")] == ["add_"]
 
 
 def test_uses_are_counted_by_device(device: SimulatedCuda) -> None:
