@@ -20,25 +20,41 @@ class LocalOptimizer:
 
     Args:
         local_training: Local training that defines the optimizer and its constants.
+
+    Attributes:
+        steps_taken: Number of steps that have been taken.
     """
 
     def __init__(self, local_training: LocalTraining) -> None:
         self._local_training = local_training
+        self.steps_taken = 0
         # The optimizer's state. Adam has both moments, and AMSGrad also the maximum of
         # the second. RMSprop has the second moment. SGD with momentum has the momentum
         # buffer, and SGD without momentum has nothing.
         self._averages: list[list[Tensor]] = []
-        self._t = 0
+
+    def start(self, like: list[Tensor]) -> None:
+        """Set the optimizer's state to zeros, in the shapes and layouts of `like`."""
+        count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(
+            self._local_training.optimizer, 1 if self._local_training.momentum else 0
+        )
+        self._averages = [[torch.zeros_like(value) for value in like] for _ in range(count)]
+
+    def of_clients(self, clients: slice) -> LocalOptimizer:
+        """Return the optimizer of some of the stacked clients.
+
+        Both optimizers share the state, which `start` has made.
+        """
+        part = LocalOptimizer(self._local_training)
+        part._averages = [[value[clients] for value in values] for values in self._averages]
+        return part
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
         """Change `params` in place. `grads` stay as they are."""
         local_training = self._local_training
         if not self._averages:
-            count = {"adam": 2, "amsgrad": 3, "rmsprop": 1}.get(
-                local_training.optimizer, 1 if local_training.momentum else 0
-            )
-            self._averages = [[torch.zeros_like(g) for g in grads] for _ in range(count)]
-        self._t += 1
+            self.start(grads)
+        self.steps_taken += 1
         if local_training.optimizer in ("adam", "amsgrad"):
             first, second, *largest = self._averages
             adam_step(
@@ -46,7 +62,7 @@ class LocalOptimizer:
                 grads,
                 first,
                 second,
-                self._t,
+                self.steps_taken,
                 local_training.lr,
                 local_training.betas,
                 local_training.eps,
@@ -64,10 +80,6 @@ class LocalOptimizer:
         else:
             buffer = self._averages[0] if local_training.momentum else []
             sgd_step(params, grads, buffer, local_training.lr, local_training.momentum)
-
-    def keep_first(self, count: int) -> None:
-        """Continue with the first `count` of the stacked clients."""
-        self._averages = [[value[:count] for value in values] for values in self._averages]
 
 
 def sgd_step(

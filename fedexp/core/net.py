@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedexp.core.dropout import Dropout
 from fedexp.core.errors import ConfigError
 from fedexp.core.numerics import Precision
+from fedexp.core.torch_private import is_vmapped
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec, Weights, computes_channels_last
 
@@ -260,10 +261,7 @@ class Net:
     ) -> Tensor:
         self.bind(params, buffers)
         if self._channels_last:
-            inputs = tuple(
-                x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-                for x in inputs
-            )
+            inputs = tuple(_channels_last(x) for x in inputs)
         if self.precision == "bf16" and self._module.training:
             with torch.autocast(self._device, torch.bfloat16):
                 output: Tensor = module(*inputs)
@@ -281,6 +279,16 @@ def _witnessed(
     output = forward(*inputs)
     calls[name] = inputs[0], output
     return output
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Return an input with its channels last.
+
+    Under `torch.vmap` the layout of one client's part cannot be asked for or changed.
+    """
+    if x.dim() != 4 or is_vmapped(x):
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _joined(module: str, name: str) -> str:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType as ProfilerDevice
 from torch._C._autograd import _profiler_enabled as is_profiler_enabled
+from torch._C._functorch import is_batchedtensor as is_vmapped
 
-__all__ = ["ProfilerDevice", "is_profiler_enabled", "run_backward"]
+__all__ = ["ProfilerDevice", "is_profiler_enabled", "is_vmapped", "run_backward"]
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 

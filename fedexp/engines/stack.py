@@ -4,7 +4,12 @@ Their tensors are stacked along a first axis, and their steps are taken together
 step kernel (`fedexp.core.kernel`) decides the order of a step's operations. Each client
 takes the same steps as if it trained on its own. Its results do not depend on other
 clients, except for the last bits. These depend on the sizes of all clients in the
-stack, because batches are padded to the largest.
+stack.
+
+A kernel that pads batches takes one step of all clients together. For other kernels the
+clients of a step are divided into groups. The clients of a group have batches of the
+same length and are in the same epoch. Clients are sorted by their number of samples, so
+that a group is a range of clients and its tensors are views.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -50,6 +55,7 @@ from fedexp.engines.kernels.kernel import (
     StackedVectors,
     StackKernel,
     StackTrees,
+    UnlikeClientsError,
 )
 
 
@@ -71,8 +77,8 @@ def train_stack(
     indices: Sequence[Tensor],
     num_classes: int,
     kind: type[StackKernel],
-) -> Iterator[ClientResult]:
-    """Train `jobs` as one and return their results in order.
+) -> tuple[list[int], Iterator[ClientResult]]:
+    """Train `jobs` as one.
 
     The jobs agree in everything except client, start, seed and trees. Training is over
     when this function returns. The payload and the new state of a client are made when
@@ -87,6 +93,10 @@ def train_stack(
             on the device of `samples`.
         num_classes: Number of classes.
         kind: Class of the kernel that computes the gradients.
+
+    Returns:
+        For each job, the number of steps that were taken together with another client.
+        The results in the order of the jobs.
     """
     clients = []
     for job, index in zip(jobs, indices, strict=True):
@@ -95,23 +105,45 @@ def train_stack(
         clients.append(_StackedClient(job, index, schedule, noise, ctx))
 
     # The order is by descending number of steps, so that clients that still train are
-    # always the first ones.
-    order = sorted(range(len(jobs)), key=lambda i: -len(clients[i].schedule))
+    # always the first ones. Clients with more samples take at least as many steps.
+    def position(i: int) -> tuple[int, int]:
+        return -len(clients[i].schedule), 0 if kind.pads else -len(clients[i].index)
+
+    order = sorted(range(len(jobs)), key=position)
     clients = [clients[i] for i in order]
     net.train()
 
     training = _Training(clients, net, kind)
-    for batch in _batches(clients, samples):
+    for batch in _batches(clients, samples, kind.pads):
         training.step(batch)
     training.end()
-    return (training.result(order.index(i)) for i in range(len(jobs)))
+    places = [order.index(i) for i in range(len(jobs))]
+    return [training.stacked_steps[i] for i in places], map(training.result, places)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The clients of a stack that take a step together.
+
+    All tensors are views of the tensors of the whole stack.
+    """
+
+    stack: StackTrees
+    optimizer: LocalOptimizer
+    adjustment: Adjustment | None
+    correct: Callable[[Tree, Tree], Tree] | None
+    after_step: Callable[[Tree], Tree] | None
 
 
 class _Training:
     """The joint training of the clients of a stack.
 
-    It has the trees of the clients that still train. It also has the kernel, optimizer
-    and hooks that change these trees.
+    It has the trees of all clients, and the kernel, optimizer and hooks that change
+    these trees.
+
+    Attributes:
+        stacked_steps: For each client, the number of steps that it took together with
+            another client. It is set by `end`.
     """
 
     def __init__(
@@ -134,7 +166,6 @@ class _Training:
         self._whole = _stacked(clients, state=any(hooks) or kind.reads_context(trainer))
 
         self._kernel = kind(first, net)
-        self._optimizer = LocalOptimizer(local_training)
         self._ascent = _ascent(trainer, contexts)
         self._adjustment = _adjustment(trainer, contexts, net)
         between = any(hooks) or local_training.clip is not None or local_training.weight_decay
@@ -147,79 +178,93 @@ class _Training:
             fused if fused and not between and (not self._ascent or fused.fuses_ascent) else None
         )
 
-        # Measured values by name: one tensor per step, of shape (clients that still
-        # train,).
+        self._optimizer = LocalOptimizer(local_training)
+        if self._fused is None:
+            self._optimizer.start(list(self._whole.live.values()))
+
+        # Measured values by name. Each batch adds one tensor of shape (clients,).
         self._measured: defaultdict[str, list[Tensor]] = defaultdict(list)
-        self._active = len(clients)
-        self._stack = self._whole
-        self._bind_hooks()
+        self._measured_of: list[slice] = []  # the clients of each batch
+        self._groups: dict[tuple[int, int], _Group] = {}
 
     def step(self, batch: StackBatch) -> None:
-        """Take one step of each client in `batch`.
+        """Take one step of each client in `batch`."""
+        names = sorted(self._kernel.alike)
+        parts = _runs([[getattr(ctx, name) for name in names] for ctx in batch.own])
+        if len(parts) > 1:
+            for start, stop in parts:
+                self.step(batch.of_clients(start, stop))
+            return
 
-        The clients in `batch` are the first clients of the stack. Their number never
-        grows from step to step.
-        """
-        if len(batch.y) < self._active:
-            self._go_on_with(len(batch.y))
-        stack = self._stack
+        try:
+            self._step(batch)
+        except UnlikeClientsError:
+            self.step(batch)
+
+    def _step(self, batch: StackBatch) -> None:
+        group = self._group(batch.clients)
         if self._fused:
-            self._measure(self._fused.descend(stack, batch, self._adjustment, self._ascent))
+            scalars = self._fused.descend(group.stack, batch, group.adjustment, self._ascent)
+            self._measure(scalars, batch.clients)
             return
 
         if self._ascent is None:
-            grads, loss = self._kernel.gradients(stack, batch)
-            self._measure(by_name(loss))
+            grads, loss = self._kernel.gradients(group.stack, batch)
+            self._measure(by_name(loss), batch.clients)
         else:
-            grads, loss, norm = self._kernel.gradients_uphill(stack, batch, self._ascent)
-            self._measure({**by_name(loss), "perturbation": norm})
+            grads, loss, norm = self._kernel.gradients_uphill(group.stack, batch, self._ascent)
+            self._measure({**by_name(loss), "perturbation": norm}, batch.clients)
 
+        group.optimizer.steps_taken = batch.own[0].step
         take_step(
             grads,
-            stack.live,
-            stack.start,
+            group.stack.live,
+            group.stack.start,
             self._first.local_training,
-            self._optimizer,
-            self._adjustment,
-            self._correct,
+            group.optimizer,
+            group.adjustment,
+            group.correct,
             StackedVectors,
-            self._after_step,
+            group.after_step,
         )
 
-    def _measure(self, scalars: Tree) -> None:
+    def _measure(self, scalars: Tree, clients: slice) -> None:
+        self._measured_of.append(clients)
         for name, values in scalars.items():
             self._measured[name].append(values)
 
-    def _go_on_with(self, count: int) -> None:
-        """Continue with the first `count` clients.
-
-        The others have taken all their steps.
-        """
-        self._active = count
-        self._stack = _first(self._whole, count)
-        self._adjustment = self._adjustment and _changed(
-            self._adjustment, lambda value: value[:count]
-        )
-        self._optimizer.keep_first(count)
-        self._kernel.keep_first(count)
-        self._bind_hooks()
-
-    def _bind_hooks(self) -> None:
-        common_ctx = _shared_context(self._clients[0], self._stack)
-        own = [client.ctx for client in self._clients[: self._active]]
-        self._correct, self._after_step = (
-            hook and partial(hook, common_ctx, own) for hook in self._hooks
-        )
+    def _group(self, clients: slice) -> _Group:
+        """Return the group of these clients. Each group is made once."""
+        key = clients.start, clients.stop
+        if key not in self._groups:
+            stack = _part(self._whole, clients)
+            common_ctx = _shared_context(self._clients[0], stack)
+            own = [client.ctx for client in self._clients[clients]]
+            hooks = (hook and partial(hook, common_ctx, own) for hook in self._hooks)
+            adjustment = self._adjustment and _changed(
+                self._adjustment, lambda value: value[clients]
+            )
+            optimizer = self._optimizer.of_clients(clients)
+            self._groups[key] = _Group(stack, optimizer, adjustment, *hooks)
+        return self._groups[key]
 
     def end(self) -> None:
         """Finish training. Only `result` may be called afterwards."""
-        check_measured(self._measured, len(self._clients[0].schedule))
-        self._rows = {name: _rows(values) for name, values in self._measured.items()}
+        check_measured(self._measured, len(self._measured_of))
+        places = [(i.start, i.stop) for i in self._measured_of]
+        self._rows = {
+            name: _rows(values, places, len(self._clients))
+            for name, values in self._measured.items()
+        }
+        self.stacked_steps = [0] * len(self._clients)
+        for start, stop in places:
+            for i in range(start, stop):
+                self.stacked_steps[i] += stop - start > 1
 
     def _metrics(self, i: int) -> Metrics:
         schedule = self._clients[i].schedule
 
-        own = {name: [row[i] for row in rows[: len(schedule)]] for name, rows in self._rows.items()}
+        own = {name: rows[i] for name, rows in self._rows.items()}
         last = own["loss"][last_epoch(schedule) :]
         return {name: sum(values) / len(values) for name, values in own.items()} | {
             "loss_last_epoch": sum(last) / len(last)
@@ -269,13 +314,25 @@ def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
     )
 
 
-def _rows(values: list[Tensor]) -> list[list[float]]:
-    """Return, for each step, the list of the clients' values.
+def _rows(
+    values: list[Tensor], places: Sequence[tuple[int, int]], num_clients: int
+) -> list[list[float]]:
+    """Return, for each client, the list of its values in the order of its steps.
 
     The device is synchronised only once.
     """
     numbers = iter(torch.cat(values).tolist())
-    return [list(islice(numbers, len(step))) for step in values]
+    rows: list[list[float]] = [[] for _ in range(num_clients)]
+    for start, stop in places:
+        for row, value in zip(rows[start:stop], islice(numbers, stop - start), strict=True):
+            row.append(value)
+    return rows
+
+
+def _runs(keys: Sequence[object]) -> list[tuple[int, int]]:
+    """Return the ranges (start, stop) of consecutive equal keys."""
+    changes = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
+    return list(pairwise([0, *changes, len(keys)]))
 
 
 def _contiguous_copies(tree: Tree) -> Tree:
@@ -300,18 +357,19 @@ def _joined(trees: list[Tree]) -> Tree:
     return joined
 
 
-def _cut(tree: Tree, count: int) -> Tree:
-    return {name: value[:count] for name, value in tree.items()}
+def _part(stack: StackTrees, clients: slice) -> StackTrees:
+    """Return the trees of some of the clients, as views."""
 
+    def cut(tree: Tree) -> Tree:
+        return {name: value[clients] for name, value in tree.items()}
 
-def _first(stack: StackTrees, count: int) -> StackTrees:
     return StackTrees(
-        params=_cut(stack.params, count),
-        buffers=_cut(stack.buffers, count),
+        params=cut(stack.params),
+        buffers=cut(stack.buffers),
         trained=stack.trained,
-        received=Received(_cut(stack.received.params, count), _cut(stack.received.buffers, count)),
-        shared={name: _cut(tree, count) for name, tree in stack.shared.items()},
-        state={name: _cut(tree, count) for name, tree in stack.state.items()},
+        received=Received(cut(stack.received.params), cut(stack.received.buffers)),
+        shared={name: cut(tree) for name, tree in stack.shared.items()},
+        state={name: cut(tree) for name, tree in stack.state.items()},
     )
 
 
@@ -451,11 +509,19 @@ def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     return at_once if getattr(hook, "elementwise", False) else one_by_one
 
 
-def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[StackBatch]:
+def _batches(
+    clients: Sequence[_StackedClient], samples: Samples, pads: bool
+) -> Iterator[StackBatch]:
     """Yield, for each step, the batches of the clients that still train.
 
     Each client has its own order of samples. The samples of several steps are gathered
     together.
+
+    Args:
+        clients: Clients by descending number of steps.
+        samples: Training pool.
+        pads: Whether one batch has all clients of a step. Otherwise the clients of a
+            batch have as many samples in it and are in the same epoch.
     """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
@@ -491,9 +557,18 @@ def _batches(clients: Sequence[_StackedClient], samples: Samples) -> Iterator[St
 
         for i in range(steps):
             count = sum(size > 0 for size in sizes[i])
-            yield _batch(
-                x[i, :count], y[i, :count], sizes[i][:count], position + i, samples, clients[:count]
-            )
+            epochs = [schedule[position + i][0] for schedule in schedules[:count]]
+            groups = _runs(list(zip(sizes[i], epochs, strict=False)))
+            for start, stop in [(0, count)] if pads else groups:
+                yield _batch(
+                    x[i, start:stop],
+                    y[i, start:stop],
+                    sizes[i][start:stop],
+                    position + i,
+                    samples,
+                    clients,
+                    slice(start, stop),
+                )
 
         position += steps
 
@@ -504,8 +579,10 @@ def _batch(
     sizes: list[int],
     step: int,
     samples: Samples,
-    clients: Sequence[_StackedClient],
+    everyone: Sequence[_StackedClient],
+    clients: slice,
 ) -> StackBatch:
+    own = everyone[clients]
     longest = max(sizes)
     share: float | Tensor = 1 / longest
     if longest < x.shape[1]:
@@ -516,9 +593,9 @@ def _batch(
 
     if samples.augment is not None:
         x = x.clone()
-    for c, client in enumerate(clients):
+    for c, client in enumerate(own):
         client.noise.step, client.noise.epoch = step, client.schedule[step][0]
         if samples.augment is not None:
             x[c, : sizes[c]] = samples.augment(x[c, : sizes[c]], client.noise)
 
-    return StackBatch(x, y, share, [client.ctx for client in clients])
+    return StackBatch(x, y, share, [client.ctx for client in own], clients)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -133,7 +134,10 @@ class Vectorized(Engine):
                 candidate = Vectorized(stack, name)
                 candidate.note = context.note
                 candidate.open(context.numerics, context.threads)
-                times[name, stack] = seconds_per_step(candidate, jobs[:stack], context.data)
+                seconds = seconds_per_step(candidate, jobs[:stack], context.data)
+                if not candidate.stacked_steps:
+                    break  # its loss cannot be stacked, so serial training was timed
+                times[name, stack] = seconds
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
                     break  # larger stacks only exceed the cache
 
@@ -165,28 +169,21 @@ class Vectorized(Engine):
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
         steps = [num_steps(job, data) for job in jobs]
+        number_of_samples = [data.partition.size(job.client) for job in jobs]
 
         for i, job in enumerate(jobs):
             block = i // (_WINDOW * size)
             kind = self._kind(job)
             if kind is None and not job.trained:
                 self.note(self._why_serial(job))
-            n = data.partition.size(job.client)
-            alike = i if kind is None else (n if kind.same_sizes else None)
-            groups.setdefault((block, kind, _signature(job), alike), []).append(i)
+            alone = i if kind is None else None
+            groups.setdefault((block, kind, _signature(job), alone), []).append(i)
 
         stacks = []
         for (_, kind, *_), members in groups.items():
-            if kind is not None and kind.same_sizes and len(members) == 1 < min(size, len(jobs)):
-                self.note(
-                    _one_by_one(
-                        jobs[members[0]],
-                        "if no other client has as many samples, "
-                        f"because engine.kernel={self._names[-1]} stacks equal sizes",
-                    )
-                )
-
-            ordered = sorted(members, key=lambda i: -steps[i])
+            # Without padding, clients of the same size take the most steps together.
+            sizes = [0 if kind is None or kind.pads else n for n in number_of_samples]
+            ordered = sorted(members, key=lambda i: (-steps[i], -sizes[i]))
             number = -(-len(ordered) // size)  # number of stacks, all of about the same size
             bounds = [len(ordered) * i // number for i in range(number + 1)]
             stacks += [sorted(ordered[a:b]) for a, b in pairwise(bounds)]
@@ -225,16 +222,23 @@ class Vectorized(Engine):
         net = self._serial.net(jobs[0])
         indices = [data.positions(job.client) for job in jobs]
         results: Iterator[ClientResult] | None = None
+        stacked_steps: list[int] = []
+        parts: list[list[int]] = []
         try:
             with named_client_errors(jobs, data):
-                results = train_stack(jobs, net, data.train, indices, data.num_classes, kind)
+                stacked_steps, results = train_stack(
+                    jobs, net, data.train, indices, data.num_classes, kind
+                )
                 # On CUDA all results are computed here, because only here a lack of
                 # memory leads to smaller stacks.
                 if data.train.x.is_cuda:
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
-            self._unstackable.add(_code_of(jobs[0]))
-            self.note(_one_by_one(jobs[0], str(error)))
+            parts = _by_size(jobs, data)
+            if not 1 < len(parts) < len(jobs):
+                parts = []
+                self._unstackable.add(_code_of(jobs[0]))
+                self.note(_one_by_one(jobs[0], str(error)))
         except torch.cuda.OutOfMemoryError:
             if not half:
                 raise
@@ -243,15 +247,22 @@ class Vectorized(Engine):
             net.release()
         # The retry starts only after the frames of the failed attempt, and the memory
         # that they hold, are gone.
+        if parts:
+            # Clients of one size may have the same adjustment, for example.
+            trained = chain(*(self._train([jobs[i] for i in part], data) for part in parts))
+            positions = chain(*parts)
+            numbered = sorted(zip(positions, trained, strict=True), key=itemgetter(0))
+            yield from map(itemgetter(1), numbered)
+            return
         if results is None:
             yield from self._train(jobs, data)
             return
 
-        for job in jobs:
+        for job, steps in zip(jobs, stacked_steps, strict=True):
             with named_client_errors([job], data):
                 result = probed(job, next(results), data)
             net.release()
-            self._stacked_steps += result.num_steps if half else 0
+            self._stacked_steps += steps
             yield result
 
     @property
@@ -273,6 +284,14 @@ class Vectorized(Engine):
         The note gives the reason of the most general kernel.
         """
         return _one_by_one(job, str(KERNELS[self._names[-1]].misfit(job, self._serial.net(job))))
+
+
+def _by_size(jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
+    """Return the positions of the jobs, grouped by the client's number of samples."""
+    groups: dict[int, list[int]] = {}
+    for i, job in enumerate(jobs):
+        groups.setdefault(data.partition.size(job.client), []).append(i)
+    return list(groups.values())
 
 
 def _one_by_one(job: ClientJob, reason: str) -> str:

@@ -9,7 +9,7 @@ Update:
     The server stores the last K models of every client, each with its loss F, the mean
     training loss of the last local epoch. In each round the models of the participants
     are chosen anew. All other clients keep their chosen model. The choice minimises
-    ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 6), where wbar is the
+    ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 5), where wbar is the
     mean of the chosen models. Then w^{t+1} = wbar, with equal weights over all M
     clients that have a model. With ``chosen_weights=samples`` the weight of client n is
     q_n = n_n / sum n_n instead of 1/M, in J and in wbar. This is Eq. 2 to 8 for the
@@ -389,7 +389,7 @@ class FedCDA(Mean):
 
         Returns:
             Each participant's index into its entries, and the metrics to log. The
-            metrics are J (Eq. 6) of this choice, of the newest models and of a random
+            metrics are J (Eq. 5) of this choice, of the newest models and of a random
             choice.
         """
         weight, owners = self._weights(env), list(fresh.values())

@@ -93,7 +93,8 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
     towards these seconds. ``steps_per_second`` is None if no local step was executed.
 
     ``stacked_share`` is the share of the executed local steps that ran stacked with
-    local steps of other clients. It is 0 if no local step was executed.
+    local steps of other clients. A step that a client of a stack takes on its own does
+    not count. The share is 0 if no local step was executed.
 
     Args:
         timing: Rows of ``timing.jsonl``. If a step was computed again, its last row

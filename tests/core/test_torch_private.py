@@ -8,7 +8,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fedexp.core.torch_private import ProfilerDevice, is_profiler_enabled, run_backward
+from fedexp.core.torch_private import (
+    ProfilerDevice,
+    is_profiler_enabled,
+    is_vmapped,
+    run_backward,
+)
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedexp"
 
@@ -40,6 +45,17 @@ def test_profiler_device_of_an_event_on_the_cpu() -> None:
         torch.ones(2).sum()
     events = [event for event in profiler.events() if event.name == "range"]
     assert [event.device_type for event in events] == [ProfilerDevice.CPU]
+
+
+def test_is_vmapped_only_inside_vmap() -> None:
+    seen = []
+
+    def watched(row: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        seen.append((is_vmapped(row), is_vmapped(whole)))
+        return row + whole
+
+    torch.vmap(watched, in_dims=(0, None))(torch.ones(2, 3), torch.ones(3))
+    assert seen == [(True, False)] and not is_vmapped(torch.ones(2, 3))
 
 
 def test_no_other_module_uses_a_private_interface_of_torch() -> None:

@@ -47,7 +47,6 @@ EXCEPTIONS = {
     "keep_bank": "a config key of the methods with a bank of images",
     "keep_data": "an argument of save_models",
     "keep_files": "a verb with its object",
-    "keep_first": "a verb with its object",
     "keep_freed_memory": "a verb with its object",
     "keep_only": "the name of the style guide",
     "memo": "the config key of the client cache, which stored configs contain",

@@ -5,17 +5,24 @@ is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from fedexp.config.compose import compose
+from fedexp.core.data import FederatedData
 from fedexp.core.engine import Engine, EngineContext, describe
+from fedexp.core.jobs import ClientJob
+from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Trainer
+from fedexp.core.trees import Tree
 from fedexp.engines import vectorized
 from fedexp.engines.auto import Auto
 from fedexp.engines.rule import Workload
@@ -55,10 +62,16 @@ def noted(made: EngineContext) -> tuple[EngineContext, list[str]]:
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
-    """Answer timings by a function of the engine."""
+    """Answer timings by a function of the engine, which trains all the same."""
 
     def answer(by: Seconds) -> None:
-        monkeypatch.setattr(vectorized, "seconds_per_step", lambda engine, jobs, data: by(engine))
+        def seconds_per_step(
+            engine: Engine, jobs: Sequence[ClientJob], data: FederatedData
+        ) -> float:
+            list(engine.map(jobs, data))
+            return by(engine)
+
+        monkeypatch.setattr(vectorized, "seconds_per_step", seconds_per_step)
 
     return answer
 
@@ -232,6 +245,23 @@ def test_the_fastest_stack_is_taken(
     made, notes = noted(engine_context(rounds=LONG, numerics=CUDA, threads=2))
     assert describe(Auto().choose(made)) == describe(expected)
     assert "serial 1" in notes[0] and "linear 4" in notes[0] and "vmap 2" in notes[0]
+
+
+@dataclass(frozen=True)
+class Unstackable(Trainer):
+    """A loss that `torch.vmap` cannot vectorise."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return ctx.task.loss(net, params, buffers, batch, ctx) * (1 + 0 * float(batch.x.sum()))
+
+
+def test_a_kernel_that_stacks_nothing_is_not_chosen(seconds: Callable[[Seconds], None]) -> None:
+    seconds(lambda engine: 1e-3 if isinstance(engine, Serial) else 0.5e-3)
+    made, notes = noted(engine_context(rounds=LONG, numerics=CUDA, model=CONV))
+    assert describe(Auto().choose(made)) == describe(Vectorized(2, "vmap"))
+    made = replace(made, jobs=[replace(job, trainer=Unstackable()) for job in made.jobs])
+    assert describe(Auto().choose(made)) == describe(Serial())
+    assert "vmap" not in notes[-1]
 
 
 def test_a_slow_model_stays_serial(seconds: Callable[[Seconds], None]) -> None:

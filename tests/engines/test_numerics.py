@@ -21,9 +21,12 @@ from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.engines.serial import Serial
+from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment, choose_numerics
 from fedexp.runtime.numerics import use_numerics
-from tests.world import CPU, make_world
+from tests.engines.compare import assert_same_results
+from tests.world import CPU, make_data, make_world
 
 BASE = Numerics(engine={}, threads=1, device="cpu", dtype="float32")
 CNN = ModelSpec.of(compose(["model=lenet"])["model"], (3, 32, 32), 10)
@@ -160,6 +163,15 @@ def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) ->
     ]
     # Nothing to do, nothing copied
     assert Weights(CNN, again.params, again.buffers).params is again.params
+
+
+def test_convolutions_with_channels_last_are_stacked(forced: None) -> None:
+    w = make_world(data=make_data((12, 12, 12)), model={"_target_": "tests.core.test_kernel.Small"})
+    jobs = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))
+    engine = Vectorized(stack=3)
+    found = list(engine.map(jobs, w.data))
+    assert engine.stacked_steps == sum(result.num_steps for result in found) > 0
+    assert_same_results(found, list(Serial().map(jobs, w.data)), 1e-9)
 
 
 class Views(torch.nn.Module):

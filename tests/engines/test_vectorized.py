@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from fedexp.core import trees
 from fedexp.core.errors import ClientError
+from fedexp.core.kernel import num_steps
 from fedexp.core.net import Net, same_author
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Adjustment, Ctx, Received, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer, elementwise
 from fedexp.core.trees import Tree
 from fedexp.core.weights import ModelSpec
 from fedexp.data.augment import Augment
@@ -321,7 +323,7 @@ def test_an_adjustment_of_each_clients_own(by_steps: bool, model: dict) -> None:
         jobs = [replace(job, trainer=OwnAdjustment(by_steps)) for job in second_round_jobs(w)]
         engine = Vectorized(stack=3)
         assert_matches_serial(engine, w, jobs, 1e-9)
-        assert engine.stacked_steps or by_steps
+        assert engine.stacked_steps  # those of different sizes are stacked by size
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
@@ -391,6 +393,88 @@ def test_errors_name_the_clients() -> None:
     with pytest.raises(ClientError, match="clients 0, 2 failed"):
         bad = replace(w.data, train=replace(w.data.train, y=w.data.train.y + 5))
         list(Vectorized(stack=2).map([jobs[0], jobs[2]], bad))
+
+
+@dataclass(frozen=True)
+class ByExamples(Trainer):
+    """A loss that reads a client's own number, from the second epoch on."""
+
+    number: str = "num_examples"
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        loss = ctx.task.loss(net, params, buffers, batch, ctx)
+        return loss * (1 + 1 / getattr(ctx, self.number)) if ctx.epoch else loss
+
+
+def share_stacked(
+    sizes: Sequence[int], b: int, epochs: int, alike: Callable[[int, int], int] = lambda n, per: 0
+) -> float:
+    """Return the share of steps that clients take together in one stack.
+
+    `alike` returns what stacked clients must have in common, from a client's number of
+    samples and its number of steps per epoch.
+    """
+    steps = Counter(
+        (step, step // per, min(b, n - step % per * b), alike(n, per))
+        for n, per in ((n, -(-n // b)) for n in sizes)
+        for step in range(epochs * per)
+    )
+    return sum(k for k in steps.values() if k > 1) / steps.total()
+
+
+WIDE = (71, 328, 96, 128, 71, 200, 96, 111, 64, 328)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "model"),
+    [
+        ("scaffold", (), CONV),
+        ("fedavg", (), CONV),
+        ("fedavg", ("local.momentum=0.9",), CONV),
+        # Adam would enlarge the rounding errors of a bias before BatchNorm, whose
+        # gradient is 0.
+        ("fedavg", ("local.optimizer=adam",), DEEP),
+        ("fedsam", (), CONV),
+        ("ldam", (), DEEP),
+        ("fedgen", (), DEEP),
+        ("moon", (), DEEP),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_clients_of_different_sizes_train_as_alone(
+    method: str, overrides: tuple[str, ...], model: dict
+) -> None:
+    w = world(method, "local.batch_size=32", *overrides, sizes=WIDE, model=model)
+    jobs = second_round_jobs(w)
+    engine = Vectorized(stack=len(jobs), kernel="vmap")
+    assert_matches_serial(engine, w, jobs, 1e-12)
+    share = engine.stacked_steps / sum(num_steps(job, w.data) for job in jobs)
+    assert share == share_stacked(WIDE, 32, 2) > 0.3
+
+
+def test_deferred_reweighting_groups_by_the_number_of_steps() -> None:
+    w = world("ldam", "local.batch_size=32", "trainer.drw=0.5", sizes=WIDE)
+    jobs = second_round_jobs(w)
+    engine = Vectorized(stack=len(jobs), kernel="vmap")
+    assert_matches_serial(engine, w, jobs, 1e-12)
+    share = engine.stacked_steps / sum(num_steps(job, w.data) for job in jobs)
+    assert share == share_stacked(WIDE, 32, 2, lambda n, per: per) < share_stacked(WIDE, 32, 2)
+
+
+@pytest.mark.parametrize("number", ["num_examples", "num_steps"])
+@pytest.mark.parametrize("uphill", [False, True])
+def test_a_loss_that_reads_a_clients_number_is_stacked_with_its_like(
+    number: str, uphill: bool
+) -> None:
+    kind = type("Climbs", (ByExamples,), {"ascent": lambda self, ctx: Ascent(0.05)})
+    trainer = (kind if uphill else ByExamples)(number)
+    w = world("fedavg", "local.batch_size=32", sizes=WIDE, model=CONV)
+    jobs = [replace(job, trainer=trainer) for job in second_round_jobs(w)]
+    engine = Vectorized(stack=len(jobs))
+    assert_matches_serial(engine, w, jobs, 1e-12)
+    by_size = share_stacked(WIDE, 32, 2, lambda n, per: n)
+    share = engine.stacked_steps / sum(num_steps(job, w.data) for job in jobs)
+    assert by_size < share < share_stacked(WIDE, 32, 2)  # alike only from the second epoch on
 
 
 def test_a_user_module_without_linear_chain_is_stacked_by_vmap() -> None:

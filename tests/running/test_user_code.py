@@ -188,15 +188,10 @@ def test_a_faulty_loss_names_its_line(capsys) -> None:
     assert "faulty.py:9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("draw", "partition", "why"), [
-    ("float(batch.y[0])", "iid", "its loss cannot be vectorised"),
-    ("batch.y[0]", "dirichlet", "if no other client has as many samples"),
-])  # fmt: skip
-def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(
-    draw: str, partition: str, why: str, capsys
-) -> None:
-    mine = plugin("trainer", "unstackable", TRAINER.format(draw=draw))
-    stacked = ["engine=vectorized", "engine.kernel=vmap", f"partition={partition}", "rounds=2"]
+def test_clients_that_are_not_stacked_are_told_once_and_in_the_result(capsys) -> None:
+    why = "its loss cannot be vectorised"
+    mine = plugin("trainer", "unstackable", TRAINER.format(draw="float(batch.y[0])"))
+    stacked = ["engine=vectorized", "engine.kernel=vmap", "rounds=2"]
     assert run_command([mine, *QUICK, *stacked]) == 0
     out = capsys.readouterr().out
     assert out.count(f"clients train one after the other (trainer Mine): {why}") == 1, out

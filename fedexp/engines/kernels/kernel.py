@@ -28,9 +28,20 @@ class NotStackableError(Exception):
     """
 
 
+class UnlikeClientsError(Exception):
+    """A loss has read a number that differs between the clients of a batch.
+
+    The kernel has added the number's name to its `alike`. It has not changed anything
+    else, so that the step can be repeated with fewer clients.
+    """
+
+
 @dataclass(frozen=True, eq=False)
 class StackBatch:
     """The batches of k clients in one step.
+
+    The clients are consecutive clients of the stack. All take the step of the same
+    number in the same epoch.
 
     Args:
         x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.
@@ -38,12 +49,23 @@ class StackBatch:
         share: Weight of each row in its client's mean loss. It is the number 1 / b if
             all batches have b rows, else a (k, b) tensor with zeros for padding.
         own: Context of each client at this step.
+        clients: The clients, as a range of positions in the stack.
     """
 
     x: Tensor
     y: Tensor
     share: float | Tensor
     own: list[Ctx]
+    clients: slice
+
+    def of_clients(self, start: int, stop: int) -> StackBatch:
+        """Return the batch of some of these clients, at positions in this batch."""
+        rows = slice(start, stop)
+        share = self.share[rows] if isinstance(self.share, Tensor) else self.share
+        first = self.clients.start
+        return StackBatch(
+            self.x[rows], self.y[rows], share, self.own[rows], slice(first + start, first + stop)
+        )
 
 
 @dataclass(eq=False)
@@ -112,7 +134,12 @@ def _each(factor: Tensor, value: Tensor) -> Tensor:
 class StackKernel(ABC):
     """A kernel that computes gradients for one stack. Each stack has its own kernel."""
 
-    same_sizes: ClassVar[bool]  # whether all clients of a stack must have equally many samples
+    # Whether shorter batches are padded, so that all clients take a step together.
+    # Without padding, only clients whose batches have the same length do.
+    pads: ClassVar[bool]
+    # Names of numbers in a client's context that the loss reads. Clients that differ in
+    # one of them take their steps apart. The kernel adds a name when it is read.
+    alike: frozenset[str] = frozenset()
 
     @classmethod
     @abstractmethod
@@ -161,14 +188,17 @@ class StackKernel(ABC):
             moved = replace(
                 stack, params={**stack.params, **there}, buffers=trees.clone(stack.buffers)
             )
-            return self.gradients(moved, batch)[0]
+            try:
+                return self.gradients(moved, batch)[0]
+            except UnlikeClientsError as error:
+                # The first pass changed the buffers, so the step cannot be repeated.
+                raise NotStackableError(
+                    f"its loss reads {error} in the second pass of a step only"
+                ) from error
 
         grads, loss = self.gradients(stack, batch)
         grads, norm = ascended(ascent, grads, stack.live, gradient_at, StackedVectors)
         return grads, loss, norm
-
-    def keep_first(self, count: int) -> None:
-        """Continue with the first `count` clients."""
 
 
 class FusedKernel(StackKernel):

@@ -76,7 +76,7 @@ class Linear(FusedKernel):
     stacked together.
     """
 
-    same_sizes: ClassVar[bool] = False
+    pads: ClassVar[bool] = True
 
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
@@ -180,7 +180,7 @@ class Linear(FusedKernel):
                     self._follow_buffer(weight, rows, stack)
 
             if bias is not None and bias in self._trained:
-                everyone = slice(None)
+                everyone = slice(len(d))
                 into, keep, factor = self._prepared(bias, everyone, stack, how)
                 into.mul_(keep).add_(d.sum(1), alpha=factor)
                 self._follow_buffer(bias, everyone, stack)
@@ -205,7 +205,7 @@ class Linear(FusedKernel):
             if w.is_cuda or not (how.pull or how.shift is not None)
             else max(1, _BLOCK_BYTES // one)
         )
-        return [slice(start, start + size) for start in range(0, k, size)]
+        return [slice(start, min(start + size, k)) for start in range(0, k, size)]
 
     def _prepared(
         self, name: str, rows: slice, stack: StackTrees, how: Adjustment
@@ -244,9 +244,6 @@ class Linear(FusedKernel):
         """Apply ``w -= lr * b`` if there is momentum."""
         if self._momentum:
             stack.live[name][rows].add_(self._buffer[name][rows], alpha=-self._lr)
-
-    def keep_first(self, count: int) -> None:
-        self._buffer = {name: value[:count] for name, value in self._buffer.items()}
 
     def _passes(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None

@@ -5,8 +5,8 @@ The trainer's own `loss` is vectorised over clients by `torch.vmap`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,47 @@ from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Measured, Received, Trainer
+from fedexp.core.trainer import Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree, Trees
-from fedexp.engines.kernels.kernel import NotStackableError, StackBatch, StackKernel, StackTrees
+from fedexp.engines.kernels.kernel import (
+    NotStackableError,
+    StackBatch,
+    StackKernel,
+    StackTrees,
+    UnlikeClientsError,
+)
 
 Draw = tuple[str, tuple[int, ...]]
 
 
 class _UnansweredError(Exception):
     """An error for noise or class counts that a loss did not ask for before."""
+
+
+class _SharedCtx(Ctx):
+    """The context that a loss reads for several clients.
+
+    It is the first client's context. Reading a number that differs between the clients
+    raises `UnlikeClientsError`.
+    """
+
+    unlike: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, own: list[Ctx], **replaced: Any) -> _SharedCtx:
+        """Return the context of the clients `own`, with some fields replaced."""
+        values = {f.name: getattr(own[0], f.name) for f in fields(Ctx)} | replaced
+        numbers = [name for name, value in values.items() if isinstance(value, int | float)]
+        unlike = {name for name in numbers if len({getattr(ctx, name) for ctx in own}) > 1}
+
+        shared = cls(**values)
+        object.__setattr__(shared, "unlike", frozenset(unlike))
+        return shared
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in object.__getattribute__(self, "unlike"):
+            raise UnlikeClientsError(name)
+        return object.__getattribute__(self, name)
 
 
 class Vmapped(StackKernel):
@@ -36,9 +68,9 @@ class Vmapped(StackKernel):
     `NotStackableError`.
     """
 
-    # With unequal sizes, the mean and BatchNorm's statistics would include padding
-    # rows, which gives another loss.
-    same_sizes: ClassVar[bool] = True
+    # The mean and BatchNorm's statistics would include padding rows, which gives
+    # another loss.
+    pads: ClassVar[bool] = False
 
     @classmethod
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
@@ -54,12 +86,18 @@ class Vmapped(StackKernel):
 
     def __init__(self, job: ClientJob, net: Net) -> None:
         self._job, self._net = job, net
+        # The noise that a loss draws, by the shape of one client's batch.
         self._draws: dict[tuple[int, ...], list[Draw]] = {}
-        self._counts: Tree = {}  # class counts (k, classes), once a loss asks for them
+        self._asks_for_counts = False
+        # The clients' class counts (k, classes), by the range of clients.
+        self._counts: dict[tuple[int, int], Tensor] = {}
 
     def gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
         try:
             return self._gradients(stack, batch)
+        except UnlikeClientsError as error:
+            self.alike |= {str(error)}
+            raise
         except (torch.cuda.OutOfMemoryError, NotStackableError):
             raise
         except Exception as error:  # if the loss itself is at fault, serial training reports it
@@ -69,27 +107,39 @@ class Vmapped(StackKernel):
             ) from error
 
     def _gradients(self, stack: StackTrees, batch: StackBatch) -> tuple[Tree, Tensor | Measured]:
+        if batch.x.shape[1:] not in self._draws:
+            self._ask(stack, batch)
+
         live = [value.requires_grad_() for value in stack.live.values()]
-        if batch.x.shape not in self._draws:
-            self._ask(stack, batch)
-
-        before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
         try:
-            losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
-        except _UnansweredError:
-            # The loss asks for more than in earlier steps, for example from some epoch
-            # on.
-            if before:
-                torch._foreach_copy_(trees.tensors(stack.buffers), trees.tensors(before))
-            self._ask(stack, batch)
-            losses, scalars = self._losses(stack, stack.buffers, batch, self._noise(batch), None)
+            losses, scalars = self._answered_losses(stack, batch)
+            grads = torch.autograd.grad(
+                losses.sum(), live, allow_unused=True, materialize_grads=True
+            )
+        finally:
+            for value in live:
+                value.requires_grad_(False)
 
-        grads = torch.autograd.grad(losses.sum(), live, allow_unused=True, materialize_grads=True)
-        for value in live:
-            value.requires_grad_(False)
         named = {name: value.detach() for name, value in scalars.items()}
         found = Measured(losses.detach(), named) if named else losses.detach()
         return dict(zip(stack.live, grads, strict=True)), found
+
+    def _answered_losses(self, stack: StackTrees, batch: StackBatch) -> tuple[Tensor, Tree]:
+        """Return the losses, after another trial if the loss asks for more than before.
+
+        It may do so from some epoch on. The buffers change only if the losses are
+        returned.
+        """
+        before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
+        try:
+            return self._losses(stack, stack.buffers, batch, self._noise(batch), None)
+        except (_UnansweredError, UnlikeClientsError) as error:
+            if before:
+                torch._foreach_copy_(trees.tensors(stack.buffers), trees.tensors(before))
+            if isinstance(error, UnlikeClientsError):
+                raise
+        self._ask(stack, batch)
+        return self._losses(stack, stack.buffers, batch, self._noise(batch), None)
 
     def _ask(self, stack: StackTrees, batch: StackBatch) -> None:
         """Find out which noise and class counts a step asks for.
@@ -97,14 +147,24 @@ class Vmapped(StackKernel):
         The step is tried on copies of the buffers.
         """
         with torch.no_grad():
-            asked = self._draws.setdefault(batch.x.shape, [])
+            asked: list[Draw] = []
             self._losses(stack, trees.clone(stack.buffers), batch, {}, asked)
+            self._draws.setdefault(batch.x.shape[1:], []).extend(asked)
 
     def _noise(self, batch: StackBatch) -> dict[Draw, Tensor]:
         return {
             draw: torch.stack([ctx.noise(*draw) for ctx in batch.own])
-            for draw in self._draws[batch.x.shape]
+            for draw in self._draws[batch.x.shape[1:]]
         }
+
+    def _class_counts(self, batch: StackBatch) -> Tree:
+        """Return the clients' class counts, (k, classes), if the loss asks for them."""
+        if not self._asks_for_counts:
+            return {}
+        key = batch.clients.start, batch.clients.stop
+        if key not in self._counts:
+            self._counts[key] = torch.stack([ctx.class_counts for ctx in batch.own])
+        return {"n": self._counts[key]}
 
     def _losses(
         self,
@@ -118,11 +178,12 @@ class Vmapped(StackKernel):
 
         If `asked` is given, this is a trial. Each draw of noise that the loss asks for
         is added to `asked` and answered with zeros. If the loss asks for class counts,
-        the counts of all clients are stored, and the loss receives those of the first
-        client.
+        it receives those of the first client, and later passes prepare the counts of
+        all clients.
+
+        Raises:
+            UnlikeClientsError: The loss reads a number in which the clients differ.
         """
-        # The first client's context serves all clients, because their sizes, steps and
-        # epochs are the same.
         job = self._job
         net = self._net
         first = batch.own[0]
@@ -148,7 +209,7 @@ class Vmapped(StackKernel):
 
             def count_classes() -> Tensor:
                 if asked is not None:
-                    self._counts = {"n": torch.stack([ctx.class_counts for ctx in batch.own])}
+                    self._asks_for_counts = True
                     return first.class_counts
                 if not counts:
                     raise _UnansweredError
@@ -159,8 +220,8 @@ class Vmapped(StackKernel):
                     "its loss uses full gradients, which need all of one client's data"
                 )
 
-            ctx = replace(
-                first,
+            ctx = _SharedCtx.of(
+                batch.own,
                 start={
                     name: received.params[name] for name in stack.trained if name in received.params
                 },
@@ -192,7 +253,7 @@ class Vmapped(StackKernel):
                 batch.x,
                 batch.y,
                 noise,
-                self._counts,
+                self._class_counts(batch),
             )
         finally:
             net.release()
