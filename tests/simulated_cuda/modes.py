@@ -100,6 +100,11 @@ class CallMode(TorchFunctionMode):
 class KernelMode(TorchDispatchMode):
     """Refuses what CUDA refuses, places the outputs of operators, and counts."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, because torch otherwise imports its compiler for a second."""
+        return False
+
     def __init__(self, device: SimulatedCuda) -> None:
         super().__init__()
         self._cuda = device

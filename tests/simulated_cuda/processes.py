@@ -9,10 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.fork_server import Forked
-from tests.simulated_cuda.runs import Recording, record_all
-
-# Overrides and device of a run
-Run = tuple[Sequence[str], str]
+from tests.simulated_cuda.runs import Recording, Run, record_all
 
 
 class ProcessFailedError(Exception):

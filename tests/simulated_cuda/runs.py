@@ -28,6 +28,8 @@ from tests.simulated_cuda.device import SimulatedCuda, simulate
 ALONE = ["memo.enabled=false", "checkpoint.every=off", "logger=local", "threads=1"]
 # The work of a round that a run repeats
 ROUND = "aggregate"
+# Arguments of `record`
+Run = tuple[Sequence[str], str] | tuple[Sequence[str], str, int]
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,6 @@ class Recording:
         rows: Counts of the run.
         violations: Messages of the errors that CUDA would raise.
         uses: Uses of each device, by index.
-        notes: Lines that the run showed.
         error: Message of the error that ended the run, empty if none did.
     """
 
@@ -47,7 +48,6 @@ class Recording:
     rows: Rows
     violations: list[str]
     uses: dict[int, int]
-    notes: list[str]
     error: str = ""
 
     @property
@@ -71,26 +71,32 @@ class Recording:
         return cls(**{**plain, "rows": Rows.of_plain(plain["rows"]), "uses": uses})
 
 
-def record(overrides: Sequence[str], device: str = "cuda") -> Recording:
+class StoppedError(Exception):
+    """A run that the test interrupted."""
+
+
+def record(
+    overrides: Sequence[str], device: str = "cuda", interrupt_after: int | None = None
+) -> Recording:
     """Execute a run in this process, on a simulated device or on the CPU.
 
     Args:
         overrides: Overrides of the run. The run folder is temporary unless they name
             ``output_root``.
         device: Device of the run.
+        interrupt_after: Number of checkpoints after which the run is interrupted.
     """
-    notes: list[str] = []
     result: dict[str, Any] = {}
     error = ""
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
         simulated = stack.enter_context(simulate())
-        for each in _patches(simulated):
+        for each in _patches(simulated, interrupt_after):
             stack.enter_context(each)
         config = compose([*ALONE, f"output_root={root}", *overrides, f"device={device}"])
         simulated.counter.reset()
         try:
-            result = execute(config, say=notes.append)
+            result = execute(config, say=None)
         # What ended the run is part of the recording.
         except Exception as raised:  # noqa: BLE001
             error = f"{type(raised).__name__}: {raised}"
@@ -100,30 +106,37 @@ def record(overrides: Sequence[str], device: str = "cuda") -> Recording:
         simulated.counter.rows(),
         simulated.violations,
         dict(simulated.counter.uses),
-        notes,
         error,
     )
 
 
-def record_all(path: str, runs: Sequence[tuple[Sequence[str], str]]) -> None:
+def record_all(path: str, runs: Sequence[Run]) -> None:
     """Execute runs in this process and write their recordings.
 
     Args:
         path: JSON file to write.
-        runs: Overrides and device of each run.
+        runs: Arguments of `record` for each run.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     recordings = [record(*run).plain() for run in runs]
     Path(path).write_text(json.dumps(recordings))
 
 
-def _patches(device: SimulatedCuda) -> list[AbstractContextManager[Any]]:
+def _patches(
+    device: SimulatedCuda, interrupt_after: int | None
+) -> list[AbstractContextManager[Any]]:
     """Return what makes fedexp count by phase and place gradients."""
+    checkpoints = 0
 
     @contextlib.contextmanager
     def named(name: str) -> Iterator[None]:
-        with device.counter.phase(name.removeprefix(PREFIX)):
+        nonlocal checkpoints
+        name = name.removeprefix(PREFIX)
+        with device.counter.phase(name):
             yield
+        checkpoints += name == "checkpoint"
+        if checkpoints == interrupt_after:
+            raise StoppedError
 
     engine = torch.autograd.Variable._execution_engine
     return [
