@@ -1,0 +1,105 @@
+"""Runs that the tests count, and the ceilings of their launches.
+
+A ceiling is the number of launches of one local step of all clients together. It is
+typed by hand and may only fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.simulated_cuda.pictures import pictures
+
+CLIENTS = 4
+# Two run lengths in local steps, both within one epoch
+SHORT, LONG = 2, 4
+
+_SMALL = [
+    *(f"clients={CLIENTS}", "partition=iid", "local.batch_size=8"),
+    *("limit.train=400", "limit.test=40", "limit.proxy=40", "limit.server_steps=2"),
+]
+_STACK = ["engine=vectorized", f"engine.stack={CLIENTS}"]
+_VMAP = [*_STACK, "engine.kernel=vmap"]
+_SERIAL = ["engine=serial"]
+_GREY = pictures(1, 8, 8, 400)
+_COLOUR = pictures(3, 16, 16, 160)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run.
+
+    Args:
+        overrides: Its overrides.
+        ceiling: Most launches of a local step of all clients. None: steps are not
+            counted, because the trainer is that of another case.
+        share: The expected `stacked_share`.
+        has_same_bits: Whether the result is bit-identical to that on the CPU.
+            Convolutions have another layout of memory on CUDA.
+        rounds: Number of rounds.
+    """
+
+    overrides: Sequence[str]
+    ceiling: float | None = None
+    share: float = 1.0
+    has_same_bits: bool = True
+    rounds: int = 2
+
+    def run(self, steps: int = LONG, device: str = "cuda:1") -> tuple[list[str], str]:
+        """Return overrides and device of the run with this number of local steps."""
+        rounds = f"rounds={self.rounds}"
+        return [*_SMALL, *self.overrides, rounds, f"local.steps={steps}"], device
+
+
+_UNET = [
+    *("dataset=shapes_masks", "dataset.shape=[3,16,16]", "dataset.samples=160"),
+    *("task=segmentation", "model=unet", "model.down=[[4],[4],[4]]", "model.up=[[4],[4]]"),
+]
+_JOINT = ["aggregator.joint.sweeps=80", "aggregator.joint.iterations=5"]
+
+CASES = {
+    # Trainers, on a stack of MLPs
+    "fedavg": Case([*_STACK, "method=fedavg"], 23),
+    "fedavg serial": Case([*_SERIAL, "method=fedavg"], 60, share=0),
+    "fedavg vmap": Case([*_VMAP, "method=fedavg"], 43),
+    "scaffold": Case([*_STACK, "method=scaffold"], 27),
+    "fedsam": Case([*_STACK, "method=fedsam"], 80),
+    "moon": Case([*_VMAP, "method=moon"], 118),
+    "feddyn": Case([*_STACK, "method=feddyn"], 27),
+    "fedmrur": Case([*_VMAP, "method=fedmrur"], 207),
+    "fedgen": Case([*_VMAP, "method=fedgen"], 99),
+    "ldam": Case([*_VMAP, "method=ldam"], 59),
+    "momentum, decay, clip": Case(
+        [*_STACK, "local.momentum=0.9", "local.weight_decay=0.001", "local.clip=1"], 39
+    ),
+    # Aggregators
+    "median": Case([*_STACK, "method=median"]),
+    "fedcda": Case([*_STACK, "method=fedcda"]),
+    "feddf": Case([*_STACK, "method=feddf"]),
+    "ensemble": Case([*_STACK, "method=ensemble"], rounds=1),
+    "average": Case([*_STACK, "method=average"], rounds=1),
+    "pfnm": Case([*_STACK, "method=pfnm"], rounds=1),
+    "gamf": Case([*_STACK, "method=gamf", *_JOINT], rounds=1),
+    "ma_echo": Case([*_STACK, "method=ma_echo", "aggregator.T=3"], rounds=1),
+    "dense": Case(
+        [
+            *(*_VMAP, *_COLOUR, "method=dense", "model=convnet_nafi", "aggregator.T_G=1"),
+            *("aggregator.b=8", "aggregator.B=8", "aggregator.ngf=4", "local.batch_size=4"),
+        ],
+        has_same_bits=False,
+        rounds=1,
+    ),
+    # Networks and numerics
+    "cnn": Case([*_VMAP, *_GREY, "model=cnn_mnist"], 89, has_same_bits=False),
+    "resnet": Case(
+        [*_VMAP, *_COLOUR, "model=resnet18_bn_cifar", "model.width=4"],
+        445,
+        has_same_bits=False,
+        rounds=1,
+    ),
+    "unet": Case([*_VMAP, *_UNET], 156, has_same_bits=False, rounds=1),
+    "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"]),
+    "bf16": Case([*_VMAP, *_GREY, "model=cnn_mnist", "precision=bf16"], 94, has_same_bits=False),
+    "deterministic": Case([*_STACK, "method=scaffold", "deterministic=true"], 27),
+}

@@ -1,0 +1,149 @@
+"""Runs of fedexp on the simulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import fedexp.core.phases
+import fedexp.core.torch_private
+import fedexp.running.execute
+from fedexp.config.compose import compose
+from fedexp.core.phases import PREFIX
+from fedexp.running.execute import execute
+from tests.simulated_cuda.counts import Rows
+from tests.simulated_cuda.device import SimulatedCuda, simulate
+
+# Nothing is written or computed that is not part of the run.
+ALONE = ["memo.enabled=false", "checkpoint.every=off", "logger=local", "threads=1"]
+# The work of a round that a run repeats
+ROUND = "aggregate"
+# Arguments of `record`
+Run = tuple[Sequence[str], str] | tuple[Sequence[str], str, int]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run on a simulated device.
+
+    Args:
+        result: Content of ``result.json``, {} if the run failed.
+        rows: Counts of the run.
+        violations: Messages of the errors that CUDA would raise.
+        uses: Uses of each device, by index.
+        error: Message of the error that ended the run, empty if none did.
+    """
+
+    result: dict[str, Any]
+    rows: Rows
+    violations: list[str]
+    uses: dict[int, int]
+    error: str = ""
+
+    @property
+    def stacked_share(self) -> float:
+        share: float = self.result["stacked_share"]
+        return share
+
+    @property
+    def bits(self) -> tuple[Any, ...]:
+        """Digests of the models and metrics."""
+        return self.result["models_sha256"], self.result["metrics_sha256"]
+
+    def plain(self) -> dict[str, Any]:
+        """Return a value that JSON can store."""
+        return {**vars(self), "rows": self.rows.plain()}
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> Recording:
+        """Return the recording that `plain` returned."""
+        uses = {int(index): number for index, number in plain["uses"].items()}
+        return cls(**{**plain, "rows": Rows.of_plain(plain["rows"]), "uses": uses})
+
+
+class StoppedError(Exception):
+    """A run that the test interrupted."""
+
+
+def record(
+    overrides: Sequence[str], device: str = "cuda", interrupt_after: int | None = None
+) -> Recording:
+    """Execute a run in this process, on a simulated device or on the CPU.
+
+    Args:
+        overrides: Overrides of the run. The run folder is temporary unless they name
+            ``output_root``.
+        device: Device of the run.
+        interrupt_after: Number of checkpoints after which the run is interrupted.
+    """
+    result: dict[str, Any] = {}
+    error = ""
+    with ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory())
+        simulated = stack.enter_context(simulate())
+        for each in _patches(simulated, interrupt_after):
+            stack.enter_context(each)
+        config = compose([*ALONE, f"output_root={root}", *overrides, f"device={device}"])
+        simulated.counter.reset()
+        try:
+            result = execute(config, say=None)
+        # What ended the run is part of the recording.
+        except Exception as raised:  # noqa: BLE001
+            error = f"{type(raised).__name__}: {raised}"
+
+    return Recording(
+        result,
+        simulated.counter.rows(),
+        simulated.violations,
+        dict(simulated.counter.uses),
+        error,
+    )
+
+
+def record_all(path: str, runs: Sequence[Run]) -> None:
+    """Execute runs in this process and write their recordings.
+
+    Args:
+        path: JSON file to write.
+        runs: Arguments of `record` for each run.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    recordings = [record(*run).plain() for run in runs]
+    Path(path).write_text(json.dumps(recordings))
+
+
+def _patches(
+    device: SimulatedCuda, interrupt_after: int | None
+) -> list[AbstractContextManager[Any]]:
+    """Return what makes fedexp count by phase and place gradients."""
+    checkpoints = 0
+
+    @contextlib.contextmanager
+    def named(name: str) -> Iterator[None]:
+        nonlocal checkpoints
+        name = name.removeprefix(PREFIX)
+        with device.counter.phase(name):
+            yield
+        checkpoints += name == "checkpoint"
+        if checkpoints == interrupt_after:
+            raise StoppedError
+
+    engine = torch.autograd.Variable._execution_engine
+    return [
+        patch.object(fedexp.core.phases, "is_profiler_enabled", lambda: True),
+        patch.object(torch.profiler, "record_function", named),
+        # fedexp bound the real engine's method when it was imported.
+        patch.object(fedexp.core.torch_private, "_run_backward", engine.run_backward),
+        # Pictures take longer than a tiny run.
+        patch.object(fedexp.running.execute, "draw_curve", lambda rows, path, title: None),
+    ]
