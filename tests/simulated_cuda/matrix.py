@@ -19,8 +19,18 @@ ENGINES = {
     "serial": ["engine=serial"],
     "stack": ["engine=vectorized", "engine.stack=4"],
 }
-# Methods with less work than debug=smoke leaves
-_LESS: dict[str, list[str]] = {}
+# debug=smoke does not limit the server's steps within an epoch.
+_GENERATOR = ["aggregator.T_G=3", "aggregator.ngf=8"]
+_LESS = {
+    "co_boosting": _GENERATOR,
+    "dense": _GENERATOR,
+    "dense_authors_readme": _GENERATOR,
+    "dense_coboost": _GENERATOR,
+    "dense_paper_literal": _GENERATOR,
+    "fed_adi": ["aggregator.N_inv=5"],
+    "fed_adi_full": ["aggregator.N_inv=5"],
+    "fed_dafl": ["aggregator.iterations=5", "aggregator.ngf=8"],
+}
 # Methods that train one client at a time
 _ALONE = {"centralized"}
 
