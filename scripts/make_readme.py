@@ -1,4 +1,4 @@
-"""Write the generated tables of README.md, between their markers.
+"""Write the generated tables of README.md, between their markers, and its counts.
 
     python scripts/make_readme.py [--check]
 
@@ -22,12 +22,21 @@ from fedexp.site import methods, traffic
 from fedexp.tables.load import load_table, table_names
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
+from fedexp.tables.schema import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RECORDS = "scripts/results"
 # Verdicts in the order of the table. Cells without a number of the paper do not count.
 VERDICTS = ("reproduced", "close", "different", "undecided")
+# Preset of the method that each paper proposes.
+PROPOSED = {
+    "fedcda": "fedcda",
+    "fedmrur": "fedmrur",
+    "fedsyn": "dense",
+    "ma_echo": "ma_echo",
+    "nafi": "nafi",
+}
 VENUES = "AAAI|AISTATS|CVPR|ICCV|ICLR|ICML|MLSys|NeurIPS|NIPS|Neural Networks"
 CLAIM_STATES = ("supported", "contradicted", "undecided")
 
@@ -37,30 +46,41 @@ def reproduced() -> str:
     found: dict[str, list[Report]] = {}
     for report in reports():
         found.setdefault(report.name.partition("/")[0], []).append(report)
-    tables = Counter(
-        name.partition("/")[0] for name in table_names() if load_table(name).paper != "none"
-    )
+    tables: dict[str, list[Table]] = {}
+    for name in table_names():
+        table = load_table(name)
+        if table.paper != "none":
+            tables.setdefault(name.partition("/")[0], []).append(table)
+    presets = {method.name: method for method in methods.presets()}
 
     rows = []
     for paper, own in found.items():
         full = [report for report in own if report.variant in ("full", "partial")]
-        reduced = [report for report in own if report.variant == "reduced"]
+        compared = {report.name for report in full}
+        only_reduced = {report.name for report in own} - compared
+        not_run = len(tables[paper]) - len(compared) - len(only_reduced)
         cells = Counter(cell.verdict for report in full for cell in layout.judged_cells(report))
         claims = Counter(claim.state for report in full for claim in report.paper_claims)
+        hours = max(cost.hours for table in tables[paper] for cost in table.cost.values())
+        title = own[0].paper.partition(",")[0]
+        proposed = PROPOSED[paper]
         rows.append(
             [
-                own[0].paper.partition(",")[0],
-                str(tables[paper]),
-                str(len(full)),
-                str(len(reduced)),
+                f"[{title}]({_link(methods.reference(presets[proposed]))}), `{proposed}`",
+                str(len(tables[paper])),
+                str(len(compared)),
+                str(len(only_reduced)),
+                str(not_run),
                 _counts(cells, VERDICTS),
                 _counts(claims, CLAIM_STATES),
+                f"{hours:.1f} h",
                 f"[reports]({RECORDS}/{paper})",
             ]
         )
     rows.sort(key=lambda row: (-int(row[2]), -int(row[3]), row[0]))
-    head = ["paper", "tables and figures", "run in full or part", "run reduced", "cells"]
-    return _table([*head, "claims", ""], rows)
+    head = ["paper and its `method=`", "built-in tables", "full or partial", "only reduced"]
+    more = ["not run", "numbers compared with print", "paper's claims", "longest table", "results"]
+    return _table([*head, *more], rows)
 
 
 def _counts(counted: Counter[str], names: Iterable[str]) -> str:
@@ -91,7 +111,27 @@ def listed_methods() -> str:
             ]
         )
     rows.sort(key=lambda row: row[3])
-    return _table(["`method=`", "paper", "venue", "kind", "needs", "sent up", "variants"], rows)
+    head = ["`method=`", "paper", "venue", "kind", "needs", "sent to the server", "variants"]
+    return _table(head, rows)
+
+
+def counted_methods() -> str:
+    """Count the methods, the baselines and the variants."""
+    presets = methods.presets()
+    kinds = {method.classes: method.kind for method in presets}
+    baselines = Counter(kinds.values())["Baselines"]
+    return (
+        f"{len(kinds) - baselines} methods, {baselines} baselines and "
+        f"{len(presets) - len(kinds)} variants"
+    )
+
+
+def _link(reference: str) -> str:
+    """Return the link of a reference."""
+    link = re.search(r"https://\S+", reference)
+    if link is None:
+        raise ValueError(f"a reference without a link: {reference}")
+    return link[0]
 
 
 def _paper(reference: str) -> tuple[str, str]:
@@ -99,17 +139,16 @@ def _paper(reference: str) -> tuple[str, str]:
     if not reference:
         return "-", "-"
     text = " ".join(reference.split())
-    link = re.search(r"https://\S+", text)
     authors = re.match(r'(?:"\w+" of )?([A-Z]\w+)(?: & ([A-Z]\w+),)?', text)
     venue = re.search(rf"({VENUES}) (\d{{4}})", text) or re.search(r"()\b(20\d\d)\b", text)
-    if link is None or authors is None or venue is None:
-        raise ValueError(f"a reference without authors, venue or link: {text}")
+    if authors is None or venue is None:
+        raise ValueError(f"a reference without authors or venue: {text}")
     name = f"{authors[1]} & {authors[2]}" if authors[2] else f"{authors[1]} et al."
-    return f"[{name}]({link[0]})", f"{venue[1] or 'arXiv'} {venue[2]}"
+    return f"[{name}]({_link(text)})", f"{venue[1] or 'arXiv'} {venue[2]}"
 
 
 def _needs(method: methods.Method, client_state: bool) -> list[str]:
-    """Return what a method needs that FedAvg does not need."""
+    """Return what a method needs, in the terms of the README."""
     needs = [part.needs for part in method.parts.values()]
     found = {
         "same architecture": any(n.same_architecture or n.same_clients for n in needs),
@@ -143,7 +182,7 @@ def written(text: str) -> str:
         before, rest = text.split(begin)
         after = rest.split(end)[1]
         text = f"{before}{begin}\n{make()}\n\n{end}{after}"
-    return text
+    return re.sub(r"\d+ methods, \d+ baselines and \d+ variants", counted_methods(), text)
 
 
 def main() -> int:

@@ -54,6 +54,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how long the code blocks of the documentation took."""
+    from tests.docs.blocks import documents, duration
+
+    seconds = [
+        report.duration
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        if "test_blocks_run_and_print_what_is_written" in report.nodeid
+    ]
+    # Only if no document was deselected
+    if len(seconds) >= len(documents()):
+        terminalreporter.write_line(duration(sum(seconds)))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_picture() -> Iterator[None]:
     """Switch off the curve of runs in this process.

@@ -7,13 +7,15 @@ signals, folder, environment, output and exit code. It shares only the imports.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,39 @@ def fedexp_command(folder: Path, *arguments: str) -> Forked:
     return Forked(folder, _run_module, "fedexp", *arguments)
 
 
+def run_script(
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    printed: Path,
+    seconds: float,
+) -> int:
+    """Run a console script of this package in a forked process.
+
+    Args:
+        words: Name of the script and its arguments.
+        folder: Working directory of the process.
+        environment: All environment variables of the process.
+        printed: File to which stdout and stderr are appended.
+        seconds: Time after which the process gets SIGTERM. If it goes on, it is killed.
+
+    Returns:
+        The exit code, -N if signal N ended the process, and 124 after `seconds`, as the
+        command ``timeout`` returns.
+    """
+    asked = (str(folder), dict(environment), [str(printed)] * 2, _run_script, tuple(words))
+    process = _FORKS.Process(target=_begin, args=asked)
+    process.start()
+    process.join(seconds)
+    if process.exitcode is not None:
+        return process.exitcode
+
+    process.terminate()
+    process.join(30)
+    process.kill()
+    return 124
+
+
 def _fresh(folder: Path, name: str) -> Path:
     number, path = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
     os.close(number)
@@ -80,6 +115,17 @@ def _fresh(folder: Path, name: str) -> Path:
 def _run_module(name: str, *arguments: str) -> None:
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_script(name: str, *arguments: str) -> None:
+    sys.argv = [name, *arguments]
+    sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    (script,) = entry_points(group="console_scripts", name=name)
+    try:
+        script.load()()
+    finally:
+        # Processes of multiprocessing end without these calls
+        atexit._run_exitfuncs()
 
 
 def _begin(

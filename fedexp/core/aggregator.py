@@ -42,6 +42,9 @@ class Aggregator(ABC):
     # Whether models are sent in every round. If not, no bytes are counted.
     communicates: ClassVar[bool] = True
 
+    # Whether large parts of the computation are in float64, which some devices lack.
+    computes_in_float64: ClassVar[bool] = False
+
     @property
     def needs(self) -> Needs:
         return Needs()

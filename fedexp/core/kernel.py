@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.data import FederatedData, Samples
+from fedexp.core.device import chunk_bytes, wide
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
@@ -25,10 +26,6 @@ from fedexp.core.task import Batch, Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
-
-# Bytes of inputs that are gathered and normalised together: large enough to save calls,
-# small enough for the cache.
-CHUNK_BYTES = 1 << 22
 
 # Names of the scalars that kernels measure. A trainer's scalars must have other names.
 _OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}
@@ -157,7 +154,7 @@ def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
     check_measured(measured, len(schedule))
     stacked = {name: torch.stack(values) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :].tolist()
-    return {name: float(v.double().mean()) for name, v in stacked.items()} | {
+    return {name: float(wide(v).mean()) for name, v in stacked.items()} | {
         "loss_last_epoch": sum(last) / len(last)
     }
 
@@ -351,7 +348,7 @@ def batches(
     augmented one by one.
     """
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
-    chunk = max(1, CHUNK_BYTES // (sample_bytes * job.local_training.batch_size))
+    chunk = max(1, chunk_bytes(samples.x.device) // (sample_bytes * job.local_training.batch_size))
     position = 0
     order = index
     while position < len(schedule):

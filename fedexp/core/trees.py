@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from fedexp.core.device import has_float64
+
 Tree = dict[str, Tensor]
 # Several trees by name: broadcasts of the server, states and payloads of clients.
 Trees = Mapping[str, Tree]
@@ -92,7 +94,8 @@ def joint_norm(values: list[Tensor]) -> Tensor:
 
 def squared_norm(tree: Tree) -> float:
     """Return the squared Euclidean norm of the whole tree, accumulated in float64."""
-    parts = [torch.linalg.vector_norm(value, dtype=torch.float64) ** 2 for value in tree.values()]
+    values = (value if has_float64(value.device) else value.cpu() for value in tree.values())
+    parts = [torch.linalg.vector_norm(value, dtype=torch.float64) ** 2 for value in values]
     return float(torch.stack(parts).sum()) if parts else 0.0
 
 

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.core.build import convert, locate
+from fedexp.core.device import prefers_channels_last
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.core.trees import Tree
 from fedexp.core.user_code import describe_exception, is_ours
-
-# Kinds of devices whose convolutions are faster channels last.
-_CHANNELS_LAST_ON = ("cuda",)
 
 by_spec = lru_cache(maxsize=16)
 """Decorator that caches a function or class (such as `Net`) whose argument is a spec.
@@ -347,7 +345,7 @@ def computes_channels_last(spec: ModelSpec, device: str) -> bool:
 
     A network's class refuses this layout with ``channels_last = False``.
     """
-    return device in _CHANNELS_LAST_ON and getattr(
+    return prefers_channels_last(device) and getattr(
         locate(spec.arch, nn.Module, "model"), "channels_last", True
     )
 

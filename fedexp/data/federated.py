@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData, Partition, Samples, offsets_of
+from fedexp.core.device import to_device
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.data.dataset import Arrays, Dataset, labels_of
@@ -404,16 +405,6 @@ def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
             got=f"partition={partitioner.name}",
             do="set partition=dirichlet or partition=iid",
         )
-
-
-def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """Copy `value` to `device`.
-
-    A copy to CUDA uses pinned memory and is asynchronous. Later kernels wait for it.
-    """
-    if device.type == "cuda":
-        return value.pin_memory().to(device, non_blocking=True)
-    return value.to(device)
 
 
 def balanced(

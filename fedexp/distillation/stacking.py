@@ -20,12 +20,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedexp.core.device import may_gain_by_stacks, synchronise
 from fedexp.core.weights import Weights
 from fedexp.distillation.ensemble import TeacherEnsemble
 
 Running = Literal["auto", "stacked", "looped"]
 
-_TIMED_ON = ("cuda",)  # device types on which stacking may be faster
 _REPEATS = 5
 # Stacked teachers are chosen if their time is below this fraction of the looped time
 _GAIN = 0.95
@@ -47,7 +47,8 @@ def stacks(
         inputs: Inputs of a batch.
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
-    if running != "auto" or not alike or len(teachers) == 1 or inputs.device.type not in _TIMED_ON:
+    may_gain = alike and len(teachers) > 1 and may_gain_by_stacks(inputs.device)
+    if running != "auto" or not may_gain:
         return running == "stacked"
     in_turn = seconds(TeacherEnsemble(teachers, at_once), inputs)
     try:
@@ -78,5 +79,4 @@ def _pass_seconds(ensemble: TeacherEnsemble, inputs: Tensor) -> float:
 
 
 def _wait(inputs: Tensor) -> None:
-    if inputs.is_cuda:
-        torch.cuda.synchronize(inputs.device)
+    synchronise(inputs.device)

@@ -10,9 +10,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import torch
-
 from fedexp.core.data import FederatedData
+from fedexp.core.device import OutOfMemoryError
 from fedexp.core.engine import Engine, answered, probed
 from fedexp.core.errors import ClientError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -87,7 +86,7 @@ def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Itera
                 "(a task and an augmentation from `noise`, a probe from its seed)",
                 ClientError,
             )
-    except (FedexpError, NotStackableError, torch.cuda.OutOfMemoryError):
+    except (FedexpError, NotStackableError, OutOfMemoryError):
         raise
     except Exception as error:
         raise client_error(jobs, data, error) from error

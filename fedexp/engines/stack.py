@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from fedexp.core.data import Samples
+from fedexp.core.device import chunk_bytes
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import (
-    CHUNK_BYTES,
     Schedule,
     StepNoise,
     by_name,
@@ -532,7 +532,7 @@ def _batches(
 
     while position < last:
         k = sum(len(schedule) > position for schedule in schedules)
-        steps = min(last - position, max(1, CHUNK_BYTES // (sample_bytes * b * k)))
+        steps = min(last - position, max(1, chunk_bytes(device) // (sample_bytes * b * k)))
 
         index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
         sizes = [[0] * k for _ in range(steps)]

@@ -9,9 +9,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from fedexp.core.data import FederatedData
+from fedexp.core.device import synchronise
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
 
@@ -54,6 +53,5 @@ def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedD
 def _seconds(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     began = time.perf_counter()
     taken = sum(result.num_steps for result in engine.map(jobs, data))
-    if data.train.x.is_cuda:
-        torch.cuda.synchronize()
+    synchronise(data.train.x.device)
     return (time.perf_counter() - began) / max(1, taken)

@@ -12,10 +12,9 @@ from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Literal
 
-import torch
-
 from fedexp.core.build import require
 from fedexp.core.data import FederatedData
+from fedexp.core.device import OutOfMemoryError, on_cpu
 from fedexp.core.engine import Engine, EngineContext, probed
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import num_steps
@@ -229,9 +228,9 @@ class Vectorized(Engine):
                 stacked_steps, results = train_stack(
                     jobs, net, data.train, indices, data.num_classes, kind
                 )
-                # On CUDA all results are computed here, because only here a lack of
-                # memory leads to smaller stacks.
-                if data.train.x.is_cuda:
+                # All results are computed here if the device has its own memory,
+                # because only here a lack of memory leads to smaller stacks.
+                if not on_cpu(data.train.x):
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
             parts = _by_size(jobs, data)
@@ -239,7 +238,7 @@ class Vectorized(Engine):
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))
                 self.note(_one_by_one(jobs[0], str(error)))
-        except torch.cuda.OutOfMemoryError:
+        except OutOfMemoryError:
             if not half:
                 raise
             results, self._limit = None, half

@@ -26,6 +26,7 @@ import torch
 
 from fedexp.core.build import build, require
 from fedexp.core.data import FederatedData
+from fedexp.core.device import num_devices
 from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -104,7 +105,7 @@ class Workers(Engine):
             return
         self.close()
         each = numerics.threads
-        gpus, count = _gpus(numerics.device), self._count(threads, each, numerics.device)
+        gpus, count = num_devices(numerics.device), self._count(threads, each, numerics.device)
 
         if self.workers != "auto" and each > 1 and not gpus and count * each > threads:
             raise ConfigError(
@@ -120,7 +121,8 @@ class Workers(Engine):
             return
 
         node = describe(self._inner)
-        devices = [f"cuda:{n % gpus}" if gpus > 1 else numerics.device for n in range(count)]
+        kind = numerics.device
+        devices = [f"{kind}:{n % gpus}" if gpus > 1 else kind for n in range(count)]
         path = list(sys.path)
         self._pool = _WorkerPool(
             [Setup(node, replace(numerics, device=device), each, path) for device in devices],
@@ -129,7 +131,7 @@ class Workers(Engine):
 
     def _count(self, num_threads: int, each: int, device: str) -> int:
         return (
-            (_gpus(device) or max(1, num_threads // each))
+            (num_devices(device) or max(1, num_threads // each))
             if self.workers == "auto"
             else self.workers
         )
@@ -169,10 +171,6 @@ class Workers(Engine):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _gpus(device: str) -> int:
-    return torch.cuda.device_count() if device.startswith("cuda") else 0
 
 
 class _WorkerPool:

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -135,6 +135,8 @@ class FedCDA(Mean):
         chosen_weights: Weights of the chosen models after the warm-up: ``uniform``
             (line 10 of Algorithm 1) or by ``samples``.
     """
+
+    computes_in_float64: ClassVar[bool] = True
 
     K: int = 3
     B: int = 3

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedexp.core.build import require, require_positive
 from fedexp.core.env import Env
@@ -79,6 +79,8 @@ class GAMF(FusionAggregator):
         joint: Schedule of the joint mode.
         pairwise: Schedule of the pairwise mode.
     """
+
+    computes_in_float64: ClassVar[bool] = True
 
     mode: Literal["joint", "pairwise"] = "joint"
     start: Literal["random", "identity"] = "random"

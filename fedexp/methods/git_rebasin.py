@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from fedexp.core.env import Env
 from fedexp.core.jobs import ClientResult
@@ -54,6 +55,8 @@ class GitRebasin(FusionAggregator):
     Args:
         matching: Conditions that end the search, and the number of searches.
     """
+
+    computes_in_float64: ClassVar[bool] = True
 
     matching: WeightMatching = field(default_factory=WeightMatching)
 

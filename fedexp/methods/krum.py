@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -51,6 +52,8 @@ class Krum(Collecting):
             is a fraction of the participants, and the number is rounded down.
         m: Number of updates that are averaged. 1 is Krum.
     """
+
+    computes_in_float64: ClassVar[bool] = True
 
     f: int | float = 0.2
     m: int = 1

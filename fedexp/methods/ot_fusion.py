@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class OTFusion(MaskableFusion):
         last_layer: ``plain`` or ``masked``, as in `fedexp.methods.average.Average`.
         alignment: How units are compared and moved.
     """
+
+    computes_in_float64: ClassVar[bool] = True
 
     fold: Literal["reference", "running", "uniform"] = "reference"
     last_layer: LastLayer = "plain"

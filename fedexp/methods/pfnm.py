@@ -91,6 +91,8 @@ class UnitMatching(OneModel):
         caps: Whether the code's caps apply.
     """
 
+    computes_in_float64: ClassVar[bool] = True
+
     sigma: float = 1.0
     sigma0: float = 1.0
     gamma: float = 1.0

@@ -8,6 +8,7 @@ label, 20 + 10.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -149,10 +150,15 @@ class Cvae(nn.Module):
             return x
         shape = (-1,) + (1,) * (x.dim() - 2)
         mean, std = (
-            torch.tensor(values, dtype=x.dtype, device=x.device).reshape(shape)
-            for values in self.normalisation
+            _constant(values, x.dtype, x.device).reshape(shape) for values in self.normalisation
         )
         return x * std + mean
+
+
+@lru_cache(maxsize=16)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a constant. A copy to a GPU in every step would synchronise it."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _decoded(layers: nn.ModuleList, code: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from fedexp import __version__
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
+from fedexp.core.device import is_untested
 from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
@@ -264,19 +265,21 @@ class _Run:
         path = self.folder.path
         (path / "error.txt").unlink(missing_ok=True)
         write_text(path / "config.yaml", _config_text(self.resolved))
-        write_json(path / "environment.json", environment())
         store_sources(self.resolved.values, path)
         experiment = self.experiment or Experiment.of(self.resolved)
         for remark in remarks(experiment):
             self.note(remark)
         numerics = first_numerics(experiment.config, self.folder, self.note)
+        device = torch.device(numerics.device)
+        write_json(path / "environment.json", environment(device))
+        if is_untested(device):
+            self.note(f"fedexp has never been tested on {device.type}: check results on a CPU")
         keep_freed_memory()
 
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(numerics.threads)
             stack.enter_context(use_numerics(numerics))
-            device = torch.device(numerics.device)
             reset_peak(device)
             data = self._load(experiment, device)
             env = experiment.env(data, device)

@@ -19,6 +19,7 @@ from fedexp.config.keys import Architectures, Config
 from fedexp.core.aggregator import Aggregator
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
+from fedexp.core.device import check_device, device_name, has_float64
 from fedexp.core.engine import Engine
 from fedexp.core.env import Env, Extent, Sampling, Specs
 from fedexp.core.errors import ConfigError, DataError, suggest
@@ -141,7 +142,8 @@ class Experiment:
 
     def _check(self) -> None:
         if self.config.device != "auto":
-            check_device(self.config.device)
+            check_device(self.config.device, self.config.dtype)
+        self._check_float64()
         check_scheme(self.dataset, self.partitioner)
         self.partitioner.check(self.config.clients, self.dataset.num_classes)
         check_validation(self.config.eval.held_out, bool(self.partitioner.val_fraction))
@@ -162,7 +164,7 @@ class Experiment:
         if self.config.eval.per_class:
             check_classes(self)
         outputs = self.task.output_shape(self.dataset.num_classes, self.dataset.shape)
-        device = _device_name(self.config.device).partition(":")[0]
+        device = device_name(self.config.device).partition(":")[0]
         if self.extractor is not None:
             _check_model(self.extractor, self.dataset.shape, (math.prod(self.input_shape),), device)
 
@@ -205,6 +207,17 @@ class Experiment:
                     Path(self.config.data_root).expanduser(),
                     self.dataset.download or dataset.download,
                 )
+
+    def _check_float64(self) -> None:
+        device = device_name(self.config.device)
+        if self.aggregator.computes_in_float64 and not has_float64(torch.device(device)):
+            raise ConfigError(
+                f"{type(self.aggregator).__name__} computes in float64, which '{device}' lacks",
+                where="device",
+                expected="cpu or cuda",
+                got=device,
+                do="set device=cpu",
+            )
 
     @property
     def needs(self) -> Needs:
@@ -620,8 +633,8 @@ def choose_numerics(config: Config) -> Numerics:
     Raises:
         ConfigError: The device is absent.
     """
-    device = _device_name(config.device)
-    check_device(device)
+    device = device_name(config.device)
+    check_device(device, config.dtype)
     return Numerics(
         engine={},
         threads=num_threads_of_run(config.threads),
@@ -630,20 +643,3 @@ def choose_numerics(config: Config) -> Numerics:
         precision=config.precision,
         deterministic=config.deterministic,
     )
-
-
-def _device_name(device: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that torch cannot use."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"device '{device}' cannot be used: {str(error).splitlines()[0]}",
-            where="device",
-            expected="auto | cpu | cuda | cuda:<index>",
-            do="set device=auto",
-        ) from error

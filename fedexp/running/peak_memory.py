@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedexp.core.data import FederatedData
+from fedexp.core.device import device_peak, free_device_memory, reset_device_peak
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob
 from fedexp.core.outcome import Outcome
@@ -44,8 +45,7 @@ def reset_peak(device: torch.device) -> None:
     # Without Linux or permission, the RAM peak counts from the start of the process.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    reset_device_peak(device)
 
 
 def peak_memory(device: torch.device) -> Peak:
@@ -55,13 +55,12 @@ def peak_memory(device: torch.device) -> Peak:
 
     Returns:
         ``ram`` is the largest resident size of this process plus the most that each
-        living descendant process added to it. ``gpu``, on CUDA only, is the most that
-        tensors of this process occupied.
+        living descendant process added to it. ``gpu``, on CUDA and XPU only, is the
+        most that tensors of this process occupied.
     """
     peak = {"ram": _ram()}
-    if device.type == "cuda":
-        peak["gpu"] = torch.cuda.max_memory_allocated(device)
-    return peak
+    gpu = device_peak(device)
+    return peak if gpu is None else {**peak, "gpu": gpu}
 
 
 def largest(a: Peak, b: Peak) -> Peak:
@@ -113,9 +112,9 @@ def free_memory(device: torch.device) -> int:
     On the CPU, the control group (of a container or a Slurm job) may set a lower limit
     than the machine's memory.
     """
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
+    on_device = free_device_memory(device)
+    if on_device is not None:
+        return on_device
     free = _sizes(Path("/proc/meminfo")).get("MemAvailable")
     # The system is not Linux. The result is the whole memory of the machine.
     if free is None:

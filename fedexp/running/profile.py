@@ -12,6 +12,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 
 from fedexp.core.data import FederatedData
+from fedexp.core.device import profiler_activities
 from fedexp.core.engine import Engine
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.phases import PREFIX, phase
@@ -37,11 +38,8 @@ def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> 
         note: Shows the user a note that the trace is being written, which takes
             seconds.
     """
-    cuda = device.type == "cuda"
-    kinds = torch.profiler.ProfilerActivity
-    profiler = torch.profiler.profile(
-        activities=[kinds.CPU, kinds.CUDA] if cuda else [kinds.CPU], acc_events=True
-    )
+    activities = profiler_activities(device)
+    profiler = torch.profiler.profile(activities=activities, acc_events=True)
     profiler.start()
     try:
         yield
@@ -55,7 +53,8 @@ def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> 
 
     for op in profiler.key_averages():
         if not op.key.startswith(PREFIX):
-            ops[op.key] += (op.self_device_time_total if cuda else op.self_cpu_time_total) / 1e6
+            own_time = op.self_device_time_total if len(activities) > 1 else op.self_cpu_time_total
+            ops[op.key] += own_time / 1e6
 
     total = sum(phases.values())
     write_json(

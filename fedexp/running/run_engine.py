@@ -18,11 +18,12 @@ import torch
 from fedexp.config.keys import Config
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
+from fedexp.core.device import check_device
 from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines.client_cache import ClientCache
-from fedexp.running.experiment import Experiment, check_device, choose_numerics
+from fedexp.running.experiment import Experiment, choose_numerics
 from fedexp.running.peak_memory import is_near_limit, probe_memory
 from fedexp.runtime.resources import num_threads_of_run
 from fedexp.storage.files import damaged, write_json
@@ -45,7 +46,7 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
     except TypeError as error:
         raise damaged(folder.path / _FILE, str(error)) from error
 
-    check_device(first.device)
+    check_device(first.device, first.dtype)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
     if asked:
         chosen = {k: stored[k] for k in asked}

@@ -15,6 +15,7 @@ import torch
 
 from fedexp.config.keys import Config
 from fedexp.core.data import POOLED, FederatedData, Partition, Samples
+from fedexp.core.device import to_device
 from fedexp.core.env import Specs
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.jobs import ClientJob
@@ -23,7 +24,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data.dataset import Dataset
-from fedexp.data.federated import Division, to_device
+from fedexp.data.federated import Division
 from fedexp.data.partition import CutPartition, load_partition, validate
 from fedexp.engines.stored_models import (
     FROM_FOLDER,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from fedexp.core.device import current
 from fedexp.core.numerics import Numerics
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fixed workspace
@@ -18,14 +19,15 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fi
 
 @contextlib.contextmanager
 def use_numerics(numerics: Numerics) -> Iterator[None]:
-    """Set TF32 and determinism in this process according to `numerics`.
+    """Set the current device, TF32 and determinism according to `numerics`.
 
     The former settings are restored afterwards. Every process that trains or aggregates
     enters this context. bf16 needs no setting here, because `fedexp.core.net.Net`
     applies it.
     """
     deterministic = _deterministic() if numerics.deterministic else contextlib.nullcontext()
-    with _tf32(numerics.precision == "tf32"), deterministic:
+    device = torch.device(numerics.device)
+    with current(device), _tf32(numerics.precision == "tf32"), deterministic:
         yield
 
 

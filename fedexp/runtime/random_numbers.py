@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from fedexp.core.device import global_generator_states
 from fedexp.core.errors import FedexpError
 from fedexp.core.user_code import is_ours
 from fedexp.storage.identity import imports_random
@@ -38,14 +38,9 @@ def generator_states(watch_python: bool = True) -> GeneratorStates:
         watch_python: Whether the generator of Python is included.
     """
     found: GeneratorStates = {
-        "torch": torch.default_generator.get_state().numpy().tobytes(),
+        "torch": global_generator_states(),
         "NumPy": _numpy_state(),
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["torch"] = (
-            found["torch"],
-            *(g.get_state().numpy().tobytes() for g in torch.cuda.default_generators),
-        )
     if watch_python:
         found["Python"] = random.getstate()
     return found

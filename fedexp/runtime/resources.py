@@ -54,10 +54,10 @@ def take_gpu(job: int) -> None:
         job: Number of the sweep's job. It selects the GPU if the workers of the
             launcher have no numbers (submitit).
     """
-    import torch
+    from fedexp.core.device import has_started_cuda, num_devices
 
-    count = torch.cuda.device_count()
-    if count > 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    count = num_devices("cuda")
+    if count > 1 and not has_started_cuda():
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(
             worker_number(multiprocessing.current_process().name, job),
             os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from fedexp.core.device import hardware
 from fedexp.storage.sources import git
 
 _PACKAGES = ("fedexp", "torch", "numpy", "scipy", "hydra-core", "omegaconf", "safetensors")
 
 
-def environment() -> dict[str, Any]:
-    """Return versions, platform, commit and command line."""
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """Return versions, platform, commit, command line, and the name of a run's GPU."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -27,9 +28,8 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
+    gpu = device and hardware(device)
+    return {**facts, "gpu": gpu} if gpu else facts
 
 
 def _processor() -> str:

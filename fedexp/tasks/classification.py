@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.data import Noise
+from fedexp.core.device import wide
 from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
@@ -60,6 +61,6 @@ class Classification(Task):
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {
-            "acc": (output.argmax(1) == y).sum().double(),
-            "loss": F.cross_entropy(output, y, reduction="sum").double(),
+            "acc": wide((output.argmax(1) == y).sum()),
+            "loss": wide(F.cross_entropy(output, y, reduction="sum")),
         }

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedexp.core.build import require
 from fedexp.core.data import Noise
+from fedexp.core.device import wide
 from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
@@ -64,7 +65,7 @@ class CvaeTask(Task):
         )
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"loss": output.sum().double(), "reconstruction_loss": output[:, 0].sum().double()}
+        return {"loss": wide(output.sum()), "reconstruction_loss": wide(output[:, 0].sum())}
 
 
 def standard_normal(uniform: Tensor) -> Tensor:

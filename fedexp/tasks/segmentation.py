@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.core.data import Noise, Targets
+from fedexp.core.device import wide
 from fedexp.core.net import Net
 from fedexp.core.task import Batch, Task
 from fedexp.core.trees import Tree
@@ -61,12 +62,12 @@ class Segmentation(Task):
 
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         found, mask = output[:, 0] > 0, y > 0
-        both = (found & mask).sum((1, 2)).double()
-        either = (found.sum((1, 2)) + mask.sum((1, 2))).double()
+        both = wide((found & mask).sum((1, 2)))
+        either = wide(found.sum((1, 2)) + mask.sum((1, 2)))
         return {
             "dice": torch.where(either > 0, 2 * both / either, 1.0).sum(),
-            "pixel_acc": (found == mask).double().mean((1, 2)).sum(),
-            "loss": _cross_entropy(output, y).double().mean((1, 2)).sum(),
+            "pixel_acc": wide(found == mask).mean((1, 2)).sum(),
+            "loss": wide(_cross_entropy(output, y)).mean((1, 2)).sum(),
         }
 
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:

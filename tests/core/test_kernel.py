@@ -286,7 +286,7 @@ def test_chunks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedexp.core import kernel
 
     whole = train(make_job(SMALL)).weights.params
-    monkeypatch.setattr(kernel, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(kernel, "chunk_bytes", lambda device: 1)
     single = train(make_job(SMALL)).weights.params
     assert all(torch.equal(whole[k], single[k]) for k in whole)
 

@@ -17,6 +17,10 @@ comment on the line above the fence:
 
 The blocks of one file run in order in one empty folder. Its Python blocks share their
 variables.
+
+A Bash block that consists of plain ``fedexp`` commands, with or without ``timeout``, runs
+in forked processes, which need no seconds of imports (`tests.fork_server`). Bash runs all
+other blocks, such as those with ``>``. A ``dry-run`` block has only plain commands.
 """
 
 from __future__ import annotations
@@ -26,18 +30,24 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.fork_server import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 # The folder that outputs show in place of the temporary one
 SHOWN_FOLDER = "/home/you"
 TIMEOUT = 240
+# Seconds in which all blocks together should run
+BOUND = 180
 
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
 _MARK = re.compile(
@@ -64,20 +74,6 @@ _MEASURED = (
 # Commands that train. Help, configs and dry runs do not
 _TRAINING = re.compile(r"\bfedexp(?:-table run)?(?: (?!.*--(?:help|cfg|dry-run))|$)")
 
-# `fedexp` composes the config if the data set's files do not exist
-_DRY_RUN = r"""
-fedexp() {
-  case " $* " in *" --help"*|*" --cfg "*|*" --version "*) command fedexp "$@"; return;; esac
-  command fedexp --dry-run "$@" || command fedexp --cfg job "$@"
-}
-fedexp-table() {
-  if [ "$1" != run ]; then echo "fedexp-table $1 has no dry run: mark the block 'run'"; return 1; fi
-  shift; command fedexp-table run --dry-run "$@"
-}
-fedexp-runs() { echo "fedexp-runs has no dry run: mark the block 'run'"; return 1; }
-fedexp-data() { echo "fedexp-data has no dry run: mark the block 'run'"; return 1; }
-"""
-
 # Executes the Python blocks of a file, which are read as one JSON string per line
 _SESSION = r"""
 import json, sys, traceback
@@ -94,6 +90,11 @@ for line in sys.stdin:
     print(f"{end}{failed}", flush=True)
 """
 _END = "end of block "
+
+# The commands of the package, and the characters that Bash leaves as they are
+_SCRIPTS = ("fedexp", "fedexp-data", "fedexp-runs", "fedexp-table")
+_QUOTED = re.compile(r"'[^']*'")
+_PLAIN = re.compile(r"[\w\s=.,:/+-]*")
 
 
 class BlockError(Exception):
@@ -197,6 +198,8 @@ def _check(block: Block, previous: Block | None) -> None:
             problem = "'run' is followed by nothing or by 'fails'"
     elif block.mark == "dry-run" and block.language != "bash":
         problem = "a 'dry-run' block is ```bash"
+    elif block.mark == "dry-run" and not all(map(_dry, plain_commands(block.code) or [[]])):
+        problem = "a 'dry-run' block has only 'fedexp' and 'fedexp-table run' commands"
     elif block.mark == "output":
         if previous is None or previous.mark != "run":
             problem = "an 'output' block follows a 'run' block"
@@ -292,9 +295,13 @@ def clean_environment(folder: Path, home: Path) -> dict[str, str]:
 
 def _bash(block: Block, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
     """Run a bash block and return whether it failed, and what it printed."""
-    script = (_DRY_RUN if block.mark == "dry-run" else "") + "set -e\n" + block.code
+    commands = plain_commands(block.code)
+    # A forked process waits forever for joblib's launcher
+    if commands and "hydra/launcher=joblib" not in block.code:
+        return _forked(block, commands, folder, environment)
+
     done = subprocess.run(
-        ["bash", "-c", script],
+        ["bash", "-c", "set -e\n" + block.code],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -305,6 +312,51 @@ def _bash(block: Block, folder: Path, environment: dict[str, str]) -> tuple[bool
         check=False,
     )
     return done.returncode != 0, done.stdout
+
+
+def plain_commands(code: str) -> list[list[str]]:
+    """Split a script into the words of its commands.
+
+    Returns:
+        The commands. The list is empty if there is another command than those of the
+        package, or syntax other than words, single quotes and continued lines.
+    """
+    lines = [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
+    if not all(_PLAIN.fullmatch(_QUOTED.sub("", line)) for line in lines):
+        return []
+    commands = [shlex.split(line) for line in lines]
+    scripts = [words[2] if words[0] == "timeout" else words[0] for words in commands]
+    return commands if set(scripts) <= set(_SCRIPTS) else []
+
+
+def _dry(words: list[str]) -> list[str]:
+    """Return the dry run of a command, an empty list if it has none."""
+    trains = {"fedexp": 1, "fedexp-table": 2 if words[1:2] == ["run"] else 0}
+    place = trains.get(words[0], 0) if words else 0
+    return [*words[:place], "--dry-run", *words[place:]] if place else []
+
+
+def _forked(
+    block: Block, commands: list[list[str]], folder: Path, environment: dict[str, str]
+) -> tuple[bool, str]:
+    """Do the same as `_bash` for commands that need no shell."""
+    with tempfile.NamedTemporaryFile(dir=environment["TMPDIR"]) as file:
+        printed = Path(file.name)
+
+        def fails(words: list[str]) -> bool:
+            seconds = float(TIMEOUT)
+            if words[0] == "timeout":
+                seconds, words = float(words[1]), words[2:]
+            return run_script(words, folder, environment, printed, seconds) != 0
+
+        def fails_dry(words: list[str]) -> bool:
+            # The config is composed if the data set's files do not exist
+            composed = [words[0], "--cfg", "job", *words[1:]]
+            return fails(_dry(words)) and (words[0] != "fedexp" or fails(composed))
+
+        # The first command that fails ends the block
+        failed = any(map(fails_dry if block.mark == "dry-run" else fails, commands))
+        return failed, printed.read_text()
 
 
 class _Session:
@@ -421,6 +473,7 @@ def main() -> int:
     options = parser.parse_args()
 
     status = 0
+    begin = time.monotonic()
     for file in [path.resolve() for path in options.files] or documents():
         try:
             if not any(block.runs for block in blocks(file)):
@@ -441,7 +494,16 @@ def main() -> int:
             write(file, stale)
         status = status or int(bool(stale) and not options.update)
         print(f"{shown(file)}: {len(found)} outputs, {len(stale)} stale")
+
+    if not options.files:
+        print(duration(time.monotonic() - begin))
     return status
+
+
+def duration(seconds: float) -> str:
+    """Describe how long all blocks took. Other work on the machine makes it longer."""
+    excess = ", which is too long" if seconds > BOUND else ""
+    return f"code blocks of the documentation: {seconds:.0f} of {BOUND} s{excess}"
 
 
 if __name__ == "__main__":

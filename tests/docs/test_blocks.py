@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.docs.blocks import (
     masked,
     outputs,
     part,
+    plain_commands,
     unmarked,
     write,
 )
@@ -66,6 +68,8 @@ def results(text: str, folder: Path) -> list[tuple[str, bool]]:
         ("<!-- output -->\n```text\n1\n```\n", "an 'output' block follows a 'run' block"),
         ("<!-- not in CI -->\n```bash\nfalse\n```\n", "needs a reason"),
         ("<!-- file: ../x.py -->\n```python\n1\n```\n", "needs a path in the folder"),
+        ("<!-- dry-run -->\n```bash\nfedexp-runs list\n```\n", "has only 'fedexp'"),
+        ("<!-- dry-run -->\n```bash\nfedexp > text\n```\n", "has only 'fedexp'"),
         ("```bash\ntrue\n", "page.md:1: the block is not closed"),
     ],
 )
@@ -133,6 +137,39 @@ def test_numbers_are_compared_if_engine_and_threads_are_fixed(
 ) -> None:
     text = f"<!-- run -->\n```bash\n{line}\n```\n<!-- output -->\n```text\n```\n"
     assert [found for _, found in results(text, tmp_path)] == [fixed]
+
+
+@pytest.mark.parametrize(
+    ("code", "commands"),
+    [
+        ("fedexp -m \\\n  seed=0,1\n", [["fedexp", "-m", "seed=0,1"]]),
+        (
+            "fedexp-runs list 'partition.alpha<1'\n\nfedexp\n",
+            [["fedexp-runs", "list", "partition.alpha<1"], ["fedexp"]],
+        ),
+        ("timeout 10 fedexp\n", [["timeout", "10", "fedexp"]]),
+        ("fedexp > text\n", []),
+        ("fedexp seed=$SEED\n", []),
+        ("fedexp\nls\n", []),
+    ],
+)
+def test_only_plain_commands_need_no_bash(code: str, commands: list[list[str]]) -> None:
+    assert plain_commands(code) == commands
+
+
+def test_forked_command_has_folder_environment_streams_and_exit_code(tmp_path: Path) -> None:
+    text = (
+        "<!-- file: conf/experiment/mine.yaml -->\n```yaml\nrounds: 7\n```\n"
+        "<!-- run -->\n```bash\n{}fedexp --help experiment\n```\n"
+        "<!-- output -->\n```text\n```\n"
+        "<!-- run: fails -->\n```bash\n{}fedexp rounds=-1\nfedexp\n```\n"
+        "<!-- output -->\n```text\n```\n"
+    )
+    forked = results(text.replace("{}", ""), tmp_path)
+    assert all(word in found for word, (found, _) in zip(("mine", "rounds"), forked, strict=True))
+    shutil.rmtree(tmp_path / "work")
+    # Bash runs these blocks
+    assert forked == results(text.replace("{}", "command "), tmp_path)
 
 
 def test_masks_hide_times_paths_and_hashes_only() -> None:

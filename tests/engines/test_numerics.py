@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedexp.config.compose import compose
-from fedexp.core import weights
+from fedexp.core import device, weights
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import train_client
 from fedexp.core.model_check import check_model
@@ -132,7 +132,7 @@ def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Channels last on the CPU, too."""
-    monkeypatch.setattr(weights, "_CHANNELS_LAST_ON", ("cpu", "cuda"))
+    monkeypatch.setattr(device, "_CHANNELS_LAST_ON", ("cpu", "cuda"))
     weights.computes_channels_last.cache_clear()
     yield
     weights.computes_channels_last.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -247,3 +248,16 @@ def test_the_decoder_on_mnist_has_the_papers_widths() -> None:
         (512, 256),
         (784, 512),
     ]
+
+
+def test_the_normalisation_is_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):  # without initial values
+        net = Network(input_shape=(1, 2, 2), num_classes=3, mean=(0.1307,), std=(0.3081,))
+    x = torch.zeros(2, 1, 2, 2, dtype=torch.float64)
+    torch.testing.assert_close(net.pixels(x), torch.full_like(x, 0.1307))
+
+    def refuse(*arguments: object, **named: object) -> NoReturn:
+        raise AssertionError("a constant was made again")
+
+    monkeypatch.setattr(torch, "tensor", refuse)
+    torch.testing.assert_close(net.pixels(x + 1), torch.full_like(x, 0.1307 + 0.3081))

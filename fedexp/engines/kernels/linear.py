@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedexp.core.device import on_cpu
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import by_name, overrides
 from fedexp.core.net import Net, same_author
@@ -202,7 +203,7 @@ class Linear(FusedKernel):
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
             k
-            if w.is_cuda or not (how.pull or how.shift is not None)
+            if not on_cpu(w) or not (how.pull or how.shift is not None)
             else max(1, _BLOCK_BYTES // one)
         )
         return [slice(start, min(start + size, k)) for start in range(0, k, size)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
+from fedexp.core.device import OutOfMemoryError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.net import Net
@@ -98,7 +99,7 @@ class Vmapped(StackKernel):
         except UnlikeClientsError as error:
             self.alike |= {str(error)}
             raise
-        except (torch.cuda.OutOfMemoryError, NotStackableError):
+        except (OutOfMemoryError, NotStackableError):
             raise
         except Exception as error:  # if the loss itself is at fault, serial training reports it
             text = str(error).partition("\n")[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedexp.core.aggregator import Aggregator, State
 from fedexp.core.build import require, require_positive
+from fedexp.core.device import has_bf16
 from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -342,11 +343,7 @@ def _check_stackable(env: Env) -> None:
 
 def _check_bf16(env: Env) -> None:
     """Refuse a dtype that autocast does not change, or CUDA without native bfloat16."""
-    reason = (
-        f"{env.device} does not support it"
-        if env.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-        else None
-    )
+    reason = f"{env.device} does not support it" if not has_bf16(env.device) else None
 
     if env.dtype != torch.float32:
         reason = f"autocast does not change {env.dtype}"

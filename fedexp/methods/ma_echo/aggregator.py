@@ -75,6 +75,7 @@ class MAEcho(MaskableFusion):
     Comments in its YAML files explain each key and give its source.
     """
 
+    computes_in_float64: ClassVar[bool] = True
     unmasked: ClassVar[str] = "projected or aggregator.last_layer=plain"
 
     T: int = 60

@@ -1,0 +1,205 @@
+"""The device that a run computes on.
+
+Questions whose answer depends on the kind of device are asked here. A device is a
+`torch.device`. Its kind is its `type`: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedexp.core.errors import ConfigError
+
+OutOfMemoryError = torch.OutOfMemoryError
+"""The error of a device that lacks memory."""
+
+_UNTESTED = ("mps", "xpu")
+# Kinds of devices whose convolutions are faster channels last.
+_CHANNELS_LAST_ON = ("cuda",)
+# Bytes of inputs that are gathered together. More bytes save calls. On a CPU they must
+# fit into the cache, elsewhere into a small part of the memory.
+_CHUNK_BYTES_ON_CPU = 1 << 22
+_CHUNK_BYTES = 1 << 28
+
+
+def device_name(name: str) -> str:
+    """Return the device of a config, where ``auto`` is ``cuda`` if there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def check_device(name: str, dtype: str = "float32") -> None:
+    """Refuse a device that torch cannot use, or one without the numbers of `dtype`.
+
+    Raises:
+        ConfigError: The device is absent or lacks the type.
+    """
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device '{name}' cannot be used: {str(error).splitlines()[0]}",
+            where="device",
+            expected="auto | cpu | cuda | cuda:<index> | mps | xpu",
+            do="set device=auto",
+        ) from error
+    if dtype == "float64" and not has_float64(torch.device(name)):
+        raise ConfigError(
+            f"device '{name}' has no float64 numbers",
+            where="dtype",
+            expected="float32",
+            got="float64",
+            do="set dtype=float32, or device=cpu",
+        )
+
+
+def is_untested(device: torch.device) -> bool:
+    """Return whether fedexp has never been run on this kind of device."""
+    return device.type in _UNTESTED
+
+
+def on_cpu(value: Tensor) -> bool:
+    """Return whether a tensor is in the processor's memory."""
+    return value.device.type == "cpu"
+
+
+def num_devices(device: str) -> int:
+    """Return the number of devices of a run, or 0 on a CPU.
+
+    A device with an index, such as ``cuda:1``, is the only one.
+    """
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return 0
+    return 1 if index else int(torch.get_device_module(kind).device_count())
+
+
+@contextlib.contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Make a device with an index the current one. Otherwise the first may work."""
+    if device.index is None or device.type == "cpu":
+        yield
+    else:
+        with torch.get_device_module(device.type).device(device.index):
+            yield
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for all work on the device."""
+    if device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        torch.get_device_module(device.type).synchronize(device)
+
+
+def hardware(device: torch.device) -> str | None:
+    """Return the name of the device's hardware, or None if torch does not know it."""
+    if device.type in ("cpu", "mps"):
+        return None
+    return str(torch.get_device_module(device.type).get_device_name(device))
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Return the device's own memory in bytes, or None if it uses the machine's."""
+    if device.type in ("cpu", "mps"):
+        return None
+    return int(torch.get_device_module(device.type).mem_get_info(device)[1])
+
+
+def free_device_memory(device: torch.device) -> int | None:
+    """Return the bytes of the device's own memory that this process may still allocate.
+
+    None means that the device uses the machine's memory.
+    """
+    if device.type in ("cpu", "mps"):
+        return None
+    module = torch.get_device_module(device.type)
+    unused = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(module.mem_get_info(device)[0] + unused)
+
+
+def reset_device_peak(device: torch.device) -> None:
+    """Start a new measurement of the peak memory, if the device has its own memory."""
+    if device.type not in ("cpu", "mps"):
+        torch.get_device_module(device.type).reset_peak_memory_stats(device)
+
+
+def device_peak(device: torch.device) -> int | None:
+    """Return the most bytes that tensors of this process occupied on the device.
+
+    None means that the device uses the machine's memory.
+    """
+    if device.type in ("cpu", "mps"):
+        return None
+    return int(torch.get_device_module(device.type).max_memory_allocated(device))
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """Return the bytes of inputs that are gathered and normalised together."""
+    if device.type == "cpu":
+        return _CHUNK_BYTES_ON_CPU
+    memory = total_memory(device)
+    return _CHUNK_BYTES if memory is None else min(_CHUNK_BYTES, memory // 64)
+
+
+def has_started_cuda() -> bool:
+    """Return whether this process uses CUDA already. It then sees no other GPUs."""
+    return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def profiler_activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
+    """Return the activities that torch's profiler records for work on the device."""
+    kinds = torch.profiler.ProfilerActivity
+    own = {"cuda": [kinds.CUDA], "xpu": [kinds.XPU]}
+    return [kinds.CPU, *own.get(device.type, [])]
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to `device`.
+
+    A copy to CUDA uses pinned memory and is asynchronous. Later kernels wait for it.
+    """
+    if device.type == "cuda":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
+def global_generator_states() -> tuple[bytes, ...]:
+    """Return the states of the global generators of all devices in use."""
+    states = [torch.default_generator.get_state()]
+    if has_started_cuda():
+        states += [generator.get_state() for generator in torch.cuda.default_generators]
+    if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
+        states += [generator.get_state() for generator in torch.xpu.default_generators]
+    return tuple(state.numpy().tobytes() for state in states)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether the device computes in bfloat16 without an emulation."""
+    if device.type != "cuda":
+        return True
+    with current(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether the device has float64 numbers."""
+    return device.type != "mps"
+
+
+def wide(value: Tensor) -> Tensor:
+    """Return a tensor in float64, on the CPU if its device has no float64."""
+    return value.double() if has_float64(value.device) else value.cpu().double()
+
+
+def prefers_channels_last(device: str) -> bool:
+    """Return whether convolutions on this kind of device are faster channels last."""
+    return device in _CHANNELS_LAST_ON
+
+
+def may_gain_by_stacks(device: torch.device) -> bool:
+    """Return whether models may run faster as one stack. On a CPU they do not."""
+    return device.type != "cpu"
