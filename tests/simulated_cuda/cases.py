@@ -99,7 +99,7 @@ CASES = {
         rounds=1,
     ),
     "unet": Case([*_VMAP, *_UNET], 156, has_same_bits=False, rounds=1),
-    "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"]),
+    "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"], 128),
     "bf16": Case([*_VMAP, *_GREY, "model=cnn_mnist", "precision=bf16"], 94, has_same_bits=False),
     "deterministic": Case([*_STACK, "method=scaffold", "deterministic=true"], 27),
 }

@@ -57,17 +57,18 @@ class Rows:
     def __init__(self, rows: Mapping[tuple[str, str, str], Count]) -> None:
         self._rows = dict(rows)
 
-    def total(self, phase: str = "", file: str = "") -> Count:
+    def total(self, phase: str = "", file: str = "", operator: str = "") -> Count:
         """Return the sum over a phase and the phases inside it, by default over all.
 
         Args:
             phase: Name of the phase.
             file: Beginning of the path of the source line, in the watched package.
+            operator: Beginning of the operator's name.
         """
         chosen = (
             row
-            for (where, line, _), row in self._rows.items()
-            if where.startswith(phase) and line.startswith(file)
+            for (where, line, name), row in self._rows.items()
+            if where.startswith(phase) and line.startswith(file) and name.startswith(operator)
         )
         return sum(chosen, Count())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -76,11 +75,15 @@ class StoppedError(Exception):
 
 
 def record(
-    overrides: Sequence[str], device: str = "cuda", interrupt_after: int | None = None
+    simulated: SimulatedCuda,
+    overrides: Sequence[str],
+    device: str = "cuda",
+    interrupt_after: int | None = None,
 ) -> Recording:
     """Execute a run in this process, on a simulated device or on the CPU.
 
     Args:
+        simulated: The simulation. It is active.
         overrides: Overrides of the run. The run folder is temporary unless they name
             ``output_root``.
         device: Device of the run.
@@ -88,9 +91,9 @@ def record(
     """
     result: dict[str, Any] = {}
     error = ""
+    simulated.violations.clear()
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
-        simulated = stack.enter_context(simulate())
         for each in _patches(simulated, interrupt_after):
             stack.enter_context(each)
         config = compose([*ALONE, f"output_root={root}", *overrides, f"device={device}"])
@@ -101,24 +104,21 @@ def record(
         except Exception as raised:  # noqa: BLE001
             error = f"{type(raised).__name__}: {raised}"
 
-    return Recording(
-        result,
-        simulated.counter.rows(),
-        simulated.violations,
-        dict(simulated.counter.uses),
-        error,
-    )
+    rows, uses = simulated.counter.rows(), dict(simulated.counter.uses)
+    return Recording(result, rows, list(simulated.violations), uses, error)
 
 
 def record_all(path: str, runs: Sequence[Run]) -> None:
     """Execute runs in this process and write their recordings.
 
+    There is one simulation, because caches of fedexp may hold its tensors.
+
     Args:
         path: JSON file to write.
         runs: Arguments of `record` for each run.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    recordings = [record(*run).plain() for run in runs]
+    with simulate() as simulated:
+        recordings = [record(simulated, *run).plain() for run in runs]
     Path(path).write_text(json.dumps(recordings))
 
 

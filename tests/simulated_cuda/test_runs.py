@@ -32,6 +32,8 @@ def test_run(tmp_path: Path, name: str) -> None:
 
     recordings = record(tmp_path, runs)
 
+    # Nothing asks for the first device, not even for its name.
+    assert set(recordings[0].uses) == {1}
     assert recordings[0].stacked_share == case.share
     if case.has_same_bits:
         assert recordings[1].bits == recordings[0].bits
