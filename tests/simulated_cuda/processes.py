@@ -69,8 +69,8 @@ def record_in_processes(
                 try:
                     _, error = process.communicate(0)
                     yield name, _read(Path(root, name, "recordings.json"), process, error)
-                except TimeoutError as late:
-                    yield name, ProcessFailedError(str(late))
+                except TimeoutError:
+                    yield name, ProcessFailedError(f"it was still running after {limit:.0f} s")
                 except ProcessFailedError as failed:
                     yield name, failed
 
