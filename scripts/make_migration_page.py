@@ -17,34 +17,38 @@ from fedexp.core.renames import renames
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "0.1-to-0.2.md"
 HEAD = """# From 0.1 to 0.2
 
-Version 0.2 gives modules, classes, hooks and config keys other names. It computes the same numbers.
-A config or a module that uses an old name is refused before anything runs. The error names the new
-name. No old name is an alias.
+In version 0.2, modules, classes, hooks and configuration keys have new names. The old names do not
+work any more. If a configuration or a module uses an old name, fedexp refuses it before anything
+runs, and the error message gives the new name. The new names change no computed number.
 
 ## Steps
 
-1. Finish unfinished runs with 0.1. The class paths are part of a run's identity, so every
-   run of 0.1 has another folder in 0.2. It does not resume there.
+1. Finish unfinished runs with 0.1. Version 0.2 does not continue them, because it uses another
+   folder for every run. The name of the folder depends on the paths of the classes, which changed.
 2. Install 0.2.
-3. List the lines of your files that use an old class path, import or config key:
+3. List the lines of your files that use an old class path, import or configuration key:
 
    <!-- not in CI: reads files of yours -->
    ```bash
    fedexp-runs check-conf ./conf
    ```
 
-   The command reads the YAML files in `conf` and the Python files beside that folder. It writes
-   nothing. Its exit code is 1 if a line must change. It does not read shell scripts.
+   The command reads the YAML files in `conf`, and the Python files in the folder that contains
+   `conf`. It does not read shell scripts. It writes nothing. Its exit code is 1 if a line must
+   change.
 4. Change these lines, and run the command again.
-5. Change the hooks, fields and values of your classes by the last two tables below. A run
-   refuses a class with an old hook or value, and the error names its place and the new name.
+5. Change the hooks, fields and values of your own classes. The last two tables of this page list
+   them. If a class has an old hook or value, fedexp refuses to run it. The error message gives the
+   place and the new name.
 
 ## Stored runs
 
-`fedexp-runs` and `fedexp.load` read the runs of 0.1. `fedexp-runs rerun` refuses them: rerun them
-with 0.1. A `result.json` of 0.2 contains `fedexp_version`. A result without this key is of 0.1.
+`fedexp-runs` and `fedexp.load` can read the runs of 0.1. `fedexp-runs rerun` cannot repeat them.
+Use 0.1 to repeat a run of 0.1. A `result.json` of 0.2 contains the key `fedexp_version`. A result
+without this key is of 0.1.
 
-The page is generated from `fedexp/core/renames.yaml` by `scripts/make_migration_page.py`.
+The following tables are generated from `fedexp/core/renames.yaml` by
+`scripts/make_migration_page.py`.
 """
 
 
@@ -66,13 +70,15 @@ def page() -> str:
     ]
     parts = [
         HEAD,
-        "\n## Config keys\n",
-        _table(("0.1", "0.2", "options that have the key"), keys, plain={2}),
-        "\n## Modules\n\nA class moves with its module unless the next table lists it.\n",
+        "\n## Configuration keys\n",
+        _table(("0.1", "0.2", "options that have this key"), keys, plain={2}),
+        "\n## Modules\n\n"
+        "If a module moved, its classes moved with it, unless the next table lists them.\n",
         _table(("0.1", "0.2"), table.modules.items()),
         "\n## Classes, functions and constants\n",
         _table(("0.1", "0.2"), table.names.items()),
-        "\n## Hooks, fields and arguments\n\n`job.budget` is the argument `budget` of `job`.\n",
+        "\n## Hooks, fields and arguments\n\n"
+        "In this table, `job.budget` stands for the argument `budget` of the method `job`.\n",
         _table(("class", "0.1", "0.2"), members),
         "\n## Values\n",
         _table(("attribute", "0.1", "0.2"), values),

@@ -265,9 +265,9 @@ class FederatedData:
         """Return the positions of `client`'s samples in the training pool.
 
         Returns:
-            Positions of shape (n,), int64, on the device of the pool.
+            Positions of shape (n,), int64, on the CPU, where batches are planned.
         """
-        return torch.from_numpy(self.partition.of(client)).to(self.train.x.device)
+        return torch.from_numpy(self.partition.of(client))
 
     def class_counts(self) -> np.ndarray:
         """Return how many training samples of each class each client holds.

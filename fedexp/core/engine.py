@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedexp.core.data import FederatedData
+from fedexp.core.device import to_device
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
@@ -183,7 +184,7 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
 
     samples, weights = data.train, result.weights
     net = Net.for_evaluation(weights)
-    index = data.positions(job.client)
+    index = to_device(data.positions(job.client), samples.x.device)
 
     with phase("probe"), torch.no_grad():
         answers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fedexp.core.local_training import LocalTraining
@@ -9,7 +10,7 @@ from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics, Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree, Trees, nonfinite, num_bytes
-from fedexp.core.weights import Weights
+from fedexp.core.weights import Weights, channels_last, computes_channels_last
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,8 @@ class ClientResult:
         probes: Answers to ``job.probes`` by name. Empty if the result contains NaN or
             infinity.
         probe_seconds: Seconds that the probes took, a part of the job's time.
+        known_finite: The model, if it is known to have no NaN or infinity. Such a model
+            is not checked again.
     """
 
     client: int
@@ -97,6 +100,7 @@ class ClientResult:
     metrics: Metrics
     probes: dict[str, Tree] = field(default_factory=dict)
     probe_seconds: float = 0.0
+    known_finite: Weights | None = None
 
     def with_answers(self, other: ClientResult) -> ClientResult:
         """Return this result with the probe answers of `other` added."""
@@ -105,32 +109,39 @@ class ClientResult:
         )
 
     def in_order(self) -> ClientResult:
-        """Return this result with its tensors contiguous in memory.
+        """Return this result with its tensors in the layout of the device.
 
-        Results from the client cache, a file or another process are always contiguous.
-        The last bits of a matrix product can differ if an operand is transposed in
-        memory. If all tensors are contiguous already, the result itself is returned.
+        Tensors are contiguous in memory. If the network computes channels last, 4-D
+        tensors are channels last. Results from the client cache, a file or another
+        process get the same layout. The last bits of a matrix product can differ if an
+        operand is transposed in memory, and arithmetic on trees is slow if two trees
+        have different layouts. If all tensors have the layout already, the result
+        itself is returned.
         """
-        trees = [
-            self.weights.params,
-            self.weights.buffers,
-            *self.payload.values(),
-            *(self.state or {}).values(),
-        ]
+        first = next(iter(self.weights.params.values()), None)
+        laid = (
+            channels_last
+            if first is not None and computes_channels_last(self.weights.spec, first.device.type)
+            else _contiguous
+        )
+
+        params, buffers = laid(self.weights.params), laid(self.weights.buffers)
+        payload, probes = _each(laid, self.payload), _each(laid, self.probes)
+        state = None if self.state is None else _each(laid, self.state)
+
+        before = [self.weights.params, self.weights.buffers, *self.payload.values()]
+        before += [*(self.state or {}).values(), *self.probes.values()]
+        after = [params, buffers, *payload.values(), *(state or {}).values(), *probes.values()]
         if all(
-            value.is_contiguous()
-            for tree in (*trees, *self.probes.values())
-            for value in tree.values()
+            new[name] is value
+            for old, new in zip(before, after, strict=True)
+            for name, value in old.items()
         ):
             return self
+        weights = Weights(self.weights.spec, params, buffers)
+        known = None if self.known_finite is None else weights
         return replace(
-            self,
-            weights=Weights(
-                self.weights.spec, _in_order(self.weights.params), _in_order(self.weights.buffers)
-            ),
-            payload=_all_in_order(self.payload),
-            probes=_all_in_order(self.probes),
-            state=None if self.state is None else _all_in_order(self.state),
+            self, weights=weights, payload=payload, probes=probes, state=state, known_finite=known
         )
 
     def nonfinite(self) -> str | None:
@@ -138,18 +149,22 @@ class ClientResult:
 
         Answers to probes are not checked.
         """
-        everything = {**self.weights.params, **self.weights.buffers}
+        everything = (
+            {}
+            if self.known_finite is self.weights
+            else {**self.weights.params, **self.weights.buffers}
+        )
         for name, tree in (*self.payload.items(), *(self.state or {}).items()):
             everything |= {f"{name} of {inside}": value for inside, value in tree.items()}
         return nonfinite(everything)
 
 
-def _in_order(tree: Tree) -> Tree:
+def _contiguous(tree: Tree) -> Tree:
     return {name: value.contiguous() for name, value in tree.items()}
 
 
-def _all_in_order(trees: Trees) -> dict[str, Tree]:
-    return {name: _in_order(tree) for name, tree in trees.items()}
+def _each(laid: Callable[[Tree], Tree], trees: Trees) -> dict[str, Tree]:
+    return {name: laid(tree) for name, tree in trees.items()}
 
 
 def bytes_down(job: ClientJob) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.data import FederatedData, Samples
-from fedexp.core.device import chunk_bytes, wide
+from fedexp.core.device import chunk_bytes, on_cpu, to_device, wide
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.local_optimizers import LocalOptimizer
@@ -48,8 +49,13 @@ class Vectors:
 
     @staticmethod
     def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
-        """Return new tensors ``tensors + factor * along``, computed in one pass."""
-        return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
+        """Return new tensors ``tensors + factor * along``.
+
+        On a CPU each tensor takes one pass, elsewhere all tensors take two launches.
+        """
+        if on_cpu(factor):
+            return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
+        return list(torch._foreach_add(tensors, torch._foreach_mul(along, factor)))
 
 
 def train_client(
@@ -63,8 +69,7 @@ def train_client(
         job: The client's work.
         net: A network of ``job.start.spec``.
         samples: The training pool.
-        index: (n,) int64 positions of this client's samples in the pool, on the same
-            device.
+        index: (n,) int64 positions of this client's samples in the pool, on the CPU.
         num_classes: Number of classes of the data set.
     """
     trainer, local_training = job.trainer, job.local_training
@@ -125,14 +130,18 @@ def train_client(
 
     payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
+    trained = {**params, **values}
+    metrics, finite = means(measured, schedule, trees.total([*trained.values(), *buffers.values()]))
+    weights = Weights(job.start.spec, trained, buffers)
     return ClientResult(
         client=job.client,
-        weights=Weights(job.start.spec, {**params, **values}, buffers),
+        weights=weights,
         num_examples=len(index),
         num_steps=len(schedule),
         payload=payload,
         state=state,
-        metrics=means(measured, schedule),
+        metrics=metrics,
+        known_finite=weights if finite else None,
     )
 
 
@@ -145,18 +154,32 @@ def by_name(loss: Tensor | Measured) -> dict[str, Tensor]:
     return {"loss": loss.loss, **loss.scalars}
 
 
-def means(measured: Mapping[str, list[Tensor]], schedule: Schedule) -> Metrics:
+def means(
+    measured: Mapping[str, list[Tensor]], schedule: Schedule, total: Tensor
+) -> tuple[Metrics, bool]:
     """Compute a client's metrics from the scalars of every step.
 
+    The device is synchronised only once.
+
+    Args:
+        measured: The scalars of every step by name.
+        schedule: The steps.
+        total: A number that is not finite if the model is not (`trees.total`).
+
     Returns:
-        Means over all steps in float64, and the mean loss of the last epoch.
+        Means over all steps in float64, and the mean loss of the last epoch. Whether
+        `total` is finite.
     """
     check_measured(measured, len(schedule))
-    stacked = {name: torch.stack(values) for name, values in measured.items()}
-    last = stacked["loss"][last_epoch(schedule) :].tolist()
-    return {name: float(wide(v).mean()) for name, v in stacked.items()} | {
-        "loss_last_epoch": sum(last) / len(last)
-    }
+    stacked = {name: wide(torch.stack(values)) for name, values in measured.items()}
+    last = stacked["loss"][last_epoch(schedule) :]
+    averages = torch.stack([value.mean() for value in stacked.values()])
+    numbers = torch.cat([averages, wide(total).to(averages.device).view(1), last]).tolist()
+    named = dict(zip(stacked, numbers, strict=False))
+    losses = numbers[len(named) + 1 :]
+    return {**named, "loss_last_epoch": sum(losses) / len(losses)}, math.isfinite(
+        numbers[len(named)]
+    )
 
 
 def last_epoch(schedule: Schedule) -> int:
@@ -262,7 +285,9 @@ def context(
         once=Once(noise),
         noise=noise,
         full_gradient=partial(_full_gradient, job, net, samples, index, noise),
-        count_classes=lambda: torch.bincount(samples.labels(index), minlength=num_classes),
+        count_classes=lambda: torch.bincount(
+            samples.labels(to_device(index, samples.x.device)), minlength=num_classes
+        ),
     )
 
 
@@ -350,11 +375,11 @@ def batches(
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
     chunk = max(1, chunk_bytes(samples.x.device) // (sample_bytes * job.local_training.batch_size))
     position = 0
-    order = index
+    order = torch.empty(0)
     while position < len(schedule):
         epoch, start, _ = schedule[position]
         if start == 0:
-            order = epoch_order(job, index, epoch)
+            order = to_device(epoch_order(job, index, epoch), samples.x.device)
         stop = position
         while stop < len(schedule) and stop - position < chunk and schedule[stop][0] == epoch:
             stop += 1
@@ -371,9 +396,9 @@ def batches(
 
 
 def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
-    """Return a client's sample positions in the order of `epoch`."""
+    """Return a client's sample positions in the order of `epoch`, on the CPU."""
     shuffle = torch.randperm(len(index), generator=torch_generator(job.seed, "order", epoch))
-    return index.index_select(0, shuffle.to(index.device))
+    return index.index_select(0, shuffle)
 
 
 class StepNoise:
@@ -423,7 +448,7 @@ def _full_gradient(
         job: The client's work.
         net: The network.
         samples: The training pool.
-        index: Positions of the client's samples.
+        index: Positions of the client's samples, on the CPU.
         noise: Source of random numbers.
         at: The parameters at which the gradient is taken.
     """
@@ -434,7 +459,7 @@ def _full_gradient(
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.local_training.batch_size, 512))
     # Equal parts, because BatchNorm has no statistics of a single left-over sample.
-    for part in torch.tensor_split(index, parts):
+    for part in torch.tensor_split(to_device(index, samples.x.device), parts):
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)
         grads = torch.autograd.grad(

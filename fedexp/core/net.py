@@ -15,6 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.numerics import Precision
 from fedexp.core.torch_private import is_vmapped
 from fedexp.core.trees import Tree
+from fedexp.core.user_code import is_ours
 from fedexp.core.weights import ModelSpec, Weights, computes_channels_last
 
 LAYERS = (nn.Linear, nn.Conv2d)
@@ -88,8 +89,8 @@ class Net:
     ) -> None:
         self.spec = spec
         self.precision = precision
-        self._device, self._dtype = device.type, dtype
-        self._module = _own_dropout(spec.module().to(device, dtype))
+        self._device, self._dtype = device, dtype
+        self._module = _own_dropout(_module(spec, device, dtype))
         self._parts = dict(self._module.named_modules())
         self._layers = {
             _joined(name, "weight"): name
@@ -170,8 +171,7 @@ class Net:
         tensors or the mode of this network.
         """
         if spec not in self._beside:
-            first = next(self._module.parameters())
-            self._beside[spec] = Net(spec, first.device, self._dtype, self.precision)
+            self._beside[spec] = Net(spec, self._device, self._dtype, self.precision)
             self._beside[spec].train(False)
         return self._beside[spec]
 
@@ -263,7 +263,7 @@ class Net:
         if self._channels_last:
             inputs = tuple(_channels_last(x) for x in inputs)
         if self.precision == "bf16" and self._module.training:
-            with torch.autocast(self._device, torch.bfloat16):
+            with torch.autocast(self._device.type, torch.bfloat16):
                 output: Tensor = module(*inputs)
             return output.to(self._dtype)
         output = module(*inputs)
@@ -335,6 +335,18 @@ def same_author(kind: type, claim: str, about: str) -> bool:
         return next((base for base in kind.__mro__ if name in vars(base)), None)
 
     return author(claim) is not None and author(claim) is author(about)
+
+
+def _module(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Build a module whose tensors `Net.bind` will replace.
+
+    Modules of fedexp are built without values, which would be copied to the device for
+    nothing. Modules of users may need the values of tensors that are not registered.
+    """
+    if not is_ours(spec.arch):
+        return spec.module().to(device, dtype)
+    with torch.device("meta"):
+        return spec.module().to(dtype=dtype)
 
 
 def _own_dropout(module: nn.Module) -> nn.Module:

@@ -351,8 +351,10 @@ def computes_channels_last(spec: ModelSpec, device: str) -> bool:
 
 
 def channels_last(params: Tree) -> Tree:
-    """Return `params` with 4-D tensors stored channels last."""
+    """Return `params` with 4-D tensors stored channels last, and others contiguous."""
     return {
-        name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+        name: value.contiguous(
+            memory_format=torch.channels_last if value.dim() == 4 else torch.contiguous_format
+        )
         for name, value in params.items()
     }

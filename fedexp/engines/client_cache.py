@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedexp.core.data import FederatedData
+from fedexp.core.device import to_device
 from fedexp.core.engine import Engine, answered
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
@@ -220,13 +221,14 @@ class ClientCache(Engine):
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
                 # The last bits of a result depend on the sizes of all clients in its
-                # part, because batches are padded to the largest.
+                # part. The sizes decide about padding, and which clients take a step
+                # together.
                 batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
 
     def _key(self, job: ClientJob, start: str, batch_group: list[Any], data: FederatedData) -> str:
-        index = data.positions(job.client)
+        index = to_device(data.positions(job.client), data.train.x.device)
         parts = [
             self._base,
             job.client,

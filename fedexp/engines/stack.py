@@ -27,8 +27,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from fedexp.core import trees
 from fedexp.core.data import Samples
-from fedexp.core.device import chunk_bytes
+from fedexp.core.device import chunk_bytes, on_cpu, to_device
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import (
     Schedule,
@@ -90,7 +91,7 @@ def train_stack(
         net: Network of the model spec that all jobs have.
         samples: Training pool.
         indices: For each client, the positions of its samples in `samples`, (n,) int64,
-            on the device of `samples`.
+            on the CPU.
         num_classes: Number of classes.
         kind: Class of the kernel that computes the gradients.
 
@@ -252,14 +253,42 @@ class _Training:
         """Finish training. Only `result` may be called afterwards."""
         check_measured(self._measured, len(self._measured_of))
         places = [(i.start, i.stop) for i in self._measured_of]
-        self._rows = {
-            name: _rows(values, places, len(self._clients))
-            for name, values in self._measured.items()
-        }
+        self._rows, self._finite = self._numbers(places)
         self.stacked_steps = [0] * len(self._clients)
         for start, stop in places:
             for i in range(start, stop):
                 self.stacked_steps[i] += stop - start > 1
+
+    def _numbers(
+        self, places: Sequence[tuple[int, int]]
+    ) -> tuple[dict[str, list[list[float]]], bool]:
+        """Return the measured values, and whether all models are known to be finite.
+
+        The device is synchronised only once. On a CPU, where that costs nothing, models
+        are checked when the server reads them, because they are then in the cache.
+
+        Args:
+            places: The clients of each batch, as a range of positions.
+
+        Returns:
+            By name and client, the values in the order of the client's steps.
+        """
+        tree = {**self._whole.params, **self._whole.buffers}
+        unknown = all(map(on_cpu, tree.values()))
+        values = [value for batches in self._measured.values() for value in batches]
+        if not unknown:
+            values.append(trees.total(tree.values()).view(1))
+        numbers = iter(torch.cat(values).tolist())
+
+        rows: dict[str, list[list[float]]] = {}
+        for name in self._measured:
+            rows[name] = [[] for _ in self._clients]
+            for start, stop in places:
+                for row, value in zip(
+                    rows[name][start:stop], islice(numbers, stop - start), strict=True
+                ):
+                    row.append(value)
+        return rows, not unknown and math.isfinite(next(numbers))
 
     def _metrics(self, i: int) -> Metrics:
         schedule = self._clients[i].schedule
@@ -285,14 +314,16 @@ class _Training:
         )
         net.set_noise(None)
 
+        weights = Weights(job.start.spec, params, buffers)
         return ClientResult(
             client=job.client,
-            weights=Weights(job.start.spec, params, buffers),
+            weights=weights,
             num_examples=len(client.index),
             num_steps=len(client.schedule),
             payload=payload,
             state=state,
             metrics=self._metrics(i),
+            known_finite=weights if self._finite else None,
         )
 
 
@@ -312,21 +343,6 @@ def _stacked(clients: Sequence[_StackedClient], state: bool) -> StackTrees:
         if state
         else {},
     )
-
-
-def _rows(
-    values: list[Tensor], places: Sequence[tuple[int, int]], num_clients: int
-) -> list[list[float]]:
-    """Return, for each client, the list of its values in the order of its steps.
-
-    The device is synchronised only once.
-    """
-    numbers = iter(torch.cat(values).tolist())
-    rows: list[list[float]] = [[] for _ in range(num_clients)]
-    for start, stop in places:
-        for row, value in zip(rows[start:stop], islice(numbers, stop - start), strict=True):
-            row.append(value)
-    return rows
 
 
 def _runs(keys: Sequence[object]) -> list[tuple[int, int]]:
@@ -534,7 +550,7 @@ def _batches(
         k = sum(len(schedule) > position for schedule in schedules)
         steps = min(last - position, max(1, chunk_bytes(device) // (sample_bytes * b * k)))
 
-        index = torch.zeros((k, steps, b), dtype=torch.int64, device=device)
+        index = torch.zeros((k, steps, b), dtype=torch.int64)
         sizes = [[0] * k for _ in range(steps)]
 
         for c in range(k):
@@ -551,7 +567,7 @@ def _batches(
                     sizes[at + i][c] = z - a
                 at += len(run)
 
-        flat = index.transpose(0, 1).reshape(-1)
+        flat = to_device(index.transpose(0, 1).reshape(-1), device)
         x = samples.inputs(flat).view(steps, k, b, *samples.x.shape[1:])
         y = samples.y.index_select(0, flat).view(steps, k, b, *samples.y.shape[1:])
 

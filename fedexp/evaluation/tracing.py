@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedexp.core.data import FederatedData, Samples
+from fedexp.core.device import to_device
 from fedexp.core.outcome import Outcome
 from fedexp.core.trace import Trace
 from fedexp.core.trees import Tree
@@ -119,7 +120,8 @@ class Tracer(Trace):
         return values | {f"train/{name}": [row[name] for row in own] for name in own[0]}
 
     def _own(self, client: int) -> Samples:
-        train, index = self._data.train, self._data.positions(client)
+        train = self._data.train
+        index = to_device(self._data.positions(client), train.x.device)
         return replace(
             train, x=train.x.index_select(0, index), y=train.y.index_select(0, index), augment=None
         )

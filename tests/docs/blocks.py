@@ -502,7 +502,7 @@ def main() -> int:
 
 def duration(seconds: float) -> str:
     """Describe how long all blocks took. Other work on the machine makes it longer."""
-    excess = ", which is too long" if seconds > BOUND else ""
+    excess = ": too long, or the machine was busy" if seconds > BOUND else ""
     return f"code blocks of the documentation: {seconds:.0f} of {BOUND} s{excess}"
 
 

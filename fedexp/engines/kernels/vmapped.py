@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.device import OutOfMemoryError
+from fedexp.core.device import OutOfMemoryError, on_cpu
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
 from fedexp.core.net import Net
@@ -121,6 +121,13 @@ class Vmapped(StackKernel):
             for value in live:
                 value.requires_grad_(False)
 
+        if not on_cpu(batch.x):
+            # A gradient with other strides than its parameter would make each update of
+            # the whole list take one launch per tensor.
+            grads = tuple(
+                grad if grad.stride() == value.stride() else grad.contiguous()
+                for grad, value in zip(grads, live, strict=True)
+            )
         named = {name: value.detach() for name, value in scalars.items()}
         found = Measured(losses.detach(), named) if named else losses.detach()
         return dict(zip(stack.live, grads, strict=True)), found

@@ -252,16 +252,14 @@ class Collecting(Averaging):
         return self.merge(merging, [each / total for each in p])
 
 
-def _length(tree: Tree) -> float:
-    """Return the Euclidean norm of the floating tensors.
+def _floating(tree: Tree) -> Tree:
+    """Return the floating tensors of a tree, without counts."""
+    return {name: value for name, value in tree.items() if value.is_floating_point()}
 
-    Other tensors, such as counts, are left out.
-    """
-    return math.sqrt(
-        trees.squared_norm(
-            {name: value for name, value in tree.items() if value.is_floating_point()}
-        )
-    )
+
+def _length(tree: Tree) -> float:
+    """Return the Euclidean norm of the floating tensors."""
+    return math.sqrt(trees.squared_norm(_floating(tree)))
 
 
 @dataclass
@@ -283,18 +281,22 @@ class _Seen:
     def add(self, result: ClientResult, p: float, payload_weight: float) -> None:
         if not self.p:
             self.buffer_sums = {
-                k: torch.zeros_like(v) if v.is_floating_point() else v.clone()
-                for k, v in self.old.buffers.items()
+                **trees.clone(self.old.buffers),
+                **trees.zeros_like(_floating(self.old.buffers)),
             }
             self.payload_sums = {
                 name: trees.zeros_like(tree) for name, tree in result.payload.items()
             }
 
-        for name, value in result.weights.buffers.items():
-            if value.is_floating_point():
-                self.buffer_sums[name].add_(value, alpha=p)
-            else:
-                torch.maximum(self.buffer_sums[name], value, out=self.buffer_sums[name])
+        sums, values = _floating(self.buffer_sums), _floating(result.weights.buffers)
+        if sums:
+            torch._foreach_add_(trees.tensors(sums), trees.tensors(values), alpha=p)
+        counts = [name for name in self.buffer_sums if name not in sums]
+        if counts:
+            torch._foreach_maximum_(
+                [self.buffer_sums[name] for name in counts],
+                [result.weights.buffers[name] for name in counts],
+            )
 
         for name, tree in result.payload.items():
             torch._foreach_add_(
@@ -311,9 +313,9 @@ class _Seen:
         # numbers in the last bit
         frozen = self.old.frozen
         frozen_buffers = {k: v for k, v in self.old.buffers.items() if k in frozen}
-        return {
-            k: v / total if v.is_floating_point() else v for k, v in self.buffer_sums.items()
-        } | frozen_buffers
+        sums = _floating(self.buffer_sums)
+        means = torch._foreach_div(trees.tensors(sums), total) if sums else ()
+        return {**self.buffer_sums, **dict(zip(sums, means, strict=True)), **frozen_buffers}
 
     def payload(self) -> dict[str, Tree]:
         return {
