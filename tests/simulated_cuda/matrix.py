@@ -1,7 +1,8 @@
 """All methods on the simulated device: python -m tests.simulated_cuda.matrix.
 
 Each method runs with ``debug=smoke``, once serially and once on a stack. It must raise
-nothing that CUDA would raise, and the stack must train all clients together.
+nothing that CUDA would raise, and use no other device than its own. The stack must train
+all clients together.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def problems(method: str, recordings: Sequence[Recording]) -> list[str]:
     found = []
     for engine, recording in zip(ENGINES, recordings, strict=True):
         texts = [text for text in (recording.error, *recording.violations) if text]
+        if set(recording.uses) != {1}:
+            texts.append(f"it used the devices {sorted(recording.uses)}, but was given cuda:1")
         found += [f"{engine}: {text}" for text in texts]
     share = recordings[-1].result.get("stacked_share")
     if share != (0 if method in _ALONE else 1) and not found:
