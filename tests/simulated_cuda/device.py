@@ -121,7 +121,7 @@ class SimulatedCuda:
         """Put the tensors in a value on a device."""
         for tensor in tensors_in(values):
             if self.storages.tag(tensor, device):
-                self.counter.uses[device.index] += 0 if self.counter.is_paused else 1
+                self.counter.use(device.index)
 
     def synchronise(self, reason: str, device: torch.device, times: int = 1) -> None:
         """Count that the host waits for a device."""

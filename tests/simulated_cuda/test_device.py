@@ -107,6 +107,9 @@ def test_tensors_of_the_host_stay_there() -> None:
         assert torch.empty(3).is_meta
     assert torch.ones(3).copy_(x).is_cpu
     assert x.to("meta").is_meta
+    assert torch.zeros_like(x, device="meta").is_meta
+    assert torch.zeros_like(x, device="cpu").is_cpu
+    assert torch.empty_like(x.to("meta"), device="cuda").is_cuda
 
 
 def test_absent_device_is_refused(device: SimulatedCuda) -> None:
@@ -140,11 +143,13 @@ def test_simulation_ends_with_the_block() -> None:
         torch.zeros(1, device="cuda")
 
 
-@pytest.mark.usefixtures("device")
-def test_tags_end_with_their_storages() -> None:
+def test_tags_end_with_their_storages(device: SimulatedCuda) -> None:
     for _ in range(3000):
         assert torch.zeros(5, device="cuda").is_cuda
         assert not torch.zeros(5).is_cuda
+        torch.zeros(5).pin_memory()
+    assert len(device.storages._tags) < 1000
+    assert len(device.storages._pinned) < 1000
 
 
 @pytest.mark.usefixtures("device")
@@ -488,7 +493,11 @@ def test_counts_are_attributed_to_phases(device: SimulatedCuda) -> None:
 
 
 def test_uses_are_counted_by_device(device: SimulatedCuda) -> None:
-    x = torch.ones(3, device="cuda:1")
+    x = torch.empty(3, device="cuda:1")
+    assert device.counter.uses == {1: 1}
+    with device.counter.paused():
+        torch.empty(3, device="cuda")
+    assert device.counter.uses == {1: 1}
     (x + 1).sum().item()
     assert set(device.counter.uses) == {1}
 
