@@ -33,17 +33,30 @@ def tensors(tree: Tree) -> list[Tensor]:
 def zeros_like(tree: Tree) -> Tree:
     """Return a tree of zeros."""
     zeros = {name: torch.empty_like(value) for name, value in tree.items()}
-    if zeros:
-        torch._foreach_zero_(tensors(zeros))
+    for names in _by_dtype(tree):
+        torch._foreach_zero_([zeros[name] for name in names])
     return zeros
 
 
 def clone(tree: Tree) -> Tree:
     """Return a detached copy."""
     copies = {name: torch.empty_like(value) for name, value in tree.items()}
-    if copies:
-        torch._foreach_copy_(tensors(copies), [value.detach() for value in tree.values()])
+    for names in _by_dtype(tree):
+        torch._foreach_copy_(
+            [copies[name] for name in names], [tree[name].detach() for name in names]
+        )
     return copies
+
+
+def _by_dtype(tree: Tree) -> list[list[str]]:
+    """Return the names of the tensors of each dtype.
+
+    A fused call needs one dtype. Otherwise it takes one launch per tensor.
+    """
+    groups: dict[torch.dtype, list[str]] = {}
+    for name, value in tree.items():
+        groups.setdefault(value.dtype, []).append(name)
+    return list(groups.values())
 
 
 def add(a: Tree, b: Tree, alpha: float = 1.0) -> Tree:

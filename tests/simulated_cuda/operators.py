@@ -138,7 +138,8 @@ _MAX_TENSORS = (110, 64, 48, 36, 30)
 _MAX_CHUNKS = 320
 _CHUNK = 65536
 _INTEGER_FOREACH = {
-    f"_foreach_{name}" for name in ("add", "add_", "mul", "mul_", "sub", "sub_", "copy_", "zero_")
+    f"_foreach_{name}"
+    for name in ("add", "add_", "mul", "mul_", "sub", "sub_", "copy_", "zero_", "maximum_")
 }
 
 

@@ -41,9 +41,10 @@ def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]
         Squared distances d2 of the lifted rows, (..., b), and their gradients in z.
     """
     gap = z - a
-    z_0, a_0 = (torch.linalg.vecdot(each, each).add(beta).sqrt() for each in (z, a))
+    both = torch.stack([z, a])
+    z_0, a_0 = torch.linalg.vecdot(both, both).add(beta).sqrt()
     squared = torch.linalg.vecdot(gap, gap)
-    gap_0 = torch.linalg.vecdot(gap, a).mul(2).add(squared) / (z_0 + a_0)
+    gap_0 = torch.add(squared, torch.linalg.vecdot(gap, a), alpha=2) / (z_0 + a_0)
     # Rounding may make the difference negative
     d2 = squared.sub(gap_0.square()).clamp(min=0)
     return d2, torch.addcmul(gap, (gap_0 / z_0).unsqueeze(-1), z, value=-1).mul_(2)

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -138,10 +138,7 @@ class FedMRUR(LocalMoFedSAM):
 
         with torch.no_grad():
             term = self.hyperbolic(z, anchor, 1 / len(z), task_gradient)
-        # The summand has the value of gamma R and the gradient with respect to z
-        return Measured(
-            loss + (((z - z.detach()) * term.gradient).sum() + term.value), term.scalars
-        )
+        return Measured(loss + _Term.apply(z, term.value, term.gradient), term.scalars)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
@@ -198,6 +195,25 @@ class FedMRUR(LocalMoFedSAM):
         if self.momentum_units == "parameters":
             return {"Delta": trees.scale(update.mean, -1.0)}
         return super().update_shared(shared, payload_mean, update, stats)
+
+
+class _Term(torch.autograd.Function):
+    """A summand of a loss whose value and gradient with respect to z are known."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return slope * gradient, None, None
 
 
 class _Watched:
