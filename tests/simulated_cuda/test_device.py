@@ -231,6 +231,7 @@ def test_unsupported_calls_are_refused(refused: Callable[[str, Callable[[], Any]
 
     refused("not implemented for 'torch.int64'", lambda: x.long() @ x.long())
     refused("driver", lambda: torch.linalg.lstsq(x, x, driver="gelsd"))
+    assert torch.linalg.lstsq(x, x, driver="gels").solution.is_cuda
 
 
 def test_nondeterministic_calls_are_refused(
@@ -315,6 +316,10 @@ def test_copies_are_counted_in_both_directions(
     assert numbers(lambda: x.to("cpu", torch.float64)) == (0, 0, 1, 16, 1)
     assert numbers(x[::2].cpu) == (0, 0, 1, 8, 1)
     assert numbers(lambda: torch.ones(4, dtype=torch.float64).copy_(x)) == (0, 0, 1, 16, 1)
+    square = torch.ones(2, 2)
+    assert numbers(lambda: square.copy_(x.view(2, 2))) == (0, 0, 1, 16, 0)
+    assert numbers(lambda: square[:, 0].copy_(x[:2])) == (0, 0, 1, 8, 1)
+    assert numbers(lambda: square[0].copy_(x[::2])) == (0, 0, 1, 8, 1)
     # Between devices
     assert numbers(lambda: x.to("cuda:1")) == (0, 0, 0, 0, 1)
 
@@ -327,6 +332,7 @@ def test_only_pinned_memory_is_copied_asynchronously(
     assert pinned.is_pinned()
     assert not pageable.is_pinned()
     assert torch.empty(3, pin_memory=True).is_pinned()
+    assert not x.cpu().is_pinned()
     assert counted(lambda: pinned.to("cuda", non_blocking=True)).syncs == 0
     assert counted(lambda: pinned.to("cuda")).syncs == 1
     assert counted(lambda: pageable.to("cuda", non_blocking=True)).syncs == 1
@@ -533,8 +539,7 @@ def test_memory_is_that_of_live_tensors() -> None:
 # Autograd and functorch
 
 
-@pytest.mark.usefixtures("device")
-def test_gradients_are_on_the_device() -> None:
+def test_gradients_are_on_the_device(device: SimulatedCuda) -> None:
     w = torch.ones(4, 3, device="cuda:1", requires_grad=True)
     x = torch.ones(2, 3, device="cuda:1")
     unused = torch.zeros(2, device="cuda:1", requires_grad=True)
@@ -543,6 +548,8 @@ def test_gradients_are_on_the_device() -> None:
     grads = torch.autograd.grad(loss, [w, unused], allow_unused=True, materialize_grads=True)
     (w[0, 1:] ** 2).sum().backward()
 
+    assert not device.calls
+    assert torch.autograd.Variable._execution_engine.is_checkpoint_valid()
     assert [grad.device for grad in grads] == [CUDA_1, CUDA_1]
     assert w.grad is not None
     assert w.grad.device == CUDA_1
