@@ -149,6 +149,15 @@ class Samples:
         return self.y.index_select(0, index) if self.y.dim() == 1 else torch.zeros_like(index)
 
 
+def count_classes(labels: Tensor, num_classes: int) -> Tensor:
+    """Return how often each class occurs in `labels`, (classes,) int64.
+
+    `torch.bincount` synchronises a GPU.
+    """
+    counts = labels.new_zeros(num_classes)
+    return counts.scatter_add_(0, labels, torch.ones_like(labels))
+
+
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
     """Return the offsets, (clients + 1,) int64, of a partition with these sizes."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core import trees
-from fedexp.core.data import FederatedData, Samples
+from fedexp.core.data import FederatedData, Samples, count_classes
 from fedexp.core.device import chunk_bytes, on_cpu, to_device, wide
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult
@@ -285,8 +285,8 @@ def context(
         once=Once(noise),
         noise=noise,
         full_gradient=partial(_full_gradient, job, net, samples, index, noise),
-        count_classes=lambda: torch.bincount(
-            samples.labels(to_device(index, samples.x.device)), minlength=num_classes
+        count_classes=lambda: count_classes(
+            samples.labels(to_device(index, samples.x.device)), num_classes
         ),
     )
 

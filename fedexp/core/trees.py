@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedexp.core.device import has_float64, on_cpu
+from fedexp.core.device import has_float64, on_cpu, to_device
 
 Tree = dict[str, Tensor]
 # Several trees by name: broadcasts of the server, states and payloads of clients.
@@ -46,6 +46,25 @@ def clone(tree: Tree) -> Tree:
             [copies[name] for name in names], [tree[name].detach() for name in names]
         )
     return copies
+
+
+def on_device(tree: Tree, device: torch.device) -> Tree:
+    """Return the tree on `device`, where its tensors are views of one tensor per dtype.
+
+    A copy between devices then takes one synchronisation per dtype. If the tree is
+    there already, it is returned itself.
+    """
+    if all(value.device == device for value in tree.values()):
+        return tree
+    there = dict(tree)  # in the order of the tree
+    for names in _by_dtype(tree):
+        flat = torch.cat([tree[name].detach().reshape(-1) for name in names])
+        flat = to_device(flat, device) if on_cpu(flat) else flat.to(device)
+        parts = torch.split(flat, [tree[name].numel() for name in names])
+        there |= {
+            name: part.view(tree[name].shape) for name, part in zip(names, parts, strict=True)
+        }
+    return there
 
 
 def _by_dtype(tree: Tree) -> list[list[str]]:

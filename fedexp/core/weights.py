@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedexp.core import trees
 from fedexp.core.build import convert, locate
 from fedexp.core.device import prefers_channels_last
 from fedexp.core.errors import ConfigError, suggest
@@ -270,6 +271,15 @@ class Weights:
             ) from error
         params = {name: value.detach() for name, value in module.named_parameters()}
         return cls(spec, params, dict(module.named_buffers()))
+
+    def to(self, device: torch.device) -> Weights:
+        """Return these weights on `device`, copied as few tensors."""
+        joined = trees.on_device({**self.params, **self.buffers}, device)
+        return Weights(
+            self.spec,
+            {name: joined[name] for name in self.params},
+            {name: joined[name] for name in self.buffers},
+        )
 
     def module(self) -> nn.Module:
         """Return a new network with copies of these tensors, in evaluation mode.

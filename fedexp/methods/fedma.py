@@ -68,6 +68,7 @@ from fedexp.matching.beta_bernoulli import BetaBernoulli
 from fedexp.matching.embedding import Embedding, units_of
 from fedexp.matching.folding import fold_batch_norm, folded_spec
 from fedexp.matching.layerwise import PartlyMatched, common_layers
+from fedexp.matching.placement import placed
 from fedexp.matching.structure import Structure, structure_of, with_widths
 from fedexp.matching.tainting import norm_layers
 from fedexp.matching.widths import width_metrics
@@ -334,7 +335,7 @@ class FedMA(UnitMatching):
         if again:
             matching = Matching(
                 cohort=cohort,
-                models=[env.store(model) for model in matched.models],
+                models=[env.store(model.to(env.device)) for model in matched.models],
                 units=dict(matched.units),
                 counted=counted,
             )
@@ -342,7 +343,7 @@ class FedMA(UnitMatching):
             return {**state, "stage": state["stage"] + 1, "matching": matching}, metrics
 
         shares = class_shares(counted if self.merge == "posterior" else torch.ones_like(counted))
-        fused = _fused(matched.models, structure, shares)
+        fused = _fused(matched.models, structure, shares).to(env.device)
         metrics = {"clients": len(arrived), **width_metrics(list(matched.units.values()), widths)}
         return {**ended, "weights": fused, "cohort": cohort, "units": dict(matched.units)}, metrics
 
@@ -357,10 +358,9 @@ class FedMA(UnitMatching):
         if matching is not None:
             rows = [matching["cohort"].index(result.client) for result in arrived]
             units = {name: each[rows] for name, each in matching["units"].items()}
-            return PartlyMatched([result.weights for result in arrived], units), matching[
-                "counted"
-            ][rows]
-        models = [result.weights for result in arrived]
+            models = placed([result.weights for result in arrived])
+            return PartlyMatched(models, units), matching["counted"][rows]
+        models = placed([result.weights for result in arrived])
         if self.fold_batch_norm:
             models = [fold_batch_norm(model, env.input_shape) for model in models]
         return PartlyMatched(models, {}), counts(arrived)

@@ -58,6 +58,7 @@ from fedexp.matching.graduated_assignment import (
     match_pairwise,
     random_start,
 )
+from fedexp.matching.placement import placed
 from fedexp.matching.structure import structure_of
 from fedexp.matching.widths import one_to_one
 from fedexp.methods.bases.fusion import FusionAggregator, averaged
@@ -101,14 +102,15 @@ class GAMF(FusionAggregator):
         structure_of(spec, input_shape)
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
-        models = [result.weights for result in results]
+        models = placed([result.weights for result in results])
         structure = structure_of(env.server_spec, env.input_shape)
         groups = movable(structure, models[0])
         names = (env.seed, "graduated assignment", env.round)
         metrics: Metrics = {}
 
         if self.mode == "joint":
-            options, count, device = self.joint, len(models), env.device
+            options, count = self.joint, len(models)
+            device = next(iter(models[0].params.values())).device
             if env.first and self.start == "random":
                 start = random_start(groups, count, options.noise, device, *names)
             else:
@@ -135,7 +137,7 @@ class GAMF(FusionAggregator):
         moved = [
             structure.permute_weights(model, own) for model, own in zip(models, maps, strict=True)
         ]
-        return averaged(moved), {
+        return averaged(moved).to(env.device), {
             **metrics,
             "gamf/moved": moved_share(structure, maps[1:]),
             **one_to_one(structure, len(models)),

@@ -62,6 +62,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.matching.beta_bernoulli import BetaBernoulli
 from fedexp.matching.chains import Chain, Fused, chain_structure, fuse_chains
 from fedexp.matching.embedding import Embedding, units_of
+from fedexp.matching.placement import placed
 from fedexp.matching.structure import Structure, with_widths
 from fedexp.methods.bases.class_counts import ClassCounts, counts
 from fedexp.methods.bases.fusion import FusionAggregator, FusionState, OneModel
@@ -262,7 +263,8 @@ class PFNM(UnitMatching, FusionAggregator):
             The fused model and the matched network.
         """
         structure = chain_structure(env.server_spec, env.input_shape)
-        models = [_chain(result.weights, structure) for result in results]
+        models = [_chain(model, structure) for model in placed([r.weights for r in results])]
+        device = models[0][0][0].device
         shares = self._shares([result.client for result in results], env)
         shares = class_shares(counts(list(results))) if shares is None else shares
         numbers = [
@@ -271,7 +273,7 @@ class PFNM(UnitMatching, FusionAggregator):
 
         found = fuse_chains(
             models,
-            shares.to(env.device),
+            shares.to(device),
             self.class_frequency,
             self.matching(),
             [self.strengths[number] for number in numbers],
@@ -306,7 +308,7 @@ class PFNM(UnitMatching, FusionAggregator):
         params = {
             name: values[name].to(value.dtype).contiguous() for name, value in like.params.items()
         }
-        return Weights(spec, params, {})
+        return Weights(spec, params, {}).to(env.device)
 
     def _shares(self, clients: Sequence[int], env: Env) -> Tensor | None:
         """Return f_{s,c} from the file of class counts, or None without a file."""

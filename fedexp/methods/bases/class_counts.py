@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedexp.core.data import Samples
+from fedexp.core.data import Samples, count_classes
 from fedexp.core.jobs import ClientResult
 from fedexp.core.net import Net
 from fedexp.core.probe import ClientRecord, Probe
@@ -35,7 +35,7 @@ class ClassCounts(Probe):
     def __call__(
         self, net: Net, weights: Weights, task: Task, samples: Samples, index: Tensor, seed: int
     ) -> Tree:
-        return {"n": torch.bincount(samples.labels(index), minlength=self.num_classes)}
+        return {"n": count_classes(samples.labels(index), self.num_classes)}
 
     def from_record(self, record: ClientRecord) -> Tree | None:
         return None if record.class_counts is None else {"n": torch.tensor(record.class_counts)}
