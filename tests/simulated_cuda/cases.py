@@ -67,7 +67,7 @@ CASES = {
     "fedsam": Case([*_STACK, "method=fedsam"], 80),
     "moon": Case([*_VMAP, "method=moon"], 117),
     "feddyn": Case([*_STACK, "method=feddyn"], 27),
-    "fedmrur": Case([*_VMAP, "method=fedmrur"], 206),
+    "fedmrur": Case([*_VMAP, "method=fedmrur"], 192),
     "fedgen": Case([*_VMAP, "method=fedgen"], 98),
     "ldam": Case([*_VMAP, "method=ldam"], 58),
     "momentum, decay, clip": Case(
