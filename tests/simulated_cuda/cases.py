@@ -62,14 +62,14 @@ CASES = {
     # Trainers, on a stack of MLPs
     "fedavg": Case([*_STACK, "method=fedavg"], 23),
     "fedavg serial": Case([*_SERIAL, "method=fedavg"], 60, share=0),
-    "fedavg vmap": Case([*_VMAP, "method=fedavg"], 43),
+    "fedavg vmap": Case([*_VMAP, "method=fedavg"], 42),
     "scaffold": Case([*_STACK, "method=scaffold"], 27),
     "fedsam": Case([*_STACK, "method=fedsam"], 80),
-    "moon": Case([*_VMAP, "method=moon"], 118),
+    "moon": Case([*_VMAP, "method=moon"], 117),
     "feddyn": Case([*_STACK, "method=feddyn"], 27),
-    "fedmrur": Case([*_VMAP, "method=fedmrur"], 207),
-    "fedgen": Case([*_VMAP, "method=fedgen"], 99),
-    "ldam": Case([*_VMAP, "method=ldam"], 59),
+    "fedmrur": Case([*_VMAP, "method=fedmrur"], 192),
+    "fedgen": Case([*_VMAP, "method=fedgen"], 98),
+    "ldam": Case([*_VMAP, "method=ldam"], 58),
     "momentum, decay, clip": Case(
         [*_STACK, "local.momentum=0.9", "local.weight_decay=0.001", "local.clip=1"], 39
     ),
@@ -91,15 +91,15 @@ CASES = {
         rounds=1,
     ),
     # Networks and numerics
-    "cnn": Case([*_VMAP, *_GREY, "model=cnn_mnist"], 89, has_same_bits=False),
+    "cnn": Case([*_VMAP, *_GREY, "model=cnn_mnist"], 81, has_same_bits=False),
     "resnet": Case(
         [*_VMAP, *_COLOUR, "model=resnet18_bn_cifar", "model.width=4"],
-        445,
+        385,
         has_same_bits=False,
         rounds=1,
     ),
     "unet": Case([*_VMAP, *_UNET], 156, has_same_bits=False, rounds=1),
-    "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"], 128),
-    "bf16": Case([*_VMAP, *_GREY, "model=cnn_mnist", "precision=bf16"], 94, has_same_bits=False),
+    "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"], 124),
+    "bf16": Case([*_VMAP, *_GREY, "model=cnn_mnist", "precision=bf16"], 86, has_same_bits=False),
     "deterministic": Case([*_STACK, "method=scaffold", "deterministic=true"], 27),
 }

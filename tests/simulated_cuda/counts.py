@@ -135,6 +135,11 @@ class Counter:
         for name, number in numbers.items():
             setattr(row, name, getattr(row, name) + number)
         if device is not None:
+            self.use(device)
+
+    def use(self, device: int) -> None:
+        """Count a use of a device."""
+        if not self.is_paused:
             self.uses[device] += 1
 
     def reset(self) -> None:

@@ -33,6 +33,8 @@ from tests.simulated_cuda.counts import Counter
 from tests.simulated_cuda.operators import Operator, tensors_in
 from tests.simulated_cuda.storages import CPU, Storages
 
+CAPACITY = 80 * 2**30
+
 
 class Call:
     """A Python call of a torch function that is running.
@@ -121,7 +123,7 @@ class SimulatedCuda:
         """Put the tensors in a value on a device."""
         for tensor in tensors_in(values):
             if self.storages.tag(tensor, device):
-                self.counter.uses[device.index] += 0 if self.counter.is_paused else 1
+                self.counter.use(device.index)
 
     def synchronise(self, reason: str, device: torch.device, times: int = 1) -> None:
         """Count that the host waits for a device."""
@@ -172,7 +174,7 @@ class SimulatedCuda:
 
 @contextlib.contextmanager
 def simulate(
-    count: int = 2, capacity: int = 80 * 2**30, watched: Path | None = None
+    count: int = 2, capacity: int = CAPACITY, watched: Path | None = None
 ) -> Iterator[SimulatedCuda]:
     """Simulate CUDA devices inside the block, in this thread and threads that it starts.
 

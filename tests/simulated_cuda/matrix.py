@@ -1,23 +1,26 @@
 """All methods on the simulated device: python -m tests.simulated_cuda.matrix.
 
-Each method runs with ``debug=smoke``, once serially and once on a stack. It must raise
-nothing that CUDA would raise, and the stack must train all clients together.
+Each method runs with ``debug=smoke``: serially, on a stack, and on a stack of networks
+with convolutions. It must raise nothing that CUDA would raise, and use no other device
+than its own. A stack must train all clients together.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 
 from fedexp.config.folders import conf_dir
 from tests.simulated_cuda.processes import ProcessFailedError, record_in_processes
 from tests.simulated_cuda.runs import Recording, Run
 
 LIMIT = 150  # seconds of one method
-ENGINES = {
+_STACK = ["engine=vectorized", "engine.stack=4"]
+_CNN = ["model=cnn_mcmahan", "model.channels=[4,8]", "model.hidden=[16]"]
+SETTINGS = {
     "serial": ["engine=serial"],
-    "stack": ["engine=vectorized", "engine.stack=4"],
+    "stack": _STACK,
+    "CNN": [*_STACK, *_CNN],
 }
 # debug=smoke does not limit the server's steps within an epoch.
 _GENERATOR = ["aggregator.T_G=3", "aggregator.ngf=8"]
@@ -41,21 +44,27 @@ def methods() -> list[str]:
 
 
 def runs(method: str) -> list[Run]:
-    """Return the runs of a method, one per engine."""
+    """Return the runs of a method, one per setting."""
     common = ["debug=smoke", "partition=iid", f"method={method}", *_LESS.get(method, [])]
-    return [([*common, *engine], "cuda:1") for engine in ENGINES.values()]
+    return [([*common, *setting], "cuda:1") for setting in SETTINGS.values()]
 
 
-def problems(method: str, recordings: Sequence[Recording]) -> list[str]:
-    """Return what is wrong with the recordings of a method's runs."""
-    found = []
-    for engine, recording in zip(ENGINES, recordings, strict=True):
-        texts = [text for text in (recording.error, *recording.violations) if text]
-        found += [f"{engine}: {text}" for text in texts]
-    share = recordings[-1].result.get("stacked_share")
-    if share != (0 if method in _ALONE else 1) and not found:
-        found.append(f"stack: stacked_share is {share}")
+def problems(method: str, setting: str, recording: Recording) -> list[str]:
+    """Return what is wrong with a run."""
+    if is_refused(setting, recording):
+        return []
+    found = [text for text in (recording.error, *recording.violations) if text]
+    if set(recording.uses) != {1}:
+        found.append(f"it used the devices {sorted(recording.uses)}, but was given cuda:1")
+    expected = 0 if setting == "serial" or method in _ALONE else 1
+    if not found and recording.stacked_share != expected:
+        found.append(f"stacked_share is {recording.stacked_share}, not {expected}")
     return found
+
+
+def is_refused(setting: str, recording: Recording) -> bool:
+    """Return whether the method refuses networks with convolutions."""
+    return setting == "CNN" and recording.error.startswith("ConfigError")
 
 
 def main() -> int:
@@ -71,12 +80,18 @@ def main() -> int:
             failed.append(method)
             print(f"{method}: {recorded}", flush=True)
             continue
+        found = []
         numbers = []
-        for engine, recording in zip(ENGINES, recorded, strict=True):
+        for setting, recording in zip(SETTINGS, recorded, strict=True):
+            found += [f"{setting}: {text}" for text in problems(method, setting, recording)]
             total = recording.rows.total()
-            numbers.append(f"{engine} {total.launches:.0f} launches, {total.syncs:.0f} waits")
-        print(f"{time.monotonic() - began:4.0f} s {method:24} {'; '.join(numbers)}", flush=True)
-        if found := problems(method, recorded):
+            numbers.append(
+                f"{setting} refused"
+                if is_refused(setting, recording)
+                else f"{setting} {total.launches:.0f} launches, {total.syncs:.0f} waits"
+            )
+        print(f"{time.monotonic() - began:4.0f} s {method:22} {'; '.join(numbers)}", flush=True)
+        if found:
             failed.append(method)
             print("".join(f"       {text}\n" for text in found), end="", flush=True)
 

@@ -84,7 +84,6 @@ class CallMode(TorchFunctionMode):
         for tensor in elements:
             if self._cuda.is_simulated(tensor):
                 self._cuda.synchronise("tensor(elements)", self._cuda.storages.device(tensor))
-        self._cuda.check_host(elements, func.__name__)
 
         made = func(*args, **kwargs)
         if device.type == "cuda" and not self._cuda.is_simulated(made):
@@ -110,28 +109,17 @@ class KernelMode(TorchDispatchMode):
         self._cuda = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         op = operator(func)
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
-        asked = None if kwargs.get("device") is None else self._cuda.resolve(kwargs["device"])
-        if asked is not None and asked.type == "cuda":
-            kwargs["device"] = CPU
-        if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
-        if any(tensor.is_meta for tensor in tensors):
-            out = func(*args, **kwargs)
-            if asked is not None and asked.type == "cuda":
-                self._cuda.place(out, asked)
-            return out
-
         devices = [self._cuda.storages.device(tensor) for tensor in tensors]
         self._cuda.check_host(tensors, op, args)
         if op.name == "_to_copy":
-            return self._to_copy(func, args, kwargs, asked)
+            return self._to_copy(func, args, kwargs)
         if len(set(devices)) > 1:
             self._check_mixture(op, args, tensors)
-        device = self._device(op, tensors, devices, asked)
-        self._check_generator(op, kwargs, device)
+        device = self._device(op, tensors, devices)
+        self._check_generator(op, device)
         if op.name in COPIES and len(set(devices)) > 1:
             return self._copy(func, op, args, kwargs)
         if device.type == "cuda":
@@ -144,23 +132,17 @@ class KernelMode(TorchDispatchMode):
         return out
 
     def _device(
-        self,
-        op: Operator,
-        tensors: Sequence[Tensor],
-        devices: Sequence[torch.device],
-        asked: torch.device | None,
+        self, op: Operator, tensors: Sequence[Tensor], devices: Sequence[torch.device]
     ) -> torch.device:
-        """Return the device on which an operator computes."""
-        call = self._cuda.calls[-1] if self._cuda.calls else None
-        named = call.device if call is not None else None
+        """Return the device on which an operator computes.
+
+        The operator's own argument ``device`` tells nothing, because it is the real device.
+        """
+        call = self._cuda.calls[-1] if self._cuda.calls else Call(())
         if not tensors:
-            if asked is not None and asked.type != "cpu":
-                return asked
-            return named or self._cuda.device_of(call.args if call is not None else ())
+            return call.device or self._cuda.device_of(call.args)
         if op.name.startswith("new_") or op.name.endswith("_like"):
-            if asked is not None and asked.type == "cuda":
-                return asked
-            return named or devices[0]
+            return call.device or devices[0]
         return next((device for device in devices if device.type == "cuda"), devices[0])
 
     def _count(self, op: Operator, args: Any, kwargs: Any, out: Any, device: torch.device) -> None:
@@ -185,18 +167,18 @@ class KernelMode(TorchDispatchMode):
         elif times := synchronisations(op, args, kwargs):
             self._cuda.synchronise(op.name, device, times)
 
-    def _to_copy(self, func: Any, args: Any, kwargs: Any, asked: torch.device | None) -> Any:
-        kwargs.pop("device", None)
+    def _to_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         # Under vmap, a wrapped number is a Python number here.
         if not isinstance(args[0], Tensor):
             return func(torch.tensor(args[0]), **kwargs)
-        if asked is not None and asked.type == "meta":
-            return func(*args, device=asked, **kwargs)
-        source, non_blocking = args[0], bool(kwargs.get("non_blocking", False))
+        source, call = args[0], self._cuda.calls[-1] if self._cuda.calls else None
         here = self._cuda.storages.device(source)
-        there = self._target_of_to(here, asked)
+        there = call.device if isinstance(call, Transfer) else here
+        non_blocking = bool(kwargs.get("non_blocking", False))
 
         out = func(*args, **kwargs)
+        if "meta" in (out.device.type, here.type):
+            return out
         if there.type == "cuda":
             self._cuda.place(out, there)
         elif here.type == "cuda" and non_blocking:
@@ -209,14 +191,6 @@ class KernelMode(TorchDispatchMode):
         elif out.numel() and (here == there or out.dtype != source.dtype or not is_dense(source)):
             self._cuda.counter.add("_to_copy", device.index, launches=1)
         return out
-
-    def _target_of_to(self, here: torch.device, asked: torch.device | None) -> torch.device:
-        """Return the device that ``to`` was called with."""
-        call = self._cuda.calls[-1] if self._cuda.calls else None
-        if isinstance(call, Transfer):
-            return call.device
-        # In C++, "cpu" is only the real device of a simulated tensor.
-        return asked if asked is not None and asked.type == "cuda" else here
 
     def _copy(self, func: Any, op: Operator, args: Any, kwargs: Any) -> Any:
         """Run an operator that copies into given tensors."""
@@ -259,7 +233,7 @@ class KernelMode(TorchDispatchMode):
                 f"{', '.join(str(tuple(t.shape)) for t in refused)})"
             )
 
-    def _check_generator(self, op: Operator, kwargs: Any, device: torch.device) -> None:
+    def _check_generator(self, op: Operator, device: torch.device) -> None:
         """Refuse a generator of another device."""
         generator = self._cuda.calls[-1].generator if self._cuda.calls else None
         if generator is None or not op.takes_generator:

@@ -271,7 +271,7 @@ def _cuda_functions(device: SimulatedCuda) -> dict[str, Any]:
 
     def use(on: Any = None) -> int:
         """Count a question about a device as a use of it."""
-        device.counter.uses[index(on)] += 1
+        device.counter.use(index(on))
         return index(on)
 
     def manual_seed(seed: int) -> None:

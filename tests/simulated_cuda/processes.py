@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.fork_server import Forked
+from tests.simulated_cuda.device import CAPACITY
 from tests.simulated_cuda.runs import Recording, Run, record_all
 
 
@@ -16,19 +17,22 @@ class ProcessFailedError(Exception):
     """A process that recorded runs failed. The message has its output."""
 
 
-def record_in_process(folder: Path, runs: Sequence[Run], limit: float) -> list[Recording]:
+def record_in_process(
+    folder: Path, runs: Sequence[Run], limit: float, capacity: int = CAPACITY
+) -> list[Recording]:
     """Execute runs one after the other in one forked process.
 
     Args:
         folder: Folder for the process's files.
         runs: The runs.
         limit: Seconds after which the process is killed.
+        capacity: Bytes of memory of the simulated device.
 
     Raises:
         ProcessFailedError: The process failed or was killed.
     """
     path = folder / "recordings.json"
-    process = Forked(folder, record_all, str(path), runs)
+    process = Forked(folder, record_all, str(path), runs, capacity)
     try:
         _, error = process.communicate(limit)
     except TimeoutError as late:
@@ -69,8 +73,8 @@ def record_in_processes(
                 try:
                     _, error = process.communicate(0)
                     yield name, _read(Path(root, name, "recordings.json"), process, error)
-                except TimeoutError as late:
-                    yield name, ProcessFailedError(str(late))
+                except TimeoutError:
+                    yield name, ProcessFailedError(f"it was still running after {limit:.0f} s")
                 except ProcessFailedError as failed:
                     yield name, failed
 

@@ -21,7 +21,7 @@ from fedexp.config.compose import compose
 from fedexp.core.phases import PREFIX
 from fedexp.running.execute import execute
 from tests.simulated_cuda.counts import Rows
-from tests.simulated_cuda.device import SimulatedCuda, simulate
+from tests.simulated_cuda.device import CAPACITY, SimulatedCuda, simulate
 
 # Nothing is written or computed that is not part of the run.
 ALONE = ["memo.enabled=false", "checkpoint.every=off", "logger=local", "threads=1"]
@@ -108,7 +108,7 @@ def record(
     return Recording(result, rows, list(simulated.violations), uses, error)
 
 
-def record_all(path: str, runs: Sequence[Run]) -> None:
+def record_all(path: str, runs: Sequence[Run], capacity: int = CAPACITY) -> None:
     """Execute runs in this process and write their recordings.
 
     There is one simulation, because caches of fedexp may hold its tensors.
@@ -116,8 +116,9 @@ def record_all(path: str, runs: Sequence[Run]) -> None:
     Args:
         path: JSON file to write.
         runs: Arguments of `record` for each run.
+        capacity: Bytes of memory of the device.
     """
-    with simulate() as simulated:
+    with simulate(capacity=capacity) as simulated:
         recordings = [record(simulated, *run).plain() for run in runs]
     Path(path).write_text(json.dumps(recordings))
 

@@ -50,11 +50,7 @@ class Storages:
     def device(self, tensor: Tensor) -> torch.device:
         """Return the device on which the tensor seems to be."""
         inner = _unwrapped(tensor)
-        try:
-            allocation = self._tags.get(inner.untyped_storage()._cdata)
-        # Tensors without storage, such as wrappers
-        except (RuntimeError, NotImplementedError):
-            allocation = None
+        allocation = self._tags.get(inner.untyped_storage()._cdata)
         if allocation is not None:
             return allocation.device
         with DisableTorchFunction():
@@ -128,7 +124,7 @@ class Storages:
             host: The tensor on the host.
             writes: Whether the use writes to it.
         """
-        if not self._in_flight or host.is_meta:
+        if not self._in_flight:
             return False
         copy = self._in_flight.get(_unwrapped(host).untyped_storage()._cdata)
         return copy is not None and (copy[1] or writes)

@@ -107,6 +107,9 @@ def test_tensors_of_the_host_stay_there() -> None:
         assert torch.empty(3).is_meta
     assert torch.ones(3).copy_(x).is_cpu
     assert x.to("meta").is_meta
+    assert torch.zeros_like(x, device="meta").is_meta
+    assert torch.zeros_like(x, device="cpu").is_cpu
+    assert torch.empty_like(x.to("meta"), device="cuda").is_cuda
 
 
 def test_absent_device_is_refused(device: SimulatedCuda) -> None:
@@ -140,11 +143,13 @@ def test_simulation_ends_with_the_block() -> None:
         torch.zeros(1, device="cuda")
 
 
-@pytest.mark.usefixtures("device")
-def test_tags_end_with_their_storages() -> None:
+def test_tags_end_with_their_storages(device: SimulatedCuda) -> None:
     for _ in range(3000):
         assert torch.zeros(5, device="cuda").is_cuda
         assert not torch.zeros(5).is_cuda
+        torch.zeros(5).pin_memory()
+    assert len(device.storages._tags) < 1000
+    assert len(device.storages._pinned) < 1000
 
 
 @pytest.mark.usefixtures("device")
@@ -226,6 +231,7 @@ def test_unsupported_calls_are_refused(refused: Callable[[str, Callable[[], Any]
 
     refused("not implemented for 'torch.int64'", lambda: x.long() @ x.long())
     refused("driver", lambda: torch.linalg.lstsq(x, x, driver="gelsd"))
+    assert torch.linalg.lstsq(x, x, driver="gels").solution.is_cuda
 
 
 def test_nondeterministic_calls_are_refused(
@@ -310,6 +316,10 @@ def test_copies_are_counted_in_both_directions(
     assert numbers(lambda: x.to("cpu", torch.float64)) == (0, 0, 1, 16, 1)
     assert numbers(x[::2].cpu) == (0, 0, 1, 8, 1)
     assert numbers(lambda: torch.ones(4, dtype=torch.float64).copy_(x)) == (0, 0, 1, 16, 1)
+    square = torch.ones(2, 2)
+    assert numbers(lambda: square.copy_(x.view(2, 2))) == (0, 0, 1, 16, 0)
+    assert numbers(lambda: square[:, 0].copy_(x[:2])) == (0, 0, 1, 8, 1)
+    assert numbers(lambda: square[0].copy_(x[::2])) == (0, 0, 1, 8, 1)
     # Between devices
     assert numbers(lambda: x.to("cuda:1")) == (0, 0, 0, 0, 1)
 
@@ -322,6 +332,7 @@ def test_only_pinned_memory_is_copied_asynchronously(
     assert pinned.is_pinned()
     assert not pageable.is_pinned()
     assert torch.empty(3, pin_memory=True).is_pinned()
+    assert not x.cpu().is_pinned()
     assert counted(lambda: pinned.to("cuda", non_blocking=True)).syncs == 0
     assert counted(lambda: pinned.to("cuda")).syncs == 1
     assert counted(lambda: pageable.to("cuda", non_blocking=True)).syncs == 1
@@ -488,7 +499,11 @@ def test_counts_are_attributed_to_phases(device: SimulatedCuda) -> None:
 
 
 def test_uses_are_counted_by_device(device: SimulatedCuda) -> None:
-    x = torch.ones(3, device="cuda:1")
+    x = torch.empty(3, device="cuda:1")
+    assert device.counter.uses == {1: 1}
+    with device.counter.paused():
+        torch.empty(3, device="cuda")
+    assert device.counter.uses == {1: 1}
     (x + 1).sum().item()
     assert set(device.counter.uses) == {1}
 
@@ -524,8 +539,7 @@ def test_memory_is_that_of_live_tensors() -> None:
 # Autograd and functorch
 
 
-@pytest.mark.usefixtures("device")
-def test_gradients_are_on_the_device() -> None:
+def test_gradients_are_on_the_device(device: SimulatedCuda) -> None:
     w = torch.ones(4, 3, device="cuda:1", requires_grad=True)
     x = torch.ones(2, 3, device="cuda:1")
     unused = torch.zeros(2, device="cuda:1", requires_grad=True)
@@ -534,6 +548,8 @@ def test_gradients_are_on_the_device() -> None:
     grads = torch.autograd.grad(loss, [w, unused], allow_unused=True, materialize_grads=True)
     (w[0, 1:] ** 2).sum().backward()
 
+    assert not device.calls
+    assert torch.autograd.Variable._execution_engine.is_checkpoint_valid()
     assert [grad.device for grad in grads] == [CUDA_1, CUDA_1]
     assert w.grad is not None
     assert w.grad.device == CUDA_1

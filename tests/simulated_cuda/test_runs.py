@@ -13,6 +13,7 @@ from fedexp.config.compose import compose
 from fedexp.running.experiment import load_data
 from tests.simulated_cuda.cases import CASES, LONG, SHORT, Case
 from tests.simulated_cuda.counts import Count
+from tests.simulated_cuda.device import CAPACITY
 from tests.simulated_cuda.pictures import pictures
 from tests.simulated_cuda.processes import record_in_process
 from tests.simulated_cuda.runs import ROUND, Recording, Run
@@ -61,6 +62,22 @@ def test_interrupted_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert resumed.bits == whole.bits
 
 
+def test_lack_of_memory_leads_to_smaller_stacks(tmp_path: Path) -> None:
+    overrides = [
+        *("clients=8", "rounds=1", "partition=iid", "local.steps=2", "model=mlp_784_200"),
+        *("limit.train=200", "limit.test=40", "engine=vectorized", "engine.stack=8"),
+    ]
+
+    ample, scarce = (
+        record(tmp_path, [(overrides, "cuda:1")], capacity=capacity)[0]
+        for capacity in (2_000_000, 1_000_000)
+    )
+
+    assert scarce.stacked_share == ample.stacked_share == 1
+    assert scarce.rows.total(ROUND).launches > ample.rows.total(ROUND).launches
+    assert scarce.bits == ample.bits
+
+
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_share_of_clients_of_different_sizes(tmp_path: Path, epochs: int) -> None:
     batch_size = 16
@@ -99,15 +116,18 @@ def stacked_share(sizes: Sequence[int], batch_size: int, epochs: int) -> float:
     return stacked / sum(map(len, schedules))
 
 
-def record(folder: Path, runs: Sequence[Run], failing: int | None = None) -> list[Recording]:
+def record(
+    folder: Path, runs: Sequence[Run], failing: int | None = None, capacity: int = CAPACITY
+) -> list[Recording]:
     """Execute runs in a forked process and check that CUDA would refuse nothing.
 
     Args:
         folder: Folder for the process's files.
         runs: The runs.
         failing: Index of a run that ends with an error.
+        capacity: Bytes of memory of the simulated device.
     """
-    recordings = record_in_process(folder, runs, LIMIT)
+    recordings = record_in_process(folder, runs, LIMIT, capacity)
     for number, recording in enumerate(recordings):
         assert not recording.violations
         assert bool(recording.error) == (number == failing), recording.error
