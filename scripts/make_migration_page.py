@@ -37,7 +37,7 @@ runs, and the error message gives the new name. The new names change no computed
    `conf`. It does not read shell scripts. It writes nothing. Its exit code is 1 if a line must
    change.
 4. Change these lines, and run the command again.
-5. Change the hooks, fields and values of your own classes. The last two tables of this page list
+5. Change the hooks, fields and values of your classes. The last two tables of this page list
    them. If a class has an old hook or value, fedexp refuses to run it. The error message gives the
    place and the new name.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,7 +43,7 @@ CLAIM_STATES = ("supported", "contradicted", "undecided")
 
 
 def reproduced() -> str:
-    """Return the table of what was reproduced, one row per paper."""
+    """Return what was reproduced: a summary, and a table with one row per paper."""
     found: dict[str, list[Report]] = {}
     for report in reports():
         found.setdefault(report.name.partition("/")[0], []).append(report)
@@ -54,6 +55,8 @@ def reproduced() -> str:
     presets = {method.name: method for method in methods.presets()}
 
     rows = []
+    all_cells, all_claims = Counter[str](), Counter[str]()
+    compared_papers = []
     for paper, own in found.items():
         full = [report for report in own if report.variant in ("full", "partial")]
         compared = {report.name for report in full}
@@ -61,8 +64,12 @@ def reproduced() -> str:
         not_run = len(tables[paper]) - len(compared) - len(only_reduced)
         cells = Counter(cell.verdict for report in full for cell in layout.judged_cells(report))
         claims = Counter(claim.state for report in full for claim in report.paper_claims)
+        all_cells += cells
+        all_claims += claims
         hours = max(cost.hours for table in tables[paper] for cost in table.cost.values())
         title = own[0].paper.partition(",")[0]
+        if cells:
+            compared_papers.append(title)
         proposed = PROPOSED[paper]
         rows.append(
             [
@@ -78,9 +85,15 @@ def reproduced() -> str:
             ]
         )
     rows.sort(key=lambda row: (-int(row[2]), -int(row[3]), row[0]))
-    head = ["paper and its `method=`", "built-in tables", "full or partial", "only reduced"]
-    more = ["not run", "numbers compared with print", "paper's claims", "longest table", "results"]
-    return _table([*head, *more], rows)
+    head = ["paper, `method=`", "built-in tables", "full or partial", "reduced", "not run"]
+    more = ["numbers compared with print", "paper's claims", "slowest table", "results"]
+    summary = (
+        f"Tables of {' and '.join(compared_papers)} were run at the scale of the papers. "
+        f"{all_cells.total()} numbers were compared ({_counts(all_cells, VERDICTS)}), and "
+        f"{all_claims.total()} claims were tested ({_counts(all_claims, CLAIM_STATES)}). The other "
+        "papers' tables were only run at a reduced scale. They are not compared (-)."
+    )
+    return "\n".join(textwrap.wrap(summary, 100)) + "\n\n" + _table([*head, *more], rows)
 
 
 def _counts(counted: Counter[str], names: Iterable[str]) -> str:

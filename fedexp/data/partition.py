@@ -56,8 +56,8 @@ class Partitioner(ABC):
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
-    # Whether the scheme can be sampled for fewer clients and samples (limit.clients,
-    # limit.train)
+    # Whether the scheme can split fewer samples among fewer clients. Otherwise
+    # limit.clients and limit.train are ignored.
     scales: ClassVar[bool] = True
 
     val_fraction: float = 0.0

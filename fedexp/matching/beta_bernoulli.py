@@ -192,8 +192,9 @@ class Posterior:
         Args:
             units: Global unit of each of the model's units.
             model: The model's units.
-            products: v G of each of the model's units and its global unit, summed over
-                the widest block, of shape (J,). G does not contain the model itself.
+            products: For each unit of the model, the sum of v G over the widest block,
+                of shape (J,). v is the unit's, and G is that of its global unit without
+                this model.
             space: The dimensions.
             sign: 1 adds the units, -1 takes them out.
         """
@@ -287,8 +288,8 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Qua
 
     - ``paper``: ``KL(before || after)``, which is
       ``1/2 sum_d [q/S - log(1 + q/S) + q^2 (w - G/S)^2 / (S + q)]``.
-    - ``code2020``: with ``c' = min(c, 10)``, the sum over d of q times
-      ``(c' + 1) (v - a_0 + G - c a_0)^2 / (q + S)^2 - c' (G - c a_0)^2 / S^2``.
+    - ``code2020``: ``sum_d q [(c' + 1) (v - a_0 + G - c a_0)^2 / (q + S)^2
+      - c' (G - c a_0)^2 / S^2]`` with ``c' = min(c, 10)``.
       For a new unit it is ``sum_d q (v - a_0)^2 / (q + p_0)^2``.
     - ``code2022``: ``code2020`` plus ``sum_d q^2 (w - G/S)^2 / (S + q)^3``.
     """
@@ -525,8 +526,9 @@ def _parallel_threads(tasks: int) -> Iterator[tuple[int, Callable[..., Iterable[
 
     The context gives the number of threads, and a `map` that runs on them.
 
-    The work consists of many short products and sums. The bits therefore do not depend
-    on the thread that computes them. Torch and the solver do not hold Python's lock.
+    One thread computes a whole product or sum, so its bits do not depend on which
+    thread that is. The threads run in parallel, because torch and the solver release
+    Python's lock.
     """
     threads = torch.get_num_threads()
     count = min(tasks, threads)

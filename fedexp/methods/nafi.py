@@ -13,7 +13,7 @@ State:
 
 Differences from the paper:
     As in `fedexp.methods.pfnm`. The authors' code has other penalties than the paper
-    (`penalty`), and its coefficient of the popularity is 1.
+    (`penalty`). Its coefficient of ``log(c_k / (N - c_k))`` (`popularity`) is 1.
 """
 
 from __future__ import annotations

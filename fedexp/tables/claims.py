@@ -53,8 +53,8 @@ class Numbers:
 
     Args:
         ours: Numbers of our runs by split seed, for each row and column.
-        printed: Numbers of the paper by row and column, whatever the variant of our
-            runs.
+        printed: The paper's numbers by row and column. They are the same for every
+            variant of our runs.
         curves: Curves of the claims that need them.
     """
 

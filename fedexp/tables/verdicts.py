@@ -27,9 +27,10 @@ _CLOSE_RUNS, _CLOSE_WIDTH = 3, 2.0
 class Judgement:
     """A verdict with its reasons.
 
+    `fedexp.tables.report.report.Cell` has the same fields.
+
     Args:
-        verdict: The verdict. All fields are also fields of
-            `fedexp.tables.report.report.Cell`.
+        verdict: The verdict.
         reason: Reason of a verdict other than ``reproduced``.
         direction: For ``different``, whether our mean is higher or lower.
         interval: 95 % interval of our mean minus the paper's, None if there is none.

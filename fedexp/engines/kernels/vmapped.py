@@ -69,8 +69,8 @@ class Vmapped(StackKernel):
     `NotStackableError`.
     """
 
-    # The mean and BatchNorm's statistics would include padding rows, which gives
-    # another loss.
+    # Padding rows would enter the mean over the batch and the statistics of BatchNorm,
+    # and so change the loss.
     pads: ClassVar[bool] = False
 
     @classmethod

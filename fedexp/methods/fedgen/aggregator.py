@@ -19,8 +19,8 @@ Update:
     are averaged as in FedAvg.
 
 Communication:
-    Up: y_i and the class counts n_{i,c}. Down: w, the generator, and the classes that
-    participants have had so far.
+    Up: the trained model and the class counts. Down: the global model, the generator,
+    and the classes that participants have had so far.
 
 State:
     Server: the generator and its optimizer's state.

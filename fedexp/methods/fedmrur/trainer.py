@@ -110,7 +110,7 @@ class FedMRUR(LocalMoFedSAM):
     ) -> TermValue:
         """Compute gamma R, its gradient with respect to z, and the logged scalars.
 
-        This is the function `FeatureTerm.of`, which describes the arguments.
+        It is passed as `FeatureTerm.of`. The arguments are described there.
         """
         d2, slope = squared_distance(z, anchor, self.beta)
         R, rate = self.reduced(d2, share)
