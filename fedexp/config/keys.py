@@ -314,12 +314,16 @@ class StateMemory:
 
     Args:
         memory_gb: GB of client states that stay on the training device between rounds.
+            ``auto`` is a quarter of a GPU's memory, or 1 GB on a CPU.
     """
 
-    memory_gb: float
+    memory_gb: Literal["auto"] | float
 
     def __post_init__(self) -> None:
-        require(self.memory_gb >= 0, f"state.memory_gb must not be negative, got {self.memory_gb}")
+        require(
+            self.memory_gb == "auto" or self.memory_gb >= 0,
+            f"state.memory_gb must be 'auto' or not negative, got {self.memory_gb}",
+        )
 
 
 def _check_options(config: ResolvedConfig) -> None:
@@ -395,6 +399,8 @@ class Config:
     reuse: bool
     on_running: Literal["wait", "fail"]
     on_nonfinite: Literal["raise", "skip_client"]
+    # Absent in configs that were stored before the key existed.
+    cudnn_benchmark: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -415,6 +421,15 @@ class Config:
                 expected="dtype=float32, or precision=float32",
                 got=f"precision={self.precision} dtype={self.dtype}",
                 do="set dtype=float32, or precision=float32",
+            )
+
+        if self.cudnn_benchmark and self.deterministic:
+            raise ConfigError(
+                "cudnn_benchmark chooses algorithms by their times, which differ from run to run",
+                where="cudnn_benchmark",
+                expected="deterministic=false, or cudnn_benchmark=false",
+                got="cudnn_benchmark=true deterministic=true",
+                do="set cudnn_benchmark=false, or deterministic=false",
             )
 
         self.architectures.names(self.clients)

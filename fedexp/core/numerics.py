@@ -23,6 +23,7 @@ class Numerics:
         dtype: Name of the floating-point type.
         precision: Precision of matrix products and convolutions in local training.
         deterministic: Whether torch refuses operations that are not bit-reproducible.
+        cudnn_benchmark: Whether cuDNN chooses the algorithms of convolutions by timing.
     """
 
     engine: Mapping[str, Any]
@@ -31,3 +32,4 @@ class Numerics:
     dtype: str
     precision: Precision = "float32"
     deterministic: bool = False
+    cudnn_benchmark: bool = False

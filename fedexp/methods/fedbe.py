@@ -139,14 +139,12 @@ class FedBE(Distilling):
                 }
             else:
                 random = torch_generator(*names)
-                params = {
-                    name: torch.randn(value.shape, generator=random, dtype=value.dtype).to(
-                        value.device
-                    )
-                    * spread[name]
-                    + value
+                noise = {
+                    name: torch.randn(value.shape, generator=random, dtype=value.dtype)
                     for name, value in centre.items()
                 }
+                noise = trees.on_device(noise, env.device)
+                params = trees.add(trees.mul(noise, spread), centre)
 
             yield Weights(mean.spec, with_frozen(mean, params), mean.buffers)
 

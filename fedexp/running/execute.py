@@ -18,10 +18,11 @@ import torch
 from omegaconf import OmegaConf
 
 from fedexp import __version__
+from fedexp.config.keys import StateMemory
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
-from fedexp.core.device import is_untested
+from fedexp.core.device import is_untested, total_memory
 from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
@@ -283,7 +284,7 @@ class _Run:
             reset_peak(device)
             data = self._load(experiment, device)
             env = experiment.env(data, device)
-            checkpoint = Checkpoint(path, device, experiment.config.state.memory_gb)
+            checkpoint = Checkpoint(path, device, _memory_gb(experiment.config.state, device))
             env = replace(env, models=checkpoint.models)
             snapshot, mark = checkpoint.load() or (None, None)
             stack.callback(checkpoint.close)
@@ -557,6 +558,14 @@ class _Run:
             list(journal.rows),
         )
         return feed
+
+
+def _memory_gb(state: StateMemory, device: torch.device) -> float:
+    """Return the GB of client states and stored models that may be on the device."""
+    if state.memory_gb != "auto":
+        return state.memory_gb
+    memory = total_memory(device)
+    return 1.0 if memory is None else memory / 4e9
 
 
 def _config_text(config: ResolvedConfig) -> str:

@@ -642,4 +642,5 @@ def choose_numerics(config: Config) -> Numerics:
         dtype=config.dtype,
         precision=config.precision,
         deterministic=config.deterministic,
+        cudnn_benchmark=config.cudnn_benchmark,
     )

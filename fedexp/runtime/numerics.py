@@ -19,7 +19,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fi
 
 @contextlib.contextmanager
 def use_numerics(numerics: Numerics) -> Iterator[None]:
-    """Set the current device, TF32 and determinism according to `numerics`.
+    """Set the current device, TF32, benchmarks and determinism as in `numerics`.
 
     The former settings are restored afterwards. Every process that trains or aggregates
     enters this context. bf16 needs no setting here, because `fedexp.core.net.Net`
@@ -27,8 +27,20 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
     """
     deterministic = _deterministic() if numerics.deterministic else contextlib.nullcontext()
     device = torch.device(numerics.device)
-    with current(device), _tf32(numerics.precision == "tf32"), deterministic:
+    benchmark = _benchmark(numerics.cudnn_benchmark)
+    with current(device), _tf32(numerics.precision == "tf32"), benchmark, deterministic:
         yield
+
+
+@contextlib.contextmanager
+def _benchmark(on: bool) -> Iterator[None]:
+    """Let cuDNN choose algorithms by timing, or not."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextlib.contextmanager
@@ -54,15 +66,13 @@ def _deterministic() -> Iterator[None]:
 
     Torch raises an error for any other operation.
     """
-    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    mode = torch.get_deterministic_debug_mode()
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        torch.backends.cudnn.benchmark = benchmark
         if workspace is None:
             os.environ.pop(_CUBLAS, None)

@@ -41,6 +41,7 @@ NON_SCIENTIFIC = (
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "client_models.data": "folder",
+    "cudnn_benchmark": False,
     "eval.per_class": False,
     "eval.per_client": False,
     "limit.proxy": None,

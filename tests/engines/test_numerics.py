@@ -51,10 +51,17 @@ def test_switches_are_set_for_a_run_and_put_back(
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     found = switches()
     with use_numerics(BASE):
-        exact = {"products": "highest", "convolutions": False, "deterministic": False}
+        exact = {
+            "products": "highest",
+            "convolutions": False,
+            "deterministic": False,
+            "benchmark": False,
+        }
         assert switches() == found | exact
     with use_numerics(replace(BASE, precision="tf32")):
-        assert switches() == found | {"products": "high", "convolutions": True}
+        assert switches() == found | exact | {"products": "high", "convolutions": True}
+    with use_numerics(replace(BASE, cudnn_benchmark=True)):
+        assert switches() == found | exact | {"benchmark": True}
     with pytest.raises(ZeroDivisionError), use_numerics(replace(BASE, deterministic=True)):
         assert switches() == found | exact | {
             "deterministic": True,

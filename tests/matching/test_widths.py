@@ -217,6 +217,7 @@ def test_networks_cached_by_spec_are_evicted() -> None:
         check_head(spec, world.env.input_shape)
     serial.open(Numerics(engine={}, threads=1, device="cpu", dtype="float32", precision="bf16"), 1)
     assert serial.net(job).precision == "bf16"
+    gc.collect()
     alive = [o for o in gc.get_objects() if type(o) is Net and o.spec in specs]
     assert 2 <= len(alive) <= 32  # of two owners
     for kept in (layers_of, structure_of, check_head, computes_channels_last):

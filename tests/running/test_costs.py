@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from fedexp.config.compose import compose
+from fedexp.config.keys import StateMemory
 from fedexp.core.jobs import ClientJob
 from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
+from fedexp.running import execute as execute_module
 from fedexp.running import peak_memory as peak_memory_module
 from fedexp.running.costs import Meter, costs
 from fedexp.running.execute import Interrupted, execute
@@ -373,3 +375,13 @@ def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(
         assert (Path(profiled["folder"]) / name).read_bytes() == (
             Path(plain["folder"]) / name
         ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("setting", "memory", "gb"), [("auto", None, 1.0), ("auto", 80e9, 20.0), (0.5, 80e9, 0.5)]
+)
+def test_states_stay_on_a_quarter_of_the_devices_memory(
+    setting: Any, memory: float | None, gb: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute_module, "total_memory", lambda device: memory)
+    assert execute_module._memory_gb(StateMemory(setting), CPU) == gb
