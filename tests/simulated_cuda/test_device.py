@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.simulated_cuda.counts import Count
+from fedexp.core import trees
+from tests.simulated_cuda.counts import Count, Rows
 from tests.simulated_cuda.device import SimulatedCuda, simulate
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -488,14 +489,40 @@ def test_counts_are_attributed_to_phases(device: SimulatedCuda) -> None:
         x.add_(1)
         with device.counter.phase("inner"):
             x.add_(1)
+    x.add_(1)
     with device.counter.paused():
         x.add_(1)
 
-    assert device.counter.rows().total().launches == 2
+    assert device.counter.rows().total().launches == 3
     assert device.counter.rows().total("outer").launches == 2
     assert device.counter.rows().total("outer/inner").launches == 1
     assert device.counter.rows().total("other") == Count()
     assert [line.split()[-1] for line in device.counter.rows().by_line("outer/inner")] == ["add_"]
+
+
+def test_counts_name_the_line_of_fedexp(device: SimulatedCuda) -> None:
+    x = torch.ones(3, device="cuda")
+    device.counter.reset()
+    with device.counter.phase("a"):
+        trees.clone({"x": x})
+    with device.counter.phase("b"):
+        torch.add(x, 1)
+    rows = device.counter.rows()
+
+    assert rows.total(file="core/trees.py:") == rows.total("a") == Count(launches=1)
+    assert rows.total("b", operator="add") == Count(launches=1)
+    assert [line.partition(":")[0] for line in rows.by_line("a")] == ["core/trees.py"]
+    assert list(rows.by_line("b")) == ["elsewhere add"]
+    assert Rows.of_plain(rows.plain()).plain() == rows.plain()
+    assert len(rows.plain()) == 2
+
+
+def test_counts_are_vectors() -> None:
+    a, b = Count(launches=3, syncs=1), Count(launches=1)
+
+    assert a + b == Count(launches=4, syncs=1)
+    assert a - b == Count(launches=2, syncs=1)
+    assert a * 0.5 == Count(launches=1.5, syncs=0.5)
 
 
 def test_uses_are_counted_by_device(device: SimulatedCuda) -> None:
