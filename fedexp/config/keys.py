@@ -310,11 +310,12 @@ class ClientCacheConfig:
 
 @dataclass(frozen=True)
 class StateMemory:
-    """Keys ``state.*``: memory for client states.
+    """Keys ``state.*``: memory for client states and stored models.
 
     Args:
-        memory_gb: GB of client states that stay on the training device between rounds.
-            ``auto`` is a quarter of a GPU's memory, or 1 GB on a CPU.
+        memory_gb: GB of them that stay on the training device between rounds. ``auto``
+            is a quarter of the memory that is free on a GPU when the run starts, or 1
+            GB on a CPU.
     """
 
     memory_gb: Literal["auto"] | float

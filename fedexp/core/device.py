@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -61,9 +62,14 @@ def is_untested(device: torch.device) -> bool:
     return device.type in _UNTESTED
 
 
-def on_cpu(value: Tensor) -> bool:
-    """Return whether a tensor is in the processor's memory."""
-    return value.device.type == "cpu"
+def on_cpu(device: torch.device) -> bool:
+    """Return whether work on the device is work of the processor."""
+    return device.type == "cpu"
+
+
+def is_there(value: Tensor, device: torch.device) -> bool:
+    """Return whether a tensor is on `device`. Without index, any of the kind counts."""
+    return value.device.type == device.type and device.index in (None, value.device.index)
 
 
 def num_devices(device: str) -> int:
@@ -80,7 +86,7 @@ def num_devices(device: str) -> int:
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
     """Make a device with an index the current one. Otherwise the first may work."""
-    if device.index is None or device.type == "cpu":
+    if device.index is None or device.type in ("cpu", "mps"):
         yield
     else:
         with torch.get_device_module(device.type).device(device.index):
@@ -137,6 +143,7 @@ def device_peak(device: torch.device) -> int | None:
     return int(torch.get_device_module(device.type).max_memory_allocated(device))
 
 
+@cache
 def chunk_bytes(device: torch.device) -> int:
     """Return the bytes of inputs that are gathered and normalised together."""
     if device.type == "cpu":
@@ -168,7 +175,7 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 
 
 def global_generator_states() -> tuple[bytes, ...]:
-    """Return the states of the global generators of all devices in use."""
+    """Return the states of the global generators of the CPU, and of GPUs in use."""
     states = [torch.default_generator.get_state()]
     if has_started_cuda():
         states += [generator.get_state() for generator in torch.cuda.default_generators]

@@ -79,7 +79,7 @@ class Engine(ABC):
     def choose(self, context: EngineContext) -> Engine:
         """Return this engine with all choices made that affect the bits of a result.
 
-        On CUDA it may time candidates on the jobs of the context.
+        On a GPU it may time candidates on the jobs of the context.
         """
         return self
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
 
 from fedexp.core.local_training import LocalTraining
 from fedexp.core.probe import Probe
 from fedexp.core.task import Metrics, Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.trees import Tree, Trees, nonfinite, num_bytes
-from fedexp.core.weights import Weights, channels_last, computes_channels_last
+from fedexp.core.weights import Weights, computes_channels_last
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,29 +121,28 @@ class ClientResult:
         itself is returned.
         """
         first = next(iter(self.weights.params.values()), None)
-        laid = (
-            channels_last
-            if first is not None and computes_channels_last(self.weights.spec, first.device.type)
-            else _contiguous
-        )
-
-        params, buffers = laid(self.weights.params), laid(self.weights.buffers)
-        payload, probes = _each(laid, self.payload), _each(laid, self.probes)
-        state = None if self.state is None else _each(laid, self.state)
-
-        before = [self.weights.params, self.weights.buffers, *self.payload.values()]
-        before += [*(self.state or {}).values(), *self.probes.values()]
-        after = [params, buffers, *payload.values(), *(state or {}).values(), *probes.values()]
+        last = first is not None and computes_channels_last(self.weights.spec, first.device.type)
+        own = [self.weights.params, self.weights.buffers, *self.payload.values()]
+        others = [*(self.state or {}).values(), *self.probes.values()]
         if all(
-            new[name] is value
-            for old, new in zip(before, after, strict=True)
-            for name, value in old.items()
+            value.is_contiguous(memory_format=_layout(value, last))
+            for tree in (*own, *others)
+            for value in tree.values()
         ):
             return self
-        weights = Weights(self.weights.spec, params, buffers)
-        known = None if self.known_finite is None else weights
+
+        weights = Weights(
+            self.weights.spec, _laid(self.weights.params, last), _laid(self.weights.buffers, last)
+        )
         return replace(
-            self, weights=weights, payload=payload, probes=probes, state=state, known_finite=known
+            self,
+            weights=weights,
+            payload={name: _laid(tree, last) for name, tree in self.payload.items()},
+            probes={name: _laid(tree, last) for name, tree in self.probes.items()},
+            state=None
+            if self.state is None
+            else {name: _laid(tree, last) for name, tree in self.state.items()},
+            known_finite=weights if self.known_finite is self.weights else None,
         )
 
     def nonfinite(self) -> str | None:
@@ -159,12 +160,16 @@ class ClientResult:
         return nonfinite(everything)
 
 
-def _contiguous(tree: Tree) -> Tree:
-    return {name: value.contiguous() for name, value in tree.items()}
+def _layout(value: Tensor, channels_last: bool) -> torch.memory_format:
+    last = channels_last and value.dim() == 4
+    return torch.channels_last if last else torch.contiguous_format
 
 
-def _each(laid: Callable[[Tree], Tree], trees: Trees) -> dict[str, Tree]:
-    return {name: laid(tree) for name, tree in trees.items()}
+def _laid(tree: Tree, channels_last: bool) -> Tree:
+    return {
+        name: value.contiguous(memory_format=_layout(value, channels_last))
+        for name, value in tree.items()
+    }
 
 
 def bytes_down(job: ClientJob) -> int:

@@ -53,7 +53,7 @@ class Vectors:
 
         On a CPU each tensor takes one pass, elsewhere all tensors take two launches.
         """
-        if on_cpu(factor):
+        if on_cpu(factor.device):
             return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
         return list(torch._foreach_add(tensors, torch._foreach_mul(along, factor)))
 
@@ -173,8 +173,9 @@ def means(
     check_measured(measured, len(schedule))
     stacked = {name: wide(torch.stack(values)) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :]
-    averages = torch.stack([value.mean() for value in stacked.values()])
-    numbers = torch.cat([averages, wide(total).to(averages.device).view(1), last]).tolist()
+    # A trainer may measure numbers on another device than that of the loss.
+    averages = torch.stack([value.mean().to(last.device) for value in stacked.values()])
+    numbers = torch.cat([averages, wide(total).to(last.device).view(1), last]).tolist()
     named = dict(zip(stacked, numbers, strict=False))
     losses = numbers[len(named) + 1 :]
     return {**named, "loss_last_epoch": sum(losses) / len(losses)}, math.isfinite(
@@ -191,7 +192,7 @@ def last_epoch(schedule: Schedule) -> int:
 
 
 def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
-    """Check that every scalar was measured exactly once in each step.
+    """Check that every scalar was measured exactly once in each batch.
 
     Raises:
         ValueError: A scalar was measured more or less often.
@@ -199,7 +200,7 @@ def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
     for name, values in measured.items():
         if len(values) != steps:
             raise ValueError(
-                f"'{name}' was measured {len(values)} times in {steps} steps. It must be "
+                f"'{name}' was measured {len(values)} times in {steps} batches. It must be "
                 "once in each"
             )
 

@@ -429,6 +429,8 @@ class Trainer:
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         """Return what a client sends and stores after its round.
 
+        It must not change `params` and `buffers`, which are the model that is sent.
+
         Args:
             params: The trained parameters, without frozen ones.
             buffers: The buffers after training.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedexp.core.device import has_float64, on_cpu, to_device
+from fedexp.core.device import has_float64, is_there, on_cpu, to_device
 
 Tree = dict[str, Tensor]
 # Several trees by name: broadcasts of the server, states and payloads of clients.
@@ -33,7 +33,7 @@ def tensors(tree: Tree) -> list[Tensor]:
 def zeros_like(tree: Tree) -> Tree:
     """Return a tree of zeros."""
     zeros = {name: torch.empty_like(value) for name, value in tree.items()}
-    for names in _by_dtype(tree):
+    for names in by_dtype(tree):
         torch._foreach_zero_([zeros[name] for name in names])
     return zeros
 
@@ -41,7 +41,7 @@ def zeros_like(tree: Tree) -> Tree:
 def clone(tree: Tree) -> Tree:
     """Return a detached copy."""
     copies = {name: torch.empty_like(value) for name, value in tree.items()}
-    for names in _by_dtype(tree):
+    for names in by_dtype(tree):
         torch._foreach_copy_(
             [copies[name] for name in names], [tree[name].detach() for name in names]
         )
@@ -49,25 +49,27 @@ def clone(tree: Tree) -> Tree:
 
 
 def on_device(tree: Tree, device: torch.device) -> Tree:
-    """Return the tree on `device`, where its tensors are views of one tensor per dtype.
+    """Return the tree on `device`.
 
-    A copy between devices then takes one synchronisation per dtype. If the tree is
-    there already, it is returned itself.
+    It is copied as one tensor per dtype, which takes one synchronisation each. If the
+    tree is there already, it is returned itself.
     """
-    if all(value.device == device for value in tree.values()):
+    if all(is_there(value, device) for value in tree.values()):
         return tree
     there = dict(tree)  # in the order of the tree
-    for names in _by_dtype(tree):
+    for names in by_dtype(tree):
         flat = torch.cat([tree[name].detach().reshape(-1) for name in names])
-        flat = to_device(flat, device) if on_cpu(flat) else flat.to(device)
+        flat = to_device(flat, device) if on_cpu(flat.device) else flat.to(device)
         parts = torch.split(flat, [tree[name].numel() for name in names])
         there |= {
             name: part.view(tree[name].shape) for name, part in zip(names, parts, strict=True)
         }
-    return there
+    # The last bits of some kernels depend on the alignment in memory, and views are not
+    # aligned.
+    return clone(there)
 
 
-def _by_dtype(tree: Tree) -> list[list[str]]:
+def by_dtype(tree: Tree) -> list[list[str]]:
     """Return the names of the tensors of each dtype.
 
     A fused call needs one dtype. Otherwise it takes one launch per tensor.
@@ -145,7 +147,7 @@ def total(values: Iterable[Tensor]) -> Tensor:
     floating = [value for value in values if value.is_floating_point()]
     if not floating:
         return torch.zeros(())
-    if on_cpu(floating[0]):
+    if on_cpu(floating[0].device):
         return torch.stack([value.sum() for value in floating]).sum()
     return torch.stack(torch._foreach_norm(floating)).sum()  # fewer launches
 

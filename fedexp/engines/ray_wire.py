@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.data import FederatedData
+from fedexp.core.device import on_cpu
 from fedexp.core.errors import FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.trees import Tree, Trees, num_bytes
@@ -56,7 +57,7 @@ class Packed:
         The last bits of the results of some kernels depend on the alignment.
         """
         value = self.view()
-        return value.clone() if device.type == "cpu" else value.to(device)
+        return value.clone() if on_cpu(device) else value.to(device)
 
 
 PackedTree = dict[str, Packed]
@@ -156,7 +157,12 @@ class SentResult:
         weights, state = result.weights, result.state
         return cls(
             replace(
-                result, weights=Weights(weights.spec, {}, {}), payload={}, state=None, probes={}
+                result,
+                weights=Weights(weights.spec, {}, {}),
+                payload={},
+                state=None,
+                probes={},
+                known_finite=None,
             ),
             pack(weights.params),
             pack(weights.buffers),

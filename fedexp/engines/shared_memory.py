@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedexp.core.device import on_cpu
+
 _ALIGN = 64  # bytes, as torch aligns its memory, so that kernels take the same path
 _GROWTH = 1 << 20  # bytes. The size of a segment is a multiple of it.
 _MOST_VIEWS = 8192  # maximum number of cached views per segment
@@ -133,7 +135,7 @@ def pack(
             views = [segment.view(place) for place in pickler.places.values()]
             torch._foreach_copy_(views, pickler.tensors)
             for tensor, view in zip(pickler.tensors, views, strict=True):
-                if move_tensors and tensor.device.type == "cpu":
+                if move_tensors and on_cpu(tensor.device):
                     tensor.set_(
                         view.untyped_storage(), view.storage_offset(), view.shape, view.stride()
                     )
@@ -183,7 +185,7 @@ class _Pickler(pickle.Pickler):
                     tuple(value.shape),
                     like.stride(),
                     _NUMBER[value.dtype],
-                    value.device.type != "cpu",
+                    not on_cpu(value.device),
                 )
                 self.places[id(value)] = place
                 self.tensors.append(value)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedexp.core import trees
 from fedexp.core.data import Samples
-from fedexp.core.device import chunk_bytes, on_cpu, to_device
+from fedexp.core.device import chunk_bytes, on_cpu, to_device, wide
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import (
     Schedule,
@@ -275,9 +275,12 @@ class _Training:
         """
         tree = {**self._whole.params, **self._whole.buffers}
         unknown = all(map(on_cpu, tree.values()))
-        values = [value for batches in self._measured.values() for value in batches]
+        device = self._measured["loss"][0].device
+        # A trainer may measure numbers of another type, or on another device, than the
+        # loss.
+        values = [wide(torch.cat(batches)).to(device) for batches in self._measured.values()]
         if not unknown:
-            values.append(trees.total(tree.values()).view(1))
+            values.append(wide(trees.total(tree.values())).to(device).view(1))
         numbers = iter(torch.cat(values).tolist())
 
         rows: dict[str, list[list[float]]] = {}
@@ -604,7 +607,7 @@ def _batch(
     if longest < x.shape[1]:
         x, y = x[:, :longest], y[:, :longest]
     if min(sizes) < longest:
-        n = torch.tensor(sizes, device=x.device).unsqueeze(1)
+        n = to_device(torch.tensor(sizes), x.device).unsqueeze(1)
         share = (torch.arange(longest, device=x.device) < n).to(x.dtype) / n
 
     if samples.augment is not None:

@@ -67,7 +67,7 @@ class Vectorized(Engine):
 
         `Serial` is returned if no kernel fits or stacking is not expected to be faster.
         If the user set `stack`, this engine is returned unchanged. Otherwise, on a CPU,
-        a rule decides (`fedexp.engines.rule`). On CUDA a short timing decides if the
+        a rule decides (`fedexp.engines.rule`). On a GPU a short timing decides if the
         run is long enough to repay the timing. Shorter runs use the first kernel that
         fits, without a timing.
         """
@@ -134,8 +134,10 @@ class Vectorized(Engine):
                 candidate.note = context.note
                 candidate.open(context.numerics, context.threads)
                 seconds = seconds_per_step(candidate, jobs[:stack], context.data)
+                if candidate._unstackable:
+                    break  # the loss cannot be stacked, so serial training was timed
                 if not candidate.stacked_steps:
-                    break  # its loss cannot be stacked, so serial training was timed
+                    continue  # the first jobs have nothing in common
                 times[name, stack] = seconds
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
                     break  # larger stacks only exceed the cache
@@ -230,11 +232,13 @@ class Vectorized(Engine):
                 )
                 # All results are computed here if the device has its own memory,
                 # because only here a lack of memory leads to smaller stacks.
-                if not on_cpu(data.train.x):
+                if not on_cpu(data.train.x.device):
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
             parts = _by_size(jobs, data)
-            if not 1 < len(parts) < len(jobs):
+            # The mark must not depend on the sizes of one stack, because stacks are
+            # divided among processes. What fails at one size always fails.
+            if len(parts) == 1:
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))
                 self.note(_one_by_one(jobs[0], str(error)))

@@ -22,7 +22,7 @@ from fedexp.config.keys import StateMemory
 from fedexp.core import user_code
 from fedexp.core.build import build
 from fedexp.core.data import FederatedData
-from fedexp.core.device import is_untested, total_memory
+from fedexp.core.device import free_device_memory, is_untested
 from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import FedexpError, StorageError
@@ -564,8 +564,8 @@ def _memory_gb(state: StateMemory, device: torch.device) -> float:
     """Return the GB of client states and stored models that may be on the device."""
     if state.memory_gb != "auto":
         return state.memory_gb
-    memory = total_memory(device)
-    return 1.0 if memory is None else memory / 4e9
+    free = free_device_memory(device)
+    return 1.0 if free is None else free / 4e9
 
 
 def _config_text(config: ResolvedConfig) -> str:

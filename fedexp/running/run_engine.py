@@ -47,9 +47,10 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
         raise damaged(folder.path / _FILE, str(error)) from error
 
     check_device(first.device, first.dtype)
-    asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != stored[k]}
+    kept = asdict(first)
+    asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != kept[k]}
     if asked:
-        chosen = {k: stored[k] for k in asked}
+        chosen = {k: kept[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {chosen} (asked for now: {asked})")
 
     return first

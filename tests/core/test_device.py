@@ -89,10 +89,11 @@ def test_a_cpu_has_no_memory_of_its_own() -> None:
 def test_a_chunk_is_a_64th_of_the_devices_memory_at_most(
     fake: FakeModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert devices.chunk_bytes(CPU) == 4 << 20
-    assert devices.chunk_bytes(CUDA_1) == 1 << 20
+    bytes_on = devices.chunk_bytes.__wrapped__  # without the cache
+    assert bytes_on(CPU) == 4 << 20
+    assert bytes_on(CUDA_1) == 1 << 20
     monkeypatch.setattr(fake, "mem_get_info", lambda device: (0, 80 << 30))
-    assert devices.chunk_bytes(CUDA_1) == 256 << 20
+    assert bytes_on(CUDA_1) == 256 << 20
 
 
 def test_float64_goes_to_the_cpu_if_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +117,18 @@ def test_a_method_that_computes_in_float64_is_refused_without_it(
 
 
 def test_no_other_module_asks_for_the_kind_of_a_device() -> None:
-    kinds = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\b|is_cuda|\.type == \"(cuda|mps|xpu)\"")
+    kinds = re.compile(
+        r"torch\.(cuda|mps|xpu|accelerator)\b|is_cuda|\.type [!=]= \"(cpu|cuda|mps|xpu)\""
+    )
     found = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py") if kinds.search(p.read_text())}
     assert found == {Path("core/device.py")}
+
+
+def test_a_device_without_index_is_any_of_its_kind() -> None:
+    value = torch.ones(1, device="meta")
+    found = [devices.is_there(value, torch.device(name)) for name in ("meta", "cpu", "cuda:0")]
+    assert found == [True, False, False]
+    indexed = SimpleNamespace(device=torch.device("cuda:1"))
+    names = ("cuda", "cuda:1", "cuda:0")
+    found = [devices.is_there(indexed, torch.device(name)) for name in names]  # type: ignore[arg-type]
+    assert found == [True, True, False]

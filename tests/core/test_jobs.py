@@ -11,6 +11,7 @@ import torch
 from fedexp.core import device, weights
 from fedexp.core.jobs import ClientResult
 from fedexp.core.weights import ModelSpec, Weights
+from fedexp.engines.ray_wire import SentResult
 from tests.world import CPU
 
 SMALL = ModelSpec("tests.core.test_kernel.Small", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
@@ -47,6 +48,14 @@ def test_tensors_become_channels_last_where_the_network_computes_so() -> None:
     assert found.is_contiguous(memory_format=torch.channels_last) and torch.equal(found, value)
     assert laid.weights.params["conv.weight"].is_contiguous(memory_format=torch.channels_last)
     assert laid.in_order() is laid
+
+
+def test_a_result_that_is_packed_keeps_no_model() -> None:
+    result = result_with(torch.ones(2))
+    result = replace(result, known_finite=result.weights)
+    sent = SentResult.of(result)
+    assert sent.rest.known_finite is None and not sent.rest.weights.params
+    assert torch.equal(sent.result(CPU).weights.params["fc.bias"], result.weights.params["fc.bias"])
 
 
 def test_a_model_that_is_known_to_be_finite_is_not_checked_again() -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedexp.config.compose import compose
+from fedexp.config.keys import Config
 from fedexp.core import device, weights
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import train_client
@@ -24,6 +27,7 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment, choose_numerics
+from fedexp.running.run_engine import first_numerics
 from fedexp.runtime.numerics import use_numerics
 from tests.engines.compare import assert_same_results
 from tests.world import CPU, make_data, make_world
@@ -70,6 +74,19 @@ def test_switches_are_set_for_a_run_and_put_back(
         }
         raise ZeroDivisionError
     assert switches() == found
+
+
+def test_numerics_that_were_stored_before_a_key_existed_are_resumed(tmp_path: Path) -> None:
+    config = Config.of(compose(["threads=1", "device=cpu", "cudnn_benchmark=true"]))
+
+    def once(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in wanted.items() if key != "cudnn_benchmark"}
+
+    notes: list[str] = []
+    folder = SimpleNamespace(path=tmp_path, once=once)
+    found = first_numerics(config, folder, notes.append)  # type: ignore[arg-type]
+    assert not found.cudnn_benchmark
+    assert "cudnn_benchmark" in notes[0]
 
 
 def test_a_workspace_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -605,7 +605,7 @@ def test_a_scalar_that_is_not_measured_in_every_step_is_refused() -> None:
 
     world = world_of(Sometimes())
     for engine in (Serial(), Vectorized(3)):
-        with pytest.raises(Exception, match="'rare' was measured 1 times in 6 steps"):
+        with pytest.raises(Exception, match="'rare' was measured 1 times in 6 batches"):
             list(engine.map(first_jobs(world), world.data))
 
 

@@ -326,6 +326,15 @@ def test_an_adjustment_of_each_clients_own(by_steps: bool, model: dict) -> None:
         assert engine.stacked_steps  # those of different sizes are stacked by size
 
 
+def test_clients_of_one_size_are_stacked_after_a_stack_of_different_sizes() -> None:
+    engine = Vectorized(stack=3)
+    for sizes, stacked in (((5, 12, 20), False), ((12, 12, 20), True)):
+        w = world(sizes=sizes, model=CONV)
+        jobs = [replace(job, trainer=OwnAdjustment(True)) for job in second_round_jobs(w)]
+        assert_matches_serial(engine, w, jobs, 1e-9)
+        assert bool(engine.stacked_steps) == stacked
+
+
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
     @dataclass(frozen=True)
     class Rows(Trainer):

@@ -380,8 +380,8 @@ def test_a_profile_trains_the_same_bits_at_an_address_of_its_own(
 @pytest.mark.parametrize(
     ("setting", "memory", "gb"), [("auto", None, 1.0), ("auto", 80e9, 20.0), (0.5, 80e9, 0.5)]
 )
-def test_states_stay_on_a_quarter_of_the_devices_memory(
+def test_states_stay_on_a_quarter_of_the_free_memory(
     setting: Any, memory: float | None, gb: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute_module, "total_memory", lambda device: memory)
+    monkeypatch.setattr(execute_module, "free_device_memory", lambda device: memory)
     assert execute_module._memory_gb(StateMemory(setting), CPU) == gb

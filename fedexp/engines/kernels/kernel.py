@@ -41,7 +41,7 @@ class StackBatch:
     """The batches of k clients in one step.
 
     The clients are consecutive clients of the stack. All take the step of the same
-    number in the same epoch.
+    number. If the kernel does not pad, they are also in the same epoch.
 
     Args:
         x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.

@@ -203,7 +203,7 @@ class Linear(FusedKernel):
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
             k
-            if not on_cpu(w) or not (how.pull or how.shift is not None)
+            if not on_cpu(w.device) or not (how.pull or how.shift is not None)
             else max(1, _BLOCK_BYTES // one)
         )
         return [slice(start, min(start + size, k)) for start in range(0, k, size)]

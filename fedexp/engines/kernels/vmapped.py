@@ -121,7 +121,7 @@ class Vmapped(StackKernel):
             for value in live:
                 value.requires_grad_(False)
 
-        if not on_cpu(batch.x):
+        if not on_cpu(batch.x.device):
             # A gradient with other strides than its parameter would make each update of
             # the whole list take one launch per tensor.
             grads = tuple(

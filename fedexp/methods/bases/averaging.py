@@ -292,10 +292,10 @@ class _Seen:
         if sums:
             torch._foreach_add_(trees.tensors(sums), trees.tensors(values), alpha=p)
         counts = [name for name in self.buffer_sums if name not in sums]
-        if counts:
+        for names in trees.by_dtype({name: self.buffer_sums[name] for name in counts}):
             torch._foreach_maximum_(
-                [self.buffer_sums[name] for name in counts],
-                [result.weights.buffers[name] for name in counts],
+                [self.buffer_sums[name] for name in names],
+                [result.weights.buffers[name] for name in names],
             )
 
         for name, tree in result.payload.items():
