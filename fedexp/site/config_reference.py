@@ -82,7 +82,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
-    """Yield the keys in their order.
+    """Yield tables and sections of keys, in the order of the keys.
 
     Keys without subkeys are in tables. A key with subkeys has its own section.
     """

@@ -255,9 +255,10 @@ def _claim_rows(
 
 @dataclass(frozen=True)
 class _Group:
-    """A row on which a claim is decided.
+    """The rows that are decided together.
 
-    For a trend, it is a group of ordered rows that differ only in `Claim.along`.
+    This is one row. For a trend, it is several rows that differ only in `Claim.along`,
+    in their order.
     """
 
     conditions: dict[str, Value]
@@ -265,9 +266,9 @@ class _Group:
 
 
 def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
-    """Return the rows of a variant on which a claim is decided.
+    """Return the groups of a variant's rows on which a claim is decided.
 
-    They are the rows that the claim is about and that have all columns of the claim.
+    Their rows are those that the claim is about and that have all columns of the claim.
     """
     rows = [
         planned.conditions

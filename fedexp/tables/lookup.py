@@ -35,8 +35,7 @@ class CellRun:
         other_code: Whether the result was made by code that differs from the current
             code.
         others: Folders of results that were made by other code, newest first.
-        status: Status of the run: done, failed, damaged, missing, running, interrupted
-            ...
+        status: Status of the run, such as done, failed, damaged, missing or running.
         error: Error of a run that failed, in one line.
         altered: Whether the user's overrides change the run. Then it does not count as
             a run of the table.

@@ -92,10 +92,10 @@ class ProgressMonitor:
     def seconds_left(self, elapsed: float) -> float:
         """Estimate the remaining seconds at the present pace.
 
-        The estimated cost of a job is the mean over the ended jobs of its column. If
-        its column has none, it is the mean over all columns. Costs differ between
-        columns: a row's first column trains the clients, and the other columns reuse
-            them.
+        The estimated cost of a job is the mean over the ended jobs of its column. If no
+        job of its column has ended, it is the mean over all ended jobs. Costs differ
+        between columns, because a row's first column trains the clients, and the other
+        columns reuse them.
 
         Args:
             elapsed: Seconds since the start.

@@ -61,7 +61,7 @@ class RunRecord:
             is used.
         last_10: Values of the last ten rounds in the table's unit, empty unless the
             table has `NumberSource.pooled_rounds`.
-        status: Status of the run: done, failed, damaged, missing ...
+        status: Status of the run, such as done, failed, damaged or missing.
         error: Error of the run.
         run: Folder of the run, relative to the output root.
         altered: Whether the user's overrides change the run. Then it does not count as

@@ -119,7 +119,7 @@ class Column:
         tolerance: Tolerance that replaces the table's tolerance.
         seeds: Seeds that replace the table's seeds in the full variant.
         reads: Key of another column. This column is compared with the paper's numbers
-            for that one. This column then does not exist in the paper. It is another
+            for that one. Such a column does not exist in the paper. It is another
             interpretation of something that the paper leaves open.
         equals: Another column that this column equals by construction.
         oracle: Text that names what is chosen or trained on test data, such as the best

@@ -103,7 +103,7 @@ class Difference:
     def beyond(self, tolerance: float) -> bool:
         """Return whether the whole 95 % interval is beyond the tolerance, on one side.
 
-        It is then above the tolerance, or below minus the tolerance.
+        The interval is then above the tolerance, or below minus the tolerance.
         """
         return abs(self.d) - self.half_width(1 - LEVEL) > tolerance
 

@@ -42,8 +42,7 @@ class SamplesDrawing(Drawing):
         judge: Column whose model classifies the generated images. An image x is
             classified as the class y with the highest bound on log p(x | y). Beside
             each block is the share of images that are classified as their intended
-            class.
-            None: no images are classified.
+            class. None: no images are classified.
         judged: Number of latent codes for the classified images. Each code gives one
             image per class.
         seed: Seed of the codes.

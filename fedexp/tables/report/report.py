@@ -244,7 +244,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """The result of a claim in one row. For a trend, it is a group of rows.
+    """The result of a claim in one row, or for a trend in one group of rows.
 
     Args:
         conditions: Conditions of the row.
