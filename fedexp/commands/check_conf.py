@@ -18,11 +18,11 @@ def check_conf(paths: Sequence[Path]) -> int:
     """Print every line that uses a path, an import or a config key of version 0.1.
 
     Args:
-        paths: Files, and folders of configs. With a folder, the Python files below its
+        paths: Files, and folders of configs. For a folder, the Python files below its
             parent folder are read, too.
 
     Returns:
-        The exit code: 1 if there is such a line, else 0.
+        The exit code: 1 if there is such a line, and 0 otherwise.
 
     Raises:
         ConfigError: One of the paths does not exist.
@@ -51,7 +51,7 @@ def check_conf(paths: Sequence[Path]) -> int:
 
 
 def _findings(file: Path, paths: Sequence[Path]) -> Iterator[Finding]:
-    """Find the lines that use an old name in a file, which is in one of `paths`."""
+    """Find the lines of a file that use an old name. The file is in one of `paths`."""
     if file.suffix == ".py":
         return in_python(file)
     home = next((path for path in paths if path.is_dir() and file.is_relative_to(path)), None)
@@ -59,9 +59,10 @@ def _findings(file: Path, paths: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield `path` if it is a file, else the files below the folder `path`.
+    """Yield the files that are searched for a path of the command line.
 
-    These are YAML and Python files. The Python files below the parent folder follow.
+    For a file, this is the file itself. For a folder, these are the YAML and Python
+    files below it, followed by the Python files below its parent folder.
     """
     if path.is_file():
         yield path
@@ -73,7 +74,8 @@ def _files(path: Path) -> Iterator[Path]:
 def _walk(folder: Path, endings: Iterable[str]) -> Iterator[Path]:
     """Yield the files with one of `endings` below a folder.
 
-    Hidden folders, virtual environments, build folders and stored runs are left out.
+    Hidden folders, virtual environments, build folders and folders with stored runs are
+    left out.
     """
     for home, inside, names in os.walk(folder):
         inside[:] = sorted(

@@ -23,7 +23,7 @@ def run_guarded(work: Callable[[], int]) -> int:
     Exceptions that the user did not cause are raised as they are.
 
     Returns:
-        The exit code of `work`, or the exit code that stands for the error.
+        The exit code of `work`, or the exit code for the error.
     """
     with lasting_output():
         try:
@@ -57,11 +57,11 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` with the nearest command or flag.
 
     Positional arguments with ``nargs="*"`` may also follow options. Plain argparse
-    does not accept them there.
+    would refuse them there.
 
     Args:
         command: Function that `run` calls with the parsed arguments. It returns the
-            exit code. None for a parser whose subparsers have functions instead.
+            exit code. None: the parser's subparsers have such functions instead.
         **options: Arguments of `argparse.ArgumentParser`.
     """
 

@@ -1,4 +1,4 @@
-"""The command ``fedexp-runs export``: stored runs as CSV, or sent to W&B afterwards."""
+"""The command ``fedexp-runs export``: write stored runs as CSV, or send them to W&B."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from fedexp.tracking.outlet import visible
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
-    The first columns have the identity and the outcome of a run. ``metrics.*`` (last
-    values) and ``mean_last_10.*`` follow, then every key of the config as ``config.*``.
-    Lists are JSON. A cell is empty if the run has no value for the column.
+    The first columns have the identity and the outcome of a run. The columns
+    ``metrics.*`` (last values) and ``mean_last_10.*`` follow. The last columns,
+    ``config.*``, have every key of the config. Lists are JSON. A cell is empty if the
+    run has no value for the column.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -89,20 +90,20 @@ def to_wandb(
     entity: str | None,
     group: str | None,
 ) -> int:
-    """Send every finished run to W&B under the ID that fedexp gives it.
+    """Send every finished run to W&B.
 
-    With `mode` "online", sending a run twice does not duplicate it. W&B's files are in
-    ``<run>/wandb``.
+    The ID of a run in W&B is determined by fedexp. With `mode` "online", a run that is
+    sent twice is therefore not duplicated. W&B's files are in ``<run>/wandb``.
 
     Args:
         runs: Stored runs.
-        mode: Whether runs are uploaded or only written to files.
+        mode: ``online`` uploads the runs. ``offline`` only writes W&B's files.
         project: Project of W&B.
         entity: Entity of W&B, or None for the entity of the account.
         group: Group under which W&B shows the runs, or None for no group.
 
     Returns:
-        The exit code: 1 if a run could not be sent, else 0.
+        The exit code: 1 if a run could not be sent, and 0 otherwise.
 
     Raises:
         ConfigError: No run is finished.

@@ -1,6 +1,6 @@
-"""The cost of runs to come, estimated from stored runs of the same configs.
+"""An estimate of the cost of planned runs.
 
-Seeds may differ.
+It is made from stored runs whose configs differ from the planned ones at most in seeds.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _mean_cost(
 ) -> Cost | None:
     """Return the mean cost of finished runs that differ from a config only in seeds.
 
-    Any version of the code may have made the stored runs. The result is None if there
-    are no such runs.
+    Runs of every version of the code count. The result is None if there are no such
+    runs.
 
     Args:
         config: Resolved config.

@@ -49,9 +49,9 @@ def help_text(*folders: Path) -> str:
 def topic_text(topic: str, *folders: Path) -> str:
     """Return the help on a group, an option of a group, or a key.
 
-    The help on a group lists its options with the first sentence of their comments. The
-    help on an option (``GROUP=OPTION``) has the comment and the keys of its file. The
-    help on a key is the part of ``config.yaml`` that sets it.
+    The help on a group lists its options, each with the first sentence of its comment.
+    The help on an option (``GROUP=OPTION``) has the comment and the keys of the
+    option's file. The help on a key is the part of ``config.yaml`` that sets the key.
 
     Raises:
         ConfigError: There is no such group, option or key.
@@ -91,8 +91,9 @@ def _path(group: str, option: str, folders: tuple[Path, ...]) -> Path:
 def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
     """Return the comment of an option, and its keys with their values and comments.
 
-    A preset, such as an option of ``method``, also has the keys of the parts that it
-    chooses. A value of the preset replaces that of the part.
+    For a preset, such as an option of ``method``, the text also has the keys of the
+    parts that the preset chooses. If the preset sets such a key, the preset's value is
+    shown.
     """
     path = _path(group, option, folders)
     parts = [
@@ -101,7 +102,8 @@ def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
         if how == "override"
     ]
     own = [key for key in keys_of(path) if key.default is not None and key.top != "defaults"]
-    # The keys of a preset have full names. Those of other files are below their group.
+    # A preset sets keys by their full names. In other files, a key is relative to the
+    # group.
     prefix = "" if "# @package _global_" in path.read_text() else f"{group}."
     shown = {f"{prefix}{key.name}": key for key in own}
     for chosen, part in parts:
@@ -122,7 +124,8 @@ def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
 def _top_level_keys(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the top-level keys that `path` sets, with their lines.
 
-    The comments directly above a key belong to the key if its own line has no comment.
+    If a key's own line has no comment, the comments directly above it are part of its
+    lines.
     """
     key, part, above = "", "", ""
     for line in path.read_text().splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Removal of the files in /dev/shm that joblib leaves if a whole sweep is killed."""
+"""Removal of the files that joblib leaves in /dev/shm if a whole sweep is killed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SHARED_MEMORY = Path("/dev/shm")
 def mark_joblib_files() -> Iterator[None]:
     """Mark the sweep inside the block, and delete joblib's files of killed sweeps.
 
-    joblib names its files by the ID of the process, which other processes of joblib
-    use too. A mark is a file in the folder of temporary files. It tells which IDs
-    belonged to sweeps of fedexp. If it cannot be written, nothing is deleted later.
+    joblib names its files by the ID of the process. Other programs that use joblib
+    leave such files, too. A mark tells that an ID belongs to a sweep of fedexp. It is a
+    file in the folder of temporary files. Without a mark, the files of a sweep are
+    never deleted.
     """
     folder = Path(tempfile.gettempdir()) / f"fedexp-{os.getuid()}"
     mark: Path | None = None

@@ -1,4 +1,4 @@
-"""Launching of a sweep's jobs through Hydra, and execution of one job.
+"""Functions that launch the jobs of a sweep through Hydra, and execute one job.
 
 A sweep is a grid of overrides, or a list with the overrides of each job.
 """
@@ -44,8 +44,8 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
         launch: Runs the jobs and returns an exit code.
 
     Returns:
-        The exit code of `launch`. If a signal interrupted it, 128 plus the number of
-        the signal.
+        The exit code of `launch`. If a signal interrupted it, the exit code is 128 plus
+        the number of the signal.
     """
     from fedexp.data.cache import sources_stay
     from fedexp.running.execute import Interrupted, interrupt_on_sigterm
@@ -104,7 +104,8 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
 def run_hydra(arguments: list[str]) -> int:
     """Run Hydra's own command line.
 
-    Hydra parses the flags, answers its own flags and runs sweeps through its launchers.
+    Hydra parses the arguments, answers its own flags and runs sweeps through its
+    launchers.
 
     Returns:
         The exit code.
@@ -129,8 +130,8 @@ def run_hydra(arguments: list[str]) -> int:
 def _report_dead_worker(work: Callable[[], Any]) -> Any:
     """Call `work`, and report a worker process of the launcher that died.
 
-    A dead worker process ends the sweep with exit code 1, and so does a folder that
-    cannot be written. A failed job also gives exit code 1, without another message,
+    The sweep ends with exit code 1 in three cases: a worker process died, a folder
+    cannot be written, or a job failed. For a failed job, no message is printed here,
     because the job printed its error.
     """
     from fedexp.storage.files import refused
@@ -163,11 +164,11 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
 
     Args:
         job: Checked job.
-        what: Words for the job in the message on how to resume it, such as "this run".
+        what: Name of the job in the message on how to resume it, such as "this run".
 
     Returns:
-        The result, or the exit code of a job that was interrupted or failed. The reason
-        is printed.
+        The result, or the exit code of a job that was interrupted or failed. A message
+        with the reason is printed.
     """
     from fedexp.running.execute import Interrupted, execute
 
@@ -256,9 +257,9 @@ _CHECKED_JOBS: list[CheckedJob] = []
 
 @contextlib.contextmanager
 def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
-    """Keep the experiments that the check of a sweep built.
+    """Store the experiments that were built to check a sweep.
 
-    Jobs that run in this process then need not build them again.
+    Jobs that run in this process use them, and need not build them again.
     """
     _CHECKED_JOBS[:] = jobs
     try:
@@ -269,11 +270,11 @@ def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Record the jobs of a sweep, in this process and in those of its launcher.
+    """Record the jobs of a sweep, in this process and in the launcher's processes.
 
     Yields:
-        A function that returns the stored form of each job's config, in the order of
-        their starts. A job that ran twice is returned once.
+        A function that returns the stored form of each job's config, in the order in
+        which the jobs started. A job that ran twice is returned once.
     """
     with tempfile.TemporaryDirectory(prefix="fedexp-sweep-") as folder:
         path = Path(folder) / "jobs.jsonl"
@@ -293,17 +294,17 @@ def _record_job(config: ResolvedConfig) -> None:
     path = os.environ.get("FEDEXP_SWEEP_RECORD")
     if path is None:
         return
-    # A launcher may run jobs on another machine, which lacks the file.
+    # A launcher may run jobs on another machine, which does not have the folder.
     with contextlib.suppress(OSError), Path(path).open("a") as file:
         file.write(json.dumps(config.to_stored()) + "\n")
 
 
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:
-    """Return the experiment that the check of a sweep built for a job.
+    """Return the experiment that was built to check a job.
 
     The result is None in a worker process of a launcher. It is also None if the checked
-    job of this number has another config, as with a sweeper other than Hydra's basic
-    one.
+    job of this number has another config. This happens with sweepers other than Hydra's
+    basic one.
     """
     if number >= len(_CHECKED_JOBS):
         return None
@@ -322,19 +323,18 @@ def _launcher_pid() -> int | None:
 
     The result is None if this process is not a worker on the launcher's machine.
     """
-    # `multiprocessing` makes joblib's workers. It knows their parent even after the
-    # parent has ended.
+    # joblib's workers are made by `multiprocessing`, which knows their parent even
+    # after the parent has ended.
     parent = multiprocessing.parent_process()
     pid = os.getppid() if parent is None else parent.pid
     return pid if os.environ.get("FEDEXP_LAUNCHER_PID") == str(pid) else None
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Exit if the process of the sweep has ended, and otherwise watch that process.
+    """End this worker process if the process of the sweep has ended, or ends later.
 
-    If the sweep's process ends later, this worker process ends, too. If it did not end,
-    it would execute the other jobs in its queue, and then stay idle for minutes. A run
-    that the end interrupts can be resumed.
+    Otherwise the worker process would execute the other jobs in its queue, and then
+    stay idle for minutes. A run that is interrupted in this way can be resumed.
     """
     if os.getppid() != launcher:
         os._exit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The parts that a run's method has in place of those of its preset."""
+"""The parts of a run's method that differ from those of the method's preset."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedexp.storage.yaml_files import defaults_of, read_yaml
 
 
 def swapped_parts(run: StoredRun) -> list[str]:
-    """Return the parts that the user replaced in the method's preset.
+    """Return the parts that replace those of the method's preset in a run.
 
-    Each is an override, such as ``trainer=NAME``.
+    Each is returned as an override, such as ``trainer=NAME``.
     """
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}

@@ -21,21 +21,22 @@ _NUMERICS = "numerics.json"
 def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
-    The rerun uses the numerics of the stored run. It uses neither the client cache
-    (memo) nor trackers. An earlier rerun is moved aside if it is finished, and resumed
-    if it was interrupted. The stored run is only read.
+    The rerun uses the numerics of the stored run. The client cache (memo) and trackers
+    are switched off. An earlier rerun is moved aside if it is finished, and resumed if
+    it was interrupted. The stored run is not changed.
 
     Args:
         run: Stored run.
-        root: Output root of the stored runs. That of the rerun is ``<root>/reruns``.
-        data_root: Folder of the data sets, or None for that of the stored run.
+        root: Output root of the stored runs. The rerun has the output root
+            ``<root>/reruns``.
+        data_root: Folder of the data sets. None: the folder of the stored run.
 
     Returns:
-        The exit code: 0 if the results are bit-identical, else 1.
+        The exit code: 0 if the results are bit-identical, and 1 otherwise.
 
     Raises:
         ConfigError: The run has no result, or a file that it was made with has changed.
-            Also raised if the run is itself the rerun, which would be replaced.
+            Also raised if the run is itself a rerun and would be replaced.
         StorageError: The run's ``config.yaml`` is damaged.
     """
     from fedexp.commands.launching import execute_job
@@ -120,7 +121,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         result: Result of the rerun.
 
     Returns:
-        The exit code: 0 if the runs are bit-identical, else 1.
+        The exit code: 0 if the runs are bit-identical, and 1 otherwise.
     """
     found = [
         *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),

@@ -84,7 +84,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _overrides_to_print(arguments: list[str]) -> list[str] | None:
-    """Return the overrides of ``--cfg job``, or None for any other command line.
+    """Return the overrides of a command line with ``--cfg job``, None for any other.
 
     Hydra answers ``--cfg hydra``, ``--cfg all`` and its other flags.
     """
@@ -112,7 +112,7 @@ def _overrides_to_print(arguments: list[str]) -> list[str] | None:
 
 
 def _print_config(overrides: list[str]) -> int:
-    """Print the resolved values as YAML, environment variables included."""
+    """Print the config as YAML. References and environment variables are resolved."""
     from omegaconf import OmegaConf
 
     from fedexp.config.compose import compose
@@ -127,7 +127,7 @@ def _help(topics: list[str]) -> int:
     from fedexp.config.groups import groups
 
     folders = conf_dirs()
-    # Other overrides do not change the help.
+    # Overrides that do not set a group have no help, so they are ignored.
     named = dict(groups(tuple(folders)))
     topics = [topic for topic in topics if "=" not in topic or topic.partition("=")[0] in named]
     texts = [topic_text(topic, *folders) for topic in topics] or [help_text(*folders)]
@@ -153,7 +153,8 @@ def _dry_run(configs: list[ResolvedConfig]) -> int:
 def _single(job: CheckedJob) -> int:
     """Run one job in this process.
 
-    Interruptions and failures are printed and become exit codes.
+    If the job is interrupted or fails, the reason is printed, and an exit code is
+    returned.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.tracking.terminal import print_result
@@ -168,7 +169,8 @@ def _single(job: CheckedJob) -> int:
 def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     """Run checked jobs as Hydra's multirun.
 
-    The number of jobs is printed before, and a table of their results after.
+    The number of jobs is printed before the first job. A table of results is printed
+    after the last one.
     """
     from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
     from fedexp.config.compose import resolve_stored
@@ -197,16 +199,16 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     _print_weights_note(configs)
 
     def launch() -> int:
-        # Hydra would compose every job twice, even if all jobs are done.
+        # If all jobs are done, Hydra is not called. It would compose every job twice.
         if done == len(configs) and grid:
             return _reuse_results(jobs)
-        # The user may have typed the flag between two overrides. Hydra's parser refuses
-        # overrides that a flag separates.
+        # Hydra's parser refuses overrides that a flag separates, so the flag comes
+        # first.
         return run_hydra(["--multirun", *overrides])
 
     with checked_jobs(jobs), recorded_jobs() as record:
         code = run_sweep(f"sweep-{name}", len(configs), launch)
-        # Only Hydra's basic sweeper runs the jobs that were expanded above.
+        # Only with Hydra's basic sweeper, `configs` has the jobs that were run.
         if not grid:
             configs = [resolve_stored(ResolvedConfig.from_stored(one)) for one in record()]
 
@@ -222,7 +224,10 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
 
 def _print_weights_note(configs: list[ResolvedConfig]) -> None:
-    """Print which methods weigh clients differently if the user set no weights."""
+    """Print a note if methods weigh their clients differently.
+
+    There is no note if the user set ``aggregator.weights``.
+    """
     weights: dict[str, list[str]] = {}
     for config in configs:
         own = config["aggregator"].get("weights")
@@ -240,7 +245,7 @@ def _print_weights_note(configs: list[ResolvedConfig]) -> None:
 
 
 def _reuse_results(jobs: list[CheckedJob]) -> int:
-    """Read and check each stored result of a finished sweep, as its job would."""
+    """Read and check the stored result of each job of a finished sweep."""
     from fedexp.commands.launching import print_failure
     from fedexp.running.execute import execute
 
@@ -259,7 +264,7 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
 
     result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
-    # The result is gone, so the next launch executes the job again.
+    # The result was deleted, so the next launch executes the job again.
     if status == "missing":
         status = "queued"
 

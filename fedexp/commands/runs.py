@@ -50,7 +50,7 @@ _COLOURS = {
     "stale": "yellow",
     "interrupted": "yellow",
 }
-# Files that each flag of ``clean`` selects, which are deleted with ``--yes``.
+# What each flag of ``clean`` selects. With ``--yes``, it is deleted.
 _CLEAN_FLAGS = {
     "--failed": "runs that failed",
     "--damaged": "runs whose result or status cannot be read",
@@ -290,7 +290,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _shown_rows(run: StoredRun) -> dict[str, Any]:
-    """Return the rows that `show` prints about a run, by their labels.
+    """Return the rows that ``fedexp-runs show`` prints, by their labels.
 
     Rows without a value (None or empty) are not printed.
     """
@@ -355,7 +355,7 @@ def _diff(options: argparse.Namespace) -> int:
     for run in (a, b):
         run.read_config()
     configs = a.resolved_config, b.resolved_config
-    # Overrides are not compared, because the values contain their effect.
+    # Overrides are not compared, because the values already include their effect.
     sides = [
         dict(
             dotted_items({**config.values, "contents": config.contents, "choices": config.choices})
@@ -433,7 +433,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _folder_hash(run: StoredRun, name: str) -> str:
-    """Return the short hash of the config or the code, which is part of the run's path.
+    """Return the short hash of the config or of the code from the path of a run.
 
     Args:
         run: Stored run.
@@ -477,8 +477,9 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
-    """Name the runs whose config is damaged and therefore not used."""
-    # A program may read standard output.
+    """Print the names of runs whose config is damaged. These configs are not used."""
+    # The warning is printed to standard error, because a program may read standard
+    # output.
     for run, error in damaged_configs(runs):
         print(
             visible(
@@ -588,7 +589,7 @@ def _stale_paths(root: Path) -> Iterator[Path]:
 def _delete(folder: Path) -> None:
     """Rename a folder and then delete it.
 
-    After the renaming, nothing takes a half-deleted folder for a run.
+    Without the new name, a half-deleted folder could be taken for a run.
     """
     renamed = temporary_path(folder, "deleted")
     # A process with the same ID may have left a folder of this name.
@@ -637,7 +638,7 @@ def _mapping_text(values: Any) -> str:
 
 
 def _last_ten(result: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what is shown of the last ten rounds, nothing for shorter runs."""
+    """Return the rows about the last ten rounds. Shorter runs have no such rows."""
     if result.get("rounds", 0) < 10:
         return {}
     return {

@@ -1,6 +1,7 @@
-"""The command ``fedexp-runs table``: a table of stored runs, by any config keys.
+"""The command ``fedexp-runs table``: a table of stored runs.
 
-Cells are means over seeds, and columns are compared by paired tests.
+Rows and columns are values of config keys. Cells are means over seeds. Columns are
+compared by paired tests.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
-# Keys that differ together with a row or column key, because a method's preset chooses
-# their options. Differences of these keys are not reported.
+# Keys that change together with a row or column key, because a method's preset chooses
+# the method's parts. Differences of these keys are not reported.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Largest number of keys or values in one message.
 _SHOWN = 4
 
-# Values of the row keys, and the value of the column key.
+# A cell of the table: the values of the row keys, and the value of the column key.
 Cell = tuple[tuple[str, ...], str]
 
 
@@ -108,7 +109,7 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, st
 def _newest_by_config(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """Return the newest run of each config.
 
-    Several versions of the code may have made runs of one config.
+    There may be several runs of one config, made by different versions of the code.
     """
     newest: dict[str, StoredRun] = {}
     for run in runs:  # newest first
@@ -129,8 +130,8 @@ def _group_by_cell(
 def _shown_value(run: StoredRun, key: str) -> str:
     """Return the value of a key as a table shows it.
 
-    The value of ``method`` also names each part that the method's preset does not
-    choose, as in ``METHOD aggregator=OPTION``.
+    The value of ``method`` also names each part that replaces a part of the method's
+    preset, as in ``METHOD aggregator=OPTION``.
     """
     text = text_of(value_of(run, key))
     if key != "method":
@@ -176,15 +177,15 @@ def _values_by_seed(
 
 
 def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the keys that decide results and have several values in `runs`.
+    """Return the keys that affect results and that differ between runs.
 
     Args:
         runs: Stored runs.
-        implied: Keys that are not reported, together with all keys below them. Seeds
-            are never reported.
+        implied: Keys that are left out, together with all keys below them. Seeds are
+            always left out.
 
     Returns:
-        The values of each such key.
+        The different values of each such key.
     """
     sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
@@ -267,7 +268,7 @@ def _print_tests(
 
 
 def _seed_text(seeds: Seeds) -> str:
-    """Return the seed, followed by the seed of the data if it is another number."""
+    """Return the seed as text. The seed of the data is added if it differs."""
     return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
 
 
@@ -279,9 +280,10 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """Print the name of the measured value, and notes on the comparability of cells.
+    """Print the name of the measured value, and notes for comparing the cells.
 
-    The notes are about left-out runs, different code and other differing keys.
+    The notes are about runs that are left out, different code, and other keys that
+    differ between cells.
     """
     out = console()
     measured = sorted(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import TableRecord
 
-# Prefixes of the keys whose overrides the sweep itself needs.
+# Prefixes of the keys whose overrides are for the sweep itself.
 _SWEEP_KEYS = ("hydra", "output_root")
 
 
@@ -48,10 +48,10 @@ def run_command(arguments: list[str]) -> int:
     """Run the command line.
 
     Returns:
-        The exit code, which is 0 after a success. It is 1 if a cell failed. With
-        ``--strict`` it is also 1 if a number is beyond its tolerance, or if full runs
-        contradict a claim of the paper. It is 2 for wrong input, which is reported
-        without a traceback, and 130 after Ctrl-C.
+        The exit code. It is 0 after a success, 1 if a cell failed, and 130 after
+        Ctrl-C. With ``--strict``, it is also 1 if a number is beyond its tolerance, or
+        if full runs contradict a claim of the paper. It is 2 for errors of the user,
+        which are printed without a traceback.
     """
     return run_guarded(lambda: parser().run(arguments))
 
@@ -240,7 +240,7 @@ class _Request:
 
 
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
-    """Return the overrides for the sweep itself if `of_sweep`, else all others."""
+    """Return the overrides for the sweep itself if `of_sweep`, otherwise the others."""
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
 
 
@@ -332,15 +332,15 @@ def _strict(options: argparse.Namespace, report: Report) -> int:
 
 
 def group(options: argparse.Namespace) -> str:
-    """Return the group of a table's runs in trackers."""
+    """Return the name of the group in which trackers show the runs of a table."""
     return str(options.name) + ("" if options.variant == "full" else f"-{options.variant}")
 
 
 def _check(request: _Request, todo: Sequence[Job]) -> None:
     """Compose and check every job before the first job starts.
 
-    The check includes the numbers that the table reads from each run. An error names
-    the run.
+    The paths of the numbers that the table reads from each run are checked, too. An
+    error names the run.
     """
     from fedexp.config.compose import compose
     from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
@@ -364,7 +364,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
 
 def _without_local_paths(typed: str) -> str:
-    """Return a command for readers of a report, without paths of this machine."""
+    """Return a typed command without paths of this machine, for readers of a report."""
     words, remaining = iter(shlex.split(typed)), list[str]()
     for word in words:
         if word == "--out":
@@ -377,8 +377,8 @@ def _without_local_paths(typed: str) -> str:
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
     """Raise `ConfigError` if the table reads a number that the run will not have.
 
-    Checked are the value of a cell, the pooled rounds, and the value by which a grid
-    point is chosen.
+    The numbers are the value of a cell, the pooled rounds, and the value by which a
+    grid point is chosen.
     """
     from fedexp.tables.paths import check_path
 
@@ -410,7 +410,7 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
 def _make_report(request: _Request) -> Report:
     """Build the report, print it and write its files.
 
-    A summary is also sent to W&B if the runs were sent there.
+    If the runs were sent to W&B, a summary is sent there, too.
     """
     from fedexp.tables.build_report import build_report, draw_figures, is_partial, with_pictures
     from fedexp.tables.record import TableRecord, recorded
@@ -450,10 +450,10 @@ def _make_report(request: _Request) -> Report:
 def _publish(
     report: Report, table: Table, record: TableRecord, folder: Path | None, root: Path | None
 ) -> None:
-    """Print the report, and write it with the record of its runs to `folder`.
+    """Print the report, and write it to `folder` with the record of its runs.
 
-    Nothing is written if `folder` is None. The page links to the runs in `root`, unless
-    `root` is None.
+    Nothing is written if `folder` is None. The page links to the runs in `root`. It has
+    no such links if `root` is None.
     """
     from fedexp.storage.files import delete_path, stale_files
     from fedexp.tables.record import write

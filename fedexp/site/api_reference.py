@@ -1,4 +1,4 @@
-"""Pages of the public modules, which mkdocstrings fills."""
+"""Pages of the public modules. Their contents are filled in by mkdocstrings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fedexp.site.page import Page
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-# Modules with the interfaces of plug-ins, and with the arguments of their hooks.
+# Modules with the interfaces of plug-ins, and modules with the arguments of their
+# hooks.
 MODULES = (
     "fedexp.api",
     "fedexp.core.trainer",

@@ -1,7 +1,7 @@
-"""The site of the results as HTML, which mkdocs-material builds.
+"""The site of the results as HTML, built by mkdocs-material.
 
-The site can be read from disk or from any server. ``mkdocs.yml`` builds the site that
-also has the documentation.
+The site can be read from disk or from any server. Another site, which also has the
+documentation, is built with ``mkdocs.yml``.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def build(out: Path, folder: Path | None = None) -> Path:
 
     Args:
         out: Folder of the site.
-        folder: Folder of records. None stands for ``scripts/results`` of the checkout.
+        folder: Folder of records. None: ``scripts/results`` of the checkout.
 
     Returns:
-        The path of its first page.
+        The path of the site's first page.
 
     Raises:
         ConfigError: mkdocs-material is not installed, there are no results, or `out`
-            contains something else than a site.
-        FedexpError: A link of a page leads nowhere.
+            contains something other than a site.
+        FedexpError: A link on a page is broken.
     """
     if find_spec("mkdocs") is None or find_spec("material") is None:
         raise ConfigError(
@@ -89,9 +89,10 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
         out: Folder of the HTML.
 
     Raises:
-        FedexpError: A link of a page leads nowhere.
+        FedexpError: A link on a page is broken.
     """
-    # This keeps Material from printing a warning about another major version of MkDocs.
+    # Without this variable, Material prints a warning about a new major version of
+    # MkDocs.
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
@@ -137,14 +138,14 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 
 
 def navigation(pages: Iterable[Page], depth: int = 0) -> list[Any]:
-    """Return the navigation, which has the pages in their order, grouped by folder.
+    """Return the navigation. It has the pages in their order, grouped by folder.
 
-    The ``index.md`` of a folder is the page of its section. A section has the title of
-    its first page.
+    A folder is a section. Its ``index.md`` is the page of the section. A section has
+    the title of its first page.
 
     Args:
         pages: The pages.
-        depth: Number of outer folders that are no sections.
+        depth: Number of outer folders that are not sections.
     """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}

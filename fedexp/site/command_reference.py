@@ -1,4 +1,4 @@
-"""Pages of the command lines, read from their parsers."""
+"""Pages of the commands, generated from the parsers of their command lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pages(run_help: str, parsers: Mapping[str, argparse.ArgumentParser]) -> list
     """Return a page that lists the commands, then one page per command.
 
     Args:
-        run_help: What ``fedexp --help`` prints.
+        run_help: The text that ``fedexp --help`` prints.
         parsers: Parsers of the other commands, by the command's name.
     """
     first, _, rest = run_help.partition("\n")
@@ -73,7 +73,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _flags(action: argparse.Action) -> str:
-    """Return the flags of an option with its value, or the name of an argument."""
+    """Return the flags of an option with its value, or a positional argument's name."""
     if not action.option_strings:
         return code(str(action.metavar or action.dest))
     value = action.metavar or action.dest.upper()

@@ -1,4 +1,4 @@
-"""Pages of every config key and of every option of every group.
+"""Pages that list every config key and every option of every group.
 
 Defaults and comments are read from the config folders.
 """
@@ -82,9 +82,9 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 
 
 def _sections(keys: list[Key]) -> Iterator[str]:
-    """Yield tables of the keys without subkeys, and a section per key with subkeys.
+    """Yield tables and sections of keys, in the order of the keys.
 
-    The order is that of the keys.
+    Keys without subkeys are in tables. A key with subkeys has its own section.
     """
     by_top: dict[str, list[Key]] = {}
     for key in keys:
@@ -125,7 +125,8 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
 def _row(key: Key, prefix: str) -> list[str]:
     """Return the row of a key.
 
-    The note is part of the row on the pages of groups, where anchors have a prefix.
+    On the pages of groups, anchors have a prefix, and the row also contains the key's
+    note.
     """
     meaning = " ".join(filter(None, (key.note if prefix else "", key.comment)))
     return [

@@ -6,24 +6,25 @@ import re
 import textwrap
 from dataclasses import dataclass, field
 
-# Labels of this project. mkdocstrings knows Args, Returns, Raises and their like.
+# Labels of this project. mkdocstrings knows only Google's labels, such as Args, Returns
+# and Raises.
 _PART = re.compile(
     r"^(Reference|Update|Communication|State|Logged|Differences from [\w' ]+):\n"
     r"((?:[ \t]+.*(?:\n|\Z)|\n)+)",
     re.MULTILINE,
 )
-# A colon before an indented block, as reStructuredText writes it.
+# The double colon before an indented block in reStructuredText.
 _BLOCK = re.compile(r"::(?=\n\s*\n[ \t])")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A docstring in parts. All texts are Markdown.
+    """The parts of a docstring. All texts are Markdown.
 
     Args:
         idea: First paragraph.
-        rest: Paragraphs without a label after the first one.
-        labelled: Texts by label.
+        rest: Paragraphs after the first one that have no label.
+        labelled: Labelled texts by their labels.
     """
 
     idea: str
@@ -32,7 +33,7 @@ class Parts:
 
 
 def parts_of(text: str) -> Parts:
-    """Split a cleaned docstring (`inspect.cleandoc`)."""
+    """Split a docstring that `inspect.cleandoc` has cleaned."""
     labelled = {match[1]: _markdown(textwrap.dedent(match[2])) for match in _PART.finditer(text)}
     idea, _, rest = _PART.sub("", text).strip().partition("\n\n")
     return Parts(" ".join(idea.split()), _markdown(rest), labelled)

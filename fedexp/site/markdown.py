@@ -10,13 +10,13 @@ _SPECIAL = str.maketrans({letter: f"&#{ord(letter)};" for letter in "&<>*_[]|\\~
 
 
 def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
-    """Render a line of plain text as Markdown, which also fits a cell of a table.
+    """Render a line of plain text as Markdown. It can also be used in a table's cell.
 
     Text between backticks becomes code.
 
     Args:
         text: The text.
-        links: Link targets of words in backticks.
+        links: Link targets by the text between backticks.
     """
     return "".join(
         _code(part.strip("`").strip(), links or {})
@@ -27,7 +27,7 @@ def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
 
 
 def code(text: str) -> str:
-    """Render text with any characters as code in a line or in a cell of a table."""
+    """Render a text of any characters as code, in a line or in a table's cell."""
     return f"<code>{text.translate(_SPECIAL).replace('`', '&#96;')}</code>"
 
 
@@ -42,5 +42,5 @@ def fenced(text: str, language: str) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table of cells that are Markdown."""
+    """Return a table. Its cells are Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])

@@ -1,8 +1,8 @@
 """One page per method: description, settings, needs, traffic, state and our results.
 
-Nothing is written twice. Descriptions are the docstrings of the method's parts.
-Settings are the YAML files of its preset. Traffic and state are counted in the first
-step of one client, as a run counts them.
+The pages are generated from other sources, so nothing is written twice. Descriptions
+are the docstrings of the method's parts. Settings are the YAML files of its preset.
+Traffic and state are counted as in a run, in the first step of one client.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ NEEDS = {
     "client_inputs": "the clients' samples, if `client_models.path` is set",
 }
 
-# Names of public modules and of what they contain, in docstrings.
+# Matches the names of public modules, and of their contents, in docstrings.
 _PUBLIC = re.compile(rf"(?<!`)`((?:{'|'.join(map(re.escape, MODULES))})(?:\.\w+)*)`(?!`)")
 
-# An address on the web, with its host.
+# Matches an address on the web. The group is the host.
 _ADDRESS = re.compile(r"https://([^/\s]+)\S*")
 
 # Meanings of metrics.
@@ -107,16 +107,15 @@ _DELIVERS = {
 
 @dataclass(frozen=True)
 class Method:
-    """A preset, composed and built.
+    """A preset of ``method``, composed and built.
 
     Args:
         name: Name of the preset.
-        choices: The option of each part.
+        choices: The chosen option of each part.
         config: The config of a run.
-        settings: The part of the config that the preset and its parts set, by dotted
-            key.
+        settings: The values that are set by the preset and its parts, by dotted key.
         experiment: The experiment on the default data and model.
-        small: The same experiment with the bounds of ``debug=smoke``.
+        small: The same experiment with the limits of ``debug=smoke``.
     """
 
     name: str
@@ -136,10 +135,10 @@ class Method:
 
     @property
     def particular(self) -> type:
-        """The class of the part that is most particular to the method.
+        """The class of the part that is most specific to the method.
 
-        It is a class from the module that the method is named after. Among several such
-        classes, the trainer's comes first, then the server optimizer's.
+        It is a class from the module that the method is named after. If there are
+        several, the trainer's class comes first, then the server optimizer's.
         """
         groups = [
             group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"
@@ -188,7 +187,7 @@ def formula_names() -> list[str]:
 
 
 def formula_name(kind: type) -> str:
-    """Return the name of a method's formula, which is that of its module or package."""
+    """Return the name of a method's formula: the name of its module or package."""
     return kind.__module__.removeprefix("fedexp.methods.").partition(".")[0]
 
 
@@ -200,15 +199,15 @@ def presets() -> list[Method]:
 
 
 def _plain(family: Sequence[Method]) -> Method:
-    """Return the preset with the shortest name, of which the others are variants."""
+    """Return the preset with the shortest name. The others are variants of it."""
     return min(family, key=lambda method: len(method.name))
 
 
 def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
-    """Compose ``method=<name>`` as Hydra does, in a fraction of the time.
+    """Compose ``method=<name>`` as Hydra does, but in a fraction of the time.
 
-    Parts are replaced first. The preset's keys are set next, and the keys that depend
-    on the data set last.
+    First, the parts are replaced. Then the preset's keys are set, and then the keys
+    that depend on the data set.
 
     Args:
         path: Path of the preset.
@@ -293,7 +292,7 @@ def _index(methods: Sequence[Method], tables: Mapping[str, Sequence[Mention]]) -
 def _does(method: Method, methods: Sequence[Method]) -> str:
     """Describe a preset in one sentence.
 
-    For a plain preset, this is the first sentence about its most particular part. For
+    For a plain preset, this is the first sentence about its most specific part. For
     another preset, the sentence names the plain preset with the same classes.
     """
     plain = _plain([one for one in methods if one.classes == method.classes])
@@ -355,7 +354,7 @@ class _Described:
     """A part of a method with the docstring of its module.
 
     Args:
-        name: Words for the part.
+        name: Name of the part in a text, such as "server optimizer".
         parts: The docstring.
     """
 
@@ -364,9 +363,10 @@ class _Described:
 
 
 def _kinds(method: Method) -> Iterator[tuple[str, type]]:
-    """Yield the parts of a method that are not FedAvg's, the most particular first.
+    """Yield the parts of a method that FedAvg does not have, the most specific first.
 
-    Each module counts once. FedAvg itself has its aggregator.
+    If several parts are in one module, only the first one is yielded. For FedAvg
+    itself, the aggregator is yielded.
     """
     plain = {"trainer": "sgd", "aggregator": "mean", "server_optimizer": "sgd"}
     own = [group for group in _PARTS if method.choices[group] != plain[group]]
@@ -379,7 +379,7 @@ def _kinds(method: Method) -> Iterator[tuple[str, type]]:
 
 
 def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterator[str]:
-    """Yield the texts of a label, with names of the parts if several have one."""
+    """Yield the texts of a label, with the names of the parts if there are several."""
     texts = {
         one.name: one.parts.labelled[label] for one in described if label in one.parts.labelled
     }
@@ -392,7 +392,7 @@ def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterat
 
 
 def _linked(text: str) -> str:
-    """Turn addresses, and names of public modules, in a docstring into links."""
+    """Replace addresses and names of public modules in a docstring by links."""
     text = _ADDRESS.sub(lambda match: f"[{match[1]}]({match[0]})", text)
     return _PUBLIC.sub(lambda match: f"[{match[0]}][{match[1]}]", text)
 
@@ -416,7 +416,7 @@ def _usage(method: Method) -> Iterator[str]:
 
 
 def _metrics(method: Method, described: Sequence[_Described]) -> Iterator[str]:
-    """Yield the metrics of the first round, and the texts about metrics in the code."""
+    """Yield the metrics of the first round, and the docstrings' texts about metrics."""
     rows = [[code(name), escaped(METRICS.get(name, ""))] for name in traffic.logged(method.small)]
     yield "## Logged metrics {#metrics}"
     yield (
@@ -459,7 +459,7 @@ def _options(method: Method) -> Iterator[str]:
 def _numbers(
     method: str, mentions: Sequence[Mention], read: Mapping[str, Sequence[Result]]
 ) -> Iterator[str]:
-    """Yield our numbers beside the papers', then a picture of one table."""
+    """Yield tables with our numbers and the papers', then a picture of one table."""
     if not mentions:
         return
     yield "## Our numbers beside the papers' {#results}"
@@ -504,7 +504,8 @@ def _compared(cell: ShownCell) -> list[str]:
 def _variants(method: Method, family: Sequence[Method]) -> Iterator[str]:
     """Yield the other presets of the same classes.
 
-    A preset that is not the plain one also gets a table of its differences.
+    For a preset that is not the plain one, a table shows how it differs from the plain
+    one.
     """
     plain = _plain(family)
     yield "## Presets of the same parts"
@@ -544,7 +545,7 @@ def _value(method: Method, key: str) -> str:
 
 
 def reference(method: Method) -> str:
-    """Return the reference in the module of a method's most particular class, or ""."""
+    """Return the reference in the module of a method's most specific class, or ""."""
     return parts_of(_module_doc(method.particular)).labelled.get("Reference", "")
 
 
@@ -612,7 +613,7 @@ def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tu
     """Return the total size and the sizes of the trees, both as text.
 
     Args:
-        first: Words for the model if the model itself is sent, else "".
+        first: Name for the model if the model itself is sent, otherwise "".
         trees: Sizes of the other trees in bytes, by name.
         counted: The counts, for the size of the model.
     """

@@ -11,9 +11,9 @@ class Page:
 
     Args:
         path: Path in the site's sources, such as ``methods/ma_echo.md``. It is unique.
-        title: The words in the navigation.
-        text: Markdown (tables, toc, attr_list, admonition, md_in_html, superfences,
-            highlight). Links are relative to `path`.
+        title: Title in the navigation.
+        text: Markdown, which may use the extensions tables, toc, attr_list, admonition,
+            md_in_html, superfences and highlight. Links are relative to `path`.
     """
 
     path: str
@@ -27,7 +27,8 @@ class Mention:
 
     Args:
         label: The table's name.
-        link: Page of the table, or a cell on the page, relative to the site's root.
+        link: Address of the table's page, or of a cell on it, relative to the site's
+            root.
         text: Our results as text, such as "85.6 ± 0.3 (n = 3), reduced".
     """
 

@@ -1,6 +1,6 @@
-"""The committed records of the tables' runs as reports.
+"""Reports that are built from the committed records of the tables' runs.
 
-The records are judged and drawn again, without any run.
+The reports are judged and drawn again. Nothing is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedexp.tables.schema import Table
 
 # Files of a record, for readers who want to check the numbers.
 FILES = (record.RUNS, record.CURVES, record.CONFIGS)
-# All variants in order. The first variant that a table has represents the table.
+# All variants in order. A table is represented by the first variant that it has.
 _VARIANTS = ("full", "partial", "reduced", "smoke")
 
 
@@ -37,12 +37,12 @@ class Result:
     Args:
         report: The report.
         done: Number of runs that have a value.
-        planned: Number of runs that the variant has.
-        methods: Option of ``method`` of each column that was run.
+        planned: Number of all runs of the variant.
+        methods: Option of ``method`` by column, for the columns that were run.
         datasets: Options of ``dataset`` that were run.
         costs: (hardware, seconds) of each run, by the folder of the run.
         page: The interactive page as HTML, empty if nothing was run.
-        files: Files beside the page by name, empty if nothing was run.
+        files: Contents of the files beside the page by name, empty if nothing was run.
     """
 
     report: Report
@@ -60,17 +60,17 @@ class Result:
 
 
 def read(folder: Path) -> dict[str, list[Result]]:
-    """Read the results of every table of a paper, by the table's name.
+    """Read the results of all tables of papers, by the table's name.
 
     The fullest variant of a table comes first. A table without results has one `Result`
-    that shows what would be run.
+    without runs, which shows the paper's numbers and claims.
 
     Args:
         folder: Folder of the records, ``<folder>/<paper>/<table>[-<variant>]``.
 
     Raises:
-        ConfigError: There is no record, a record is of a table that does not exist, or
-            two records are of one table in one variant.
+        ConfigError: There is no record, the table of a record does not exist, or two
+            records are of the same table and variant.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -86,8 +86,8 @@ def read(folder: Path) -> dict[str, list[Result]]:
 
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
-    # Drawing takes most of the time, so several processes draw. Processes that are not
-    # forked from this one have no copies of locks that its threads hold.
+    # Drawing takes most of the time, so several processes draw. They are not forked
+    # from this process, because they would copy locks that its threads hold.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
             other = places.setdefault((result.report.name, result.report.variant), path)
@@ -134,9 +134,9 @@ def absent(table: Table) -> Result:
 
 
 def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
-    """Return the number of runs that have a value, and of all runs of the variant.
+    """Return the number of runs that have a value, and the number of all runs.
 
-    A run that several cells share counts once.
+    All runs are those of the variant. A run that several cells share counts once.
     """
     runs = [
         (job.overrides, found.runs.get(run_key(table, planned, job)))

@@ -1,6 +1,7 @@
 """The pages of results and benchmarks.
 
-They are a first page, one page per paper, one page per table, and the benchmarks.
+The results have a first page, one page per paper and one page per table. Each benchmark
+has a page.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from fedexp.tables.report.report import (
 )
 from fedexp.tables.report.shown_cells import shown_rows
 
-# Largest number of columns that the first page names for a single row.
+# Largest number of columns that the first page names for a table with a single row.
 _FEW = 6
-# Largest number of columns of a table that is shown without a hint that it scrolls.
+# A table with more columns is shown with a hint that it can be scrolled.
 _MOST_COLUMNS = 8
-# Meanings of the states of numbers, in the order of the figures.
+# Meanings of the verdicts on numbers, in the order in which they are shown.
 VERDICTS: Mapping[str, str] = {
     "reproduced": "The 90 % interval of the difference to the paper is within the tolerance.",
     "close": (
@@ -81,12 +82,12 @@ WORKLOADS: Mapping[str, str] = {
     ),
     "W4": "ResNet-18, 400 training images, 10 clients with IID data, batches of 20.",
 }
-# Subjects of the headline that are about claims.
+# Ends of the subjects of a headline that are about claims.
 _ABOUT_CLAIMS = ("claims of the paper", "own expectations")
-# Names of a processor that are not those of a model.
+# Names that are recorded for a processor if its model name is not known.
 _ARCHITECTURES = ("", "x86_64", "aarch64", "arm64")
 _NUMBER = re.compile(r"\d+")
-# Colour of the text in a picture on a dark background.
+# Colour of the text in pictures for the dark theme.
 _DARK = "#e2e4e9"
 
 
@@ -96,7 +97,8 @@ class Entry:
 
     Args:
         name: ``<paper>/<table>``.
-        results: Its variants, the fullest first. There is at least one.
+        results: Results of its variants, the fullest variant first. There is at least
+            one.
     """
 
     name: str
@@ -145,9 +147,9 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Count the states of the paper's claims in full form.
+        """Count the states of the paper's claims that were tested on full variants.
 
-        Claims about reduced runs do not count.
+        Claims that were tested on reduced runs do not count.
         """
         return Counter(
             claim.state
@@ -157,7 +159,7 @@ class Paper:
         )
 
     def verdicts(self) -> Counter[str]:
-        """Count the numbers of all tables and figures, in the order of `VERDICTS`."""
+        """Count the numbers of all entries by verdict, in the order of `VERDICTS`."""
         counts = sum((Counter(dict(cell_counts(entry))) for entry in self.entries), Counter())
         return Counter({name: counts[name] for name in VERDICTS if counts[name]})
 
@@ -181,7 +183,8 @@ class Paper:
     def rank(self) -> tuple[int, int, str]:
         """A sort key: papers with more full or partial tables come first.
 
-        The number of tables that were run decides between equal papers, then the name.
+        Papers with equal numbers are sorted by the number of tables that were run, then
+        by name.
         """
         decided = sum(entry.main.variant in ("full", "partial") for entry in self.entries)
         return -decided, -len(self.run), self.name
@@ -201,14 +204,14 @@ def papers(results: Mapping[str, Sequence[Result]]) -> list[Paper]:
 
 
 def _order_in_paper(entry: Entry) -> tuple[int, list[int], str]:
-    """Return a sort key: tables, figures, then other parts, by their numbers."""
+    """Return a sort key: tables, figures, then other parts, each by their numbers."""
     source = entry.report.source
     kind = next((at for at, kind in enumerate(("Table", "Fig.")) if source.startswith(kind)), 2)
     return kind, [int(number) for number in _NUMBER.findall(source)[:1]], source
 
 
 def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
-    """Return the first page, then every paper's page with those of its tables."""
+    """Return the first page, then every paper's page, followed by its tables' pages."""
     found = papers(results)
     made = [Page("results/index.md", "Results", _rendered("front.md", papers=found))]
 
@@ -229,7 +232,7 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
 
 
 def benchmarks(folder: Path) -> list[Page]:
-    """Return the pages of benchmarks, which are Markdown files in a folder."""
+    """Return the pages of benchmarks. They are Markdown files in a folder."""
     made = []
     for path in sorted(folder.glob("*.md")):
         text = path.read_text()
@@ -248,7 +251,7 @@ def _with_workloads(text: str) -> str:
     used = [name for name in WORKLOADS if re.search(rf"\b{name}\b", text)]
     if not used:
         return text
-    # The explanation of a workload may name another one.
+    # The explanations of W1s and W1u name W1, so W1 is explained, too.
     used = [name for name in WORKLOADS if name in used or any(o.startswith(name) for o in used)]
     title, _, rest = text.partition("\n")
     listed = "\n".join(f"- **{name}**: {WORKLOADS[name]}" for name in used)
@@ -256,7 +259,7 @@ def _with_workloads(text: str) -> str:
 
 
 def _drawing(path: Path) -> str:
-    """Return the figure of a PNG file, empty if there is no file."""
+    """Return a PNG file as a figure in HTML, empty if there is no file."""
     sizes = sizes_of_png(path.read_bytes()) if path.is_file() else None
     if sizes is None:
         return ""
@@ -268,7 +271,7 @@ def _drawing(path: Path) -> str:
 
 
 def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that the tables' pages link to and show, with their paths."""
+    """Yield the paths and contents of the files that the tables' pages use."""
     for name, own in results.items():
         for result in own if own[0].done else ():
             folder = f"results/{name}/{result.variant}"
@@ -282,8 +285,8 @@ def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, byt
 def _image_files(picture: Picture) -> dict[str, bytes]:
     """Return the files of a picture by their endings.
 
-    A picture in the colour of the surrounding text has two files, for light and for
-    dark. Other pictures have one.
+    A picture that uses the colour of the surrounding text has two files, for the light
+    and the dark theme. Other pictures have one file.
     """
     if "currentColor" not in picture.svg:
         return {".png": picture.png}
@@ -330,12 +333,14 @@ def _range(cells: Sequence[Cell], report: Report) -> str:
 
 
 def finding(report: Report) -> str:
-    """Return the result in one sentence, or "" if there is no such sentence.
+    """Return the result of a report in one sentence, "" if there is no such sentence.
 
-    For a single row, the sentence has the numbers of the row. For several rows, the
-    sentence has the means of the proposed method and of the best baseline, over the
-    rows of the proposed method. If the report has no numbers of the paper, the sentence
-    has the number of rows in which the proposed method is ahead of every baseline.
+    - If the report has one row, the sentence has the numbers of this row.
+    - If it has several rows and numbers of the paper, the sentence has two means over
+      the rows of the proposed method: that of this method, and that of the best
+      baseline.
+    - If it has several rows but no numbers of the paper, the sentence has the number of
+      rows in which the proposed method is ahead of every baseline.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
     labels = {method.key: layout.marked_label(method) for method in layout.by_role(report)}
@@ -426,9 +431,9 @@ def claims_sentence(entry: Entry) -> str:
 
 
 def cell_counts(entry: Entry) -> list[tuple[str, int]]:
-    """Return the numbers of compared cells by verdict, which colour the card.
+    """Return the number of compared cells of each verdict, for the entry's card.
 
-    Cells of smaller runs count as ``not comparable``. Missing runs do not count.
+    Cells of smaller runs count as ``not comparable``. Cells without runs do not count.
     """
     cells = [cell for cells in layout.counted_cells(entry.report).values() for cell in cells]
     counts = Counter(cell.verdict for cell in cells)
@@ -437,7 +442,7 @@ def cell_counts(entry: Entry) -> list[tuple[str, int]]:
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """Return the results of numbers, then those of claims: (subject, result)."""
+    """Return (subject, result), first for numbers, then for claims."""
     return sorted(texts.headline(report), key=lambda pair: pair[0].endswith(_ABOUT_CLAIMS))
 
 
@@ -449,7 +454,7 @@ def cost(costs: Mapping[str, tuple[str, float]]) -> str:
     """
     hours: dict[str, float] = {}
     for hardware, seconds in costs.values():
-        # Without a model name, the platform's architecture is recorded.
+        # If the model name is not known, the platform's architecture is recorded.
         named = hardware not in _ARCHITECTURES
         name = hardware if named else f"{hardware or 'a CPU'} (model not recorded)"
         hours[name] = hours.get(name, 0.0) + seconds / 3600
@@ -464,7 +469,7 @@ def _hours(hours: float) -> str:
 
 
 def _notes(key: str) -> str:
-    """Return the handwritten notes on where a paper and its code disagree."""
+    """Return the handwritten notes on differences between a paper and its code."""
     path = files("fedexp.site").joinpath("papers", f"{key}.md")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
@@ -502,7 +507,8 @@ def _environment() -> Environment:
     environment = template_environment(
         lambda name: folder.joinpath(name).read_text(encoding="utf-8")
     )
-    # Templates escape what is in HTML blocks. `md` is for text outside of them.
+    # Templates escape values for HTML blocks. The filter `md` escapes text outside of
+    # them.
     environment.filters["md"] = lambda text: Markup(escaped(text))
     environment.filters["cell_counts"] = cell_counts
     environment.globals |= {
@@ -525,7 +531,7 @@ def _environment() -> Environment:
 
 
 def _missed(report: Report) -> list[tuple[Method, int, int]]:
-    """Return the columns of the paper in which our numbers are beyond the tolerance.
+    """Return the columns of the paper in which some number is beyond the tolerance.
 
     Returns:
         (column, number of cells beyond the tolerance, number of judged cells).

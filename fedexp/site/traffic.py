@@ -81,8 +81,8 @@ def logged(experiment: Experiment) -> list[str]:
 def _data(dataset: Dataset, division: Division) -> FederatedData:
     """Return the data after the split.
 
-    Methods with the same split and server data share one cached result. The `dataset`
-    must not need any files.
+    The result is cached. Methods with the same split and server data share it. The
+    `dataset` must not need any files.
     """
     return federate(
         dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32
@@ -99,8 +99,8 @@ def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
     Args:
         state: State of an aggregator.
         name: Dotted key of `state`, "" at the top.
-        seen: IDs of the tensors that are in a tree already. It is updated, so that each
-            tensor is counted once.
+        seen: IDs of the tensors that are already in a tree. The call adds the tensors
+            that it returns, so each tensor is counted once.
     """
     if isinstance(state, Weights):
         state = {**state.params, **state.buffers}

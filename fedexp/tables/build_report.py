@@ -104,8 +104,8 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
     """Return whether a report lacks runs of its variant, or contains other runs.
 
-    The result is True if the user asked for only some cells, for other seeds or for
-    other overrides, or if some runs have no number.
+    It does if the user asked for only some cells, for other seeds or for other
+    overrides. It also does if some runs have no number.
     """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
@@ -169,10 +169,10 @@ def draw_figures(
 
 
 def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequence[str]) -> Report:
-    """Add the drawn figures, and pictures of the report's numbers.
+    """Add the drawn figures to a report, and pictures of its numbers if needed.
 
-    The report's numbers are drawn if the paper prints a number in the table, or if no
-    figure was drawn.
+    Pictures of the numbers are needed if the paper prints a number in the table, or if
+    no figure was drawn.
 
     Args:
         report: The report.
@@ -203,8 +203,8 @@ def _judged_cell(
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
-    # If only some of the runs have values of the last ten rounds, no values are pooled.
-    # Their mean would be over fewer runs than the mean of the cell.
+    # No values are pooled if only some runs have values of the last ten rounds.
+    # Otherwise the pooled mean would be over fewer runs than the mean of the cell.
     cell = Cell(
         conditions=dict(planned.conditions),
         method=planned.method,
@@ -265,8 +265,8 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
 
     Returns:
         The selected runs, and a message. The message names the split seeds that were
-            skipped because some of their points have no number. It is empty if none
-            were.
+            skipped because some of their points have no number. It is empty if no split
+            seed was skipped.
     """
     if grid is None:
         return list(runs), ""
@@ -349,10 +349,12 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
 
 
 def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
-    """Yield the mean difference to the paper of every column with printed numbers.
+    """Yield each column's mean difference from the numbers that the paper prints.
 
-    Differences are averaged over rows for each seed, then over seeds. Only seeds that
-    all rows have count.
+    Columns without printed numbers are left out.
+
+    Differences are averaged over rows for each seed, then over seeds. A seed counts
+    only if all rows have it.
     """
     unfit = ("not comparable", "not run")
     for column in table.methods:
@@ -371,7 +373,7 @@ def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
-    """Return the difference to the paper's number by seed.
+    """Return the difference from the paper's number by seed.
 
     If runs of one seed are pooled in the cell, their mean is used.
     """
@@ -383,8 +385,8 @@ def _by_seed(cell: Cell) -> dict[int, float]:
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
     """Yield the paper's cells for which we have no number, then `Table.omits`.
 
-    If all cells with one value of a condition, or all cells of a method, are missing,
-    these cells are listed as one item.
+    Several missing cells are listed as one item if they are all cells of a method, or
+    all cells with one value of a condition.
     """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
@@ -507,9 +509,9 @@ def _warnings(
 
 
 def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
-    """Yield a warning if runs of one row are of different versions of fedexp.
+    """Yield a warning if runs of one row were made by different versions of fedexp.
 
-    Results of 0.1 do not name their version.
+    Results of version 0.1 do not name their version.
     """
     rows = grouped((_row_text(run) or "all", run.fedexp_version or "0.1") for run in done)
     mixed = [
@@ -525,8 +527,8 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield warnings about different headlines.
 
-    All runs of a table must have the same headline rule, which determines the rounds
-    that count. All runs of a method must have the same headline metric.
+    The headline rule determines which rounds count. It must be the same in all runs of
+    a table. The headline metric must be the same in all runs of a method.
     """
     rules = {run.rule for run in done}
     if len(rules) > 1:
@@ -584,8 +586,8 @@ def _mixed_splits(
 ) -> Iterable[str]:
     """Yield warnings about different data.
 
-    All methods must see the same split in a row with one split seed. A data set must
-    have the same fingerprint in all runs.
+    In one row and with one split seed, all methods must see the same split. A data set
+    must have the same fingerprint in all runs.
 
     Args:
         done: Runs with a result.
@@ -595,7 +597,7 @@ def _mixed_splits(
     mixed = {row: runs for row, runs in rows.items() if len({run.split for run in runs}) > 1}
     if mixed:
         shown = texts.shortened(list(mixed), _SHOWN, "; ")
-        # The row with most runs has most columns, so it tells most about the reason.
+        # Most runs means most columns to compare, so this row shows the reason best.
         reason = _split_reason(max(mixed.values(), key=len), configs)
         yield f"Methods of one row and seed saw different data splits: {shown}. {reason}"
 
@@ -666,9 +668,9 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
 
 
 def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
-    """Return the seconds of each phase, the longest first.
+    """Return the seconds of each phase, summed over runs, the longest phase first.
 
-    Only runs that recorded their phases count.
+    Runs that did not record their phases add nothing.
     """
     names = dict.fromkeys(name for run in done for name in run.phases)
     sums = {name: sum(run.phases.get(name, 0.0) for run in done) for name in names}

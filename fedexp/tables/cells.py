@@ -20,8 +20,8 @@ from fedexp.tables.report.layout import label
 from fedexp.tables.report.report import Value, Variant
 from fedexp.tables.schema import Column, OverrideRule, Table, fits
 
-# Server data of every column of a table with `server_data: reserved`. The share is that
-# of the methods with server data (FedLAW's code).
+# Server data of every column of a table with `server_data: reserved`. The methods with
+# server data use the same share, which is that of FedLAW's code.
 _RESERVED = ("proxy.source=train", "proxy.size=0.02")
 # Keys that determine the samples which the server gets.
 _RESERVING = ("proxy.source", "proxy.size", "proxy.dataset", "limit.proxy", "eval.held_out")
@@ -35,10 +35,10 @@ class Job:
         seed: Seed of the run.
         pooled: Conditions of the run that do not identify its row. Runs that differ
             only in these conditions are in one cell.
-        declared: Overrides of the table, then the user's overrides of keys that the
-            table leaves to the user.
-        overrides: Overrides of the table, then all of the user's that apply to the
-            cell.
+        declared: Overrides of the table, followed by the user's overrides of keys that
+            the table leaves to the user.
+        overrides: Overrides of the table, followed by all overrides of the user that
+            apply to the cell.
         point: Point of the column's grid as text, empty without a grid.
     """
 
@@ -83,10 +83,11 @@ def planned_cells(
     Args:
         table: The table.
         variant: Variant of the table.
-        only: Accepted values of conditions (or ``method``) by key. None: all cells.
+        only: Accepted values by key. A key is a condition or ``method``. None: all
+            cells.
         seeds: Seeds that replace the table's. None: the table's.
         extra: Overrides of the user, which are applied last. An override of a key in
-            `Table.given` is applied only to the cells that are listed there.
+            `Table.given` is applied only to the cells that are selected there.
 
     Raises:
         ConfigError: The table has no such variant, or no cell fits `only`.
@@ -130,7 +131,7 @@ def planned_cells(
 def _check_reserved(
     table: Table, found: Mapping[tuple[tuple[Value, ...], str], Sequence[Job]]
 ) -> None:
-    """Refuse columns that would reserve other samples for the server than the others.
+    """Refuse columns that would reserve different samples for the server.
 
     Raises:
         ConfigError: The columns of one row and seed have different ``proxy`` settings.
@@ -152,7 +153,7 @@ def _check_reserved(
 
 
 def declared_seeds(table: Table, variant: Variant, column: Column) -> tuple[int, ...]:
-    """Return the seeds that a column has in a variant if the user gives no others."""
+    """Return the seeds of a column in a variant if the user gives no other seeds."""
     smaller = table.smaller(variant)
     if smaller is not None:
         return smaller.seeds or table.seeds
@@ -181,7 +182,8 @@ def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
     """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``.
 
-    ``method=NAME`` names the column of this key, or else all columns of this method.
+    ``method=NAME`` selects the column whose key is the name. If there is none, it
+    selects all columns that run the method of this name.
     """
     only: dict[str, list[Value]] = {}
     points = [
@@ -258,8 +260,9 @@ def _typed(value: Value) -> str:
 def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the arguments of ``--only`` into clauses of the table and overrides.
 
-    An argument is a clause if its key is a key of the table, or resembles such a key
-    and is probably misspelled. Every other argument is an override.
+    An argument is a clause if its key is ``method`` or a condition of the table. It is
+    also a clause if its key resembles one of them, since it is probably misspelled.
+    Every other argument is an override.
     """
     keys = ["method", *table.conditions]
     mine = [c for c in clauses if (k := c.partition("=")[0]) in keys or nearest(k, keys)]

@@ -16,8 +16,9 @@ from fedexp.tables.record import RunRecord
 from fedexp.tables.report.configs import flat
 from fedexp.tables.schema import Column, Table
 
-# Accuracy of the best constant prediction on the test data, by option of `dataset`. All
-# of these data sets have equal classes, MNIST nearly.
+# Accuracy of the best constant prediction on the test data, by option of `dataset`. The
+# classes have equal sizes in all of these data sets, except that MNIST's differ
+# slightly.
 _CHANCE = {
     "mnist": 0.1135,
     "fashion_mnist": 0.1,
@@ -25,7 +26,7 @@ _CHANCE = {
     "cifar10_jpeg": 0.1,
     "cifar100": 0.01,
 }
-# Part of the chance level by which an accuracy at chance level may exceed it.
+# An accuracy counts as at chance level up to 1 + this margin times the chance level.
 _MARGIN = 0.1
 # Paths of numbers that are accuracies of a trained model.
 _ACCURACY = re.compile(r"(best|metrics|per_client|rounds)\..*/acc(\.\d+)?")
@@ -36,15 +37,15 @@ def is_at_chance(
 ) -> bool:
     """Return whether a trained model of a run is at chance level.
 
-    The answer is False if the chance level is not known, if the column's number is not
-    an accuracy, and if the method only merges models: a merged model may be at chance
-    level although every client has learned.
+    The answer is False if the chance level is not known, or if the column's number is
+    not an accuracy. It is also False if the method only merges models, because a merged
+    model may be at chance level although every client has learned.
 
     Args:
         table: The table.
         column: The run's column.
         run: The run.
-        config: Its config. None: it is not known.
+        config: Config of the run. None: it is not known.
     """
     chance = _CHANCE.get(run.dataset)
     path = table.value_path(column)

@@ -32,7 +32,7 @@ RowKey = tuple[Value, ...]
 Curve = Sequence[tuple[float, float]]
 # Curves by row, column, split seed and the claim's `curve`.
 Curves = Mapping[tuple[RowKey, str, str, str], Curve]
-# States of a claim that its rows support, do not support, or leave undecided.
+# States of a claim by the answer of its rows: yes, no or undecided.
 _FULL: Mapping[RowState, ClaimState] = {
     "yes": "supported",
     "no": "contradicted",
@@ -43,7 +43,7 @@ _REDUCED: Mapping[RowState, ClaimState] = {
     "no": "not supported in reduced form",
     "undecided": "undecided",
 }
-# Paths of numbers that are costs or rounds to a target.
+# Starts of the paths of costs: seconds, or the number of rounds to a target.
 _COSTS = ("seconds.", "rounds_to.")
 
 
@@ -96,8 +96,9 @@ def decide_claims(
 ) -> tuple[ClaimResult, ...]:
     """Decide every claim of the table.
 
-    A claim is undecided if one of its rows lacks runs of a column. One run with an
-    objection, such as data that are not the paper's, leaves all claims undecided.
+    A claim is undecided if one of its rows lacks runs of a column. All claims are
+    undecided if there is an objection to one run, such as data that differ from the
+    paper's.
 
     Args:
         table: The table.
@@ -129,8 +130,8 @@ def _decided(
         table: Its table.
         variant: Variant of the runs.
         numbers: Numbers of all runs.
-        learned: Numbers without those of runs at chance level. It is `numbers` if no
-            run is.
+        learned: Numbers without those of runs at chance level. If no run is at chance
+            level, this is `numbers` itself.
         objection: Reason why the runs cannot decide a claim, empty if they can.
     """
     rows = _claim_rows(claim, table, variant, numbers)
@@ -177,7 +178,7 @@ def _decided(
 
 
 def _scope(table: Table, variant: Variant) -> str:
-    """Return the runs that a state is about, as text."""
+    """Return a text that names the runs on which a claim was decided."""
     smaller = table.smaller(variant)
     if smaller is not None:
         return f"{variant} form: {smaller.what}"
@@ -187,9 +188,9 @@ def _scope(table: Table, variant: Variant) -> str:
 def _objection(claim: Claim, table: Table, variant: Variant) -> str:
     """Return why a smaller variant cannot decide a claim, empty if it can.
 
-    The reduced variant can decide a claim about an order if it has all rows of the
-    claim, with the same data sets. A claim about rows that only the reduced variant has
-    is decided by them.
+    The reduced variant can decide a claim about an order if it has all rows that the
+    claim has in the full variant, with the same data sets. It can also decide a claim
+    about rows that the full variant does not have.
     """
     if variant == "smoke":
         return "a smoke run only shows that the pipeline works"
@@ -231,7 +232,7 @@ def _datasets(
 
 
 def _superseded(claim: Claim, table: Table, variant: Variant) -> str:
-    """Return why the runs of a claim give no verdict, empty if they do."""
+    """Return why the runs of a claim are superseded, empty if they are not."""
     smaller = table.smaller(variant)
     note = None if smaller is None else smaller.superseded
     if note is None or (note.methods and not {*claim.a, *claim.b} & {*note.methods}):
@@ -254,14 +255,21 @@ def _claim_rows(
 
 @dataclass(frozen=True)
 class _Group:
-    """A row or, for a trend, the ordered rows that differ only in `Claim.along`."""
+    """The rows that are decided together.
+
+    This is one row. For a trend, it is several rows that differ only in `Claim.along`,
+    in their order.
+    """
 
     conditions: dict[str, Value]
     places: tuple[RowKey, ...]
 
 
 def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
-    """Return the variant's rows that a claim is about and that have all its columns."""
+    """Return the groups of a variant's rows on which a claim is decided.
+
+    Their rows are those that the claim is about and that have all columns of the claim.
+    """
     rows = [
         planned.conditions
         for planned in planned_cells(table, "full" if variant == "partial" else variant)
@@ -291,7 +299,7 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
 
 
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
-    """Keep the keys of a ``where`` that identify a row, and ``method``.
+    """Keep only ``method`` and the keys that identify a row in a ``where``.
 
     Runs that differ only in other conditions are pooled in a row.
     """
@@ -305,13 +313,13 @@ def _along(value: Value) -> float:
 
 @dataclass(frozen=True)
 class _Test:
-    """Alternatives of which at least one must hold.
+    """A test that consists of alternatives. At least one of them must hold.
 
     Args:
-        alternatives: For each alternative, paired differences. The alternative holds if
-            their mean is above 0.
-        printed: For each alternative, the difference of the paper's numbers. None if
-            the paper does not print them.
+        alternatives: The paired differences of each alternative. An alternative holds
+            if the mean of its differences is above 0.
+        printed: The difference of the paper's numbers for each alternative, None if the
+            paper does not print these numbers.
     """
 
     alternatives: tuple[tuple[float, ...], ...]
@@ -363,9 +371,9 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
 
 
 def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
-    """Return the test of whether column a is better than the number `claim.than`.
+    """Return the test whether column a is better than the number `claim.than`.
 
-    The column must be better by more than `claim.by`.
+    It must be better by more than `claim.by`.
     """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
@@ -397,7 +405,10 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
 
 
 def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
-    """Return a in row `place` minus b in row `other`, for their common split seeds."""
+    """Return column a in row `place` minus column b in row `other`.
+
+    There is one difference for every split seed that both have.
+    """
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
     return tuple(
         _less(left[split_seed], right[split_seed]) for split_seed in left if split_seed in right
@@ -458,9 +469,9 @@ def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float
 
 
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
-    """Return where the curve first reaches the target, infinity if never.
+    """Return where the curve first reaches the target, infinity if it never does.
 
-    The result is NaN if the target is NaN, as for a run that diverged.
+    The result is NaN if the target is NaN, which happens if a run diverged.
     """
     if math.isnan(target):
         return math.nan
@@ -475,13 +486,19 @@ def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
 def _levels(claim: Claim, rows: int) -> tuple[float, float]:
     """Return the significance levels at which a row is decided as yes and as no.
 
-    `LEVEL` is divided by the number of rows that could decide the claim wrongly
-    (Bonferroni). The claim is supported if `needed` rows are yes. Any of
-    rows - needed + 1 rows could wrongly complete the `needed` rows, so the level of yes
-    is divided by this number. Any of `needed` rows could wrongly break the claim, so
-    the level of no is divided by `needed`. For example, "all" is contradicted, and "in
-    one row" is supported, at `LEVEL` divided by the number of rows. For "most", each
-    row is decided at `LEVEL`.
+    The claim is supported if `needed` rows are yes, and contradicted if more than
+    rows - needed rows are no. `LEVEL` is divided by the number of rows that could
+    decide the claim wrongly (Bonferroni):
+
+    - If the claim is false, at most needed - 1 rows are truly yes. One wrong yes among
+      the other rows - needed + 1 rows could support it. The level of yes is divided by
+      this number.
+    - If the claim is true, at least `needed` rows are truly yes. One wrong no among
+      them could contradict it. The level of no is divided by `needed`.
+
+    For example, if the claim needs all rows, the level of no is divided by their
+    number. If it needs one row, the level of yes is divided by the number of rows.
+    For "most", each row is decided at `LEVEL`.
     """
     needed = _needed(claim, rows)
     if claim.rows == "most" or not 0 < needed <= rows:
@@ -500,11 +517,11 @@ def decide(
 ) -> RowState:
     """Decide whether the mean of paired differences is above 0.
 
-    The answer is yes or no if a one-sided bound of Student's t shows it, else
-    undecided. If a difference is infinite, a sign test replaces the t test. Several
-    equal differences are decided by their value, and 0 is not above 0. The answer is
-    undecided for fewer than two differences, and if one of them is NaN (a run that
-    diverged).
+    The answer is yes or no if a one-sided bound of Student's t shows it, and undecided
+    otherwise. If a difference is infinite, a sign test replaces the t test. If all
+    differences are equal, the answer is yes for a value above 0 and no otherwise. The
+    answer is undecided for fewer than two differences, and if one of them is NaN (a run
+    that diverged).
 
     Args:
         differences: The paired differences.
@@ -533,9 +550,10 @@ def decide(
 def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
     """Decide a claim in one row.
 
-    All tests must hold. A test holds if one of its alternatives holds. The level of yes
-    is divided by the number of alternatives, any of which can make the test hold. The
-    level of no is divided by the number of tests, any of which can make the row no.
+    All tests must hold. A test holds if one of its alternatives holds. Any alternative
+    can make its test hold, so the level of yes is divided by the number of
+    alternatives. Any test can make the row no, so the level of no is divided by the
+    number of tests.
     """
     yes_level, no_level = levels
     states: list[RowState] = []
@@ -565,7 +583,10 @@ def _middle(differences: Sequence[float]) -> float:
 
 
 def _order(differences: Sequence[float]) -> tuple[int, float]:
-    """Return a sort key from bad to good: no pairs, NaN, then ascending `_middle`."""
+    """Return a sort key for paired differences, the worst first.
+
+    The order is: no differences, NaN, then the others by ascending `_middle`.
+    """
     if not differences:
         return 0, 0.0
     middle = _middle(differences)
@@ -611,7 +632,7 @@ def _outcome(claim: Claim, rows: Sequence[ClaimRow]) -> tuple[RowState, str]:
 
 
 def _in_favour(rows: Sequence[ClaimRow]) -> str:
-    """Return how many pairs are on the claim's side."""
+    """Return a text with the number of pairs that are in favour of the claim."""
     pairs = sum(row.n for row in rows)
     return f"; {sum(row.in_favour for row in rows)} of {pairs} pairs in favour" if pairs else ""
 
@@ -619,7 +640,7 @@ def _in_favour(rows: Sequence[ClaimRow]) -> str:
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
     """Count the rows in which the paper's own numbers fit the claim.
 
-    All printed numbers count, whatever the variant of our runs.
+    The printed numbers of the full variant's rows count, for every variant of our runs.
 
     Returns:
         The count as text (empty if the paper prints too few numbers), and whether the

@@ -1,7 +1,7 @@
-"""The names of the files of fedexp's data sets, known without importing torch.
+"""The file names of fedexp's data sets. Reading them does not need torch.
 
-The classes in `fedexp.data` read these files. A test compares their file names with
-these.
+The classes in `fedexp.data` read these files. A test checks that the file names there
+and here are the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _IDX = tuple(
 )
 _DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-# Files by option of `dataset`, relative to the data root. Options whose files are not
-# fixed are absent.
+# Files by option of `dataset`, relative to the data root. An option is absent if its
+# files are not fixed.
 FILES: Mapping[str, tuple[str, ...]] = {
     "carvana": ("carvana/train", "carvana/train_masks"),
     "cifar10": tuple(
@@ -49,8 +49,8 @@ FILES: Mapping[str, tuple[str, ...]] = {
 def data_root(overrides: Iterable[str] = ()) -> Path:
     """Return the folder of the data sets.
 
-    It is the value of an override of ``data_root``, else that of the environment
-    variable ``FEDEXP_DATA``, else ``data``.
+    It is the value of an override of ``data_root``. Without one, it is the value of the
+    environment variable ``FEDEXP_DATA``. If that is not set, it is ``data``.
     """
     root = os.environ.get("FEDEXP_DATA", "data")
     for override in overrides:

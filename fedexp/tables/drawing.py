@@ -20,16 +20,16 @@ class DrawnRun:
     """A finished run of the table.
 
     Args:
-        conditions: Conditions of its row, and pooled ones.
-        method: Key of its column.
-        label: Label of its column.
+        conditions: Conditions of the run's row, and its pooled conditions.
+        method: Key of the run's column.
+        label: Label of this column.
         seed: Seed of the run.
         folder: Folder with ``result.json``, ``metrics.jsonl``, ``trace/`` and
             ``model.safetensors``.
         config: Resolved config.
-        result: Content of its ``result.json``.
-        plot_style: Style of its column, see `fedexp.tables.report.report.Method`.
-        role: Role of its column, see `fedexp.tables.report.report.Method`.
+        result: Content of ``result.json``.
+        plot_style: Style of the column, see `fedexp.tables.report.report.Method`.
+        role: Role of the column, see `fedexp.tables.report.report.Method`.
     """
 
     conditions: dict[str, Value]
@@ -44,11 +44,11 @@ class DrawnRun:
 
 
 class Drawing(ABC):
-    """A figure that a node of a table's ``drawings`` describes by its ``_target_``."""
+    """A figure of a table. Each node of the table's ``drawings`` describes one."""
 
     @abstractmethod
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        """Draw the pictures of finished runs, none if there are no runs.
+        """Draw the pictures of finished runs. Without runs, there are no pictures.
 
         Args:
             runs: Runs of the table.

@@ -31,15 +31,15 @@ _EMPTY: Mapping[str, Any] = {
 
 
 def list_table(name: str, root: Path) -> dict[str, Any]:
-    """Return the row of a table with only the data that its file contains.
+    """Return the row of a table without reading its runs.
 
     Args:
         name: Name of the table.
         root: Folder of the data sets.
 
     Returns:
-        The row. Keys that need the table's runs are None. A table that cannot be read
-        has the error as its ``state``.
+        The row. Keys that need the table's runs are None. If the table cannot be read,
+        ``state`` is the error.
     """
     try:
         return _row_of_file(load_table(name), root)

@@ -16,9 +16,9 @@ from fedexp.tables.tuning import load_tuning
 
 
 def with_tuned(table: Table) -> Table:
-    """Add a tuned column for every method that the table's tuning sweeps.
+    """Add a tuned column for every method that is swept in the table's tuning file.
 
-    The column has the coefficient that was chosen. If no coefficient has been chosen
+    The column uses the coefficient that was chosen. If no coefficient has been chosen
     yet, the column has no runs and shows the reason.
     """
     if table.tuned is None:

@@ -29,16 +29,17 @@ class CellRun:
     Args:
         job: The job.
         folder: Folder of the run.
-        config: Resolved config, empty if it cannot be composed. Then `error` has the
-            reason.
-        result: Content of its ``result.json``, empty unless the run is done.
-        other_code: Whether code other than the current one made the result.
-        others: Folders of results that other code made, newest first.
-        status: One of done, failed, damaged, missing, running, interrupted ...
+        config: Resolved config. It is empty if it cannot be composed, and `error` has
+            the reason.
+        result: Content of ``result.json``, empty unless the run is done.
+        other_code: Whether the result was made by code that differs from the current
+            code.
+        others: Folders of results that were made by other code, newest first.
+        status: Status of the run, such as done, failed, damaged, missing or running.
         error: Error of a run that failed, in one line.
-        altered: Whether the user's overrides change the run. Such a run is not one of
-            the table's.
-        date: Date of the result as YYYY-MM-DD, empty if its status has none.
+        altered: Whether the user's overrides change the run. Then it does not count as
+            a run of the table.
+        date: Date of the result as YYYY-MM-DD, empty if the run's status has no date.
     """
 
     job: Job
@@ -58,8 +59,8 @@ def find_run(job: Job, *, any_code: bool = False) -> CellRun:
 
     Args:
         job: The job.
-        any_code: Whether to take the newest result of other code if the current code
-            has made none.
+        any_code: Whether to take the newest result of other code if there is no result
+            of the current code.
     """
     try:
         config = compose(list(job.overrides))
@@ -98,7 +99,7 @@ def _is_altered(job: Job, config: ResolvedConfig) -> bool:
 
 
 def _other_results(folder: Path) -> tuple[Path, ...]:
-    """Return the folders of results that other code made, newest first."""
+    """Return the folders of results that were made by other code, newest first."""
     files = [
         path
         for path in folder.parent.glob("*/result.json")
@@ -109,15 +110,15 @@ def _other_results(folder: Path) -> tuple[Path, ...]:
 
 
 def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[str, ...], CellRun]:
-    """Find the runs of all jobs, by overrides.
+    """Find the runs of all jobs, by the overrides of the jobs.
 
     Overrides of the user may turn several jobs into one run. Such a run is altered if
     it is altered for any of these jobs.
 
     Args:
         cells: Cells with their jobs.
-        any_code: Whether to take the newest result of other code if the current code
-            has made none.
+        any_code: Whether to take the newest result of other code if there is no result
+            of the current code.
     """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
     # Cells may share runs.
@@ -132,9 +133,10 @@ def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[
 def read_value(run: CellRun, path: str) -> float:
     """Read the number at a path in a run's results.
 
-    A path ``trace.<round>.<iteration>.<series>/<metric>`` is read in a traced round. In
-    place of the iteration, ``<name>=<number>`` selects the iteration that has this
-    number. Every other path is read in ``result.json``.
+    A path ``trace.<round>.<iteration>.<series>/<metric>`` is read in a traced round.
+    Instead of ``<iteration>``, it may have ``<name>=<number>``. This selects the
+    iteration in which the named value is this number. Every other path is read in
+    ``result.json``.
 
     Raises:
         ConfigError: There is no such number.
@@ -162,7 +164,7 @@ def traced(folder: Path, round: object) -> list[dict[str, Any]]:
     """Read the iterations of a traced round.
 
     Raises:
-        ConfigError: The round was not traced, or older code traced it.
+        ConfigError: The round was not traced, or it was traced by older code.
     """
     rows = trace_rows(folder / "trace" / f"{round}.json")
     if not rows or any("iteration" not in row for row in rows):
@@ -177,7 +179,8 @@ def traced(folder: Path, round: object) -> list[dict[str, Any]]:
 def read_path(result: Mapping[str, Any], path: str, file: str = "result.json") -> float:
     """Read the number at a dotted path.
 
-    A key may contain a dot (``rounds_to.0.38``). The longest key that fits is used.
+    A key may contain a dot: ``rounds_to.0.38`` has the key ``0.38``. The longest key
+    that fits is used.
 
     Args:
         result: Content of a file.

@@ -19,8 +19,8 @@ _MEASURED = (
     "last_10",
     "oracle",
 )
-# Parts of a result whose keys are known only after the run. The exceptions are `_KEYS`
-# and metrics of test and validation data.
+# Parts of a result whose keys are known only after the run. Two kinds of keys are known
+# before: those in `_KEYS`, and metrics of test and validation data.
 _FREE = (
     "headline",
     "metrics",
@@ -46,8 +46,8 @@ _KEYS = {"headline": ("value",), "bytes": ("up", "down")}
 def check_path(path: str, experiment: Experiment, where: str) -> None:
     """Refuse a dotted path that no result of an experiment can have.
 
-    `fedexp.tables.lookup.read_value` reads the number at the path. Names that a method
-    logs itself are known only after its runs, so they are accepted.
+    `fedexp.tables.lookup.read_value` reads the number at the path. Some names are
+    logged by a method and are known only after its runs. They are accepted.
 
     Args:
         path: The path, such as ``metrics.test/global/acc``.

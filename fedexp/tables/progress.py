@@ -1,4 +1,4 @@
-"""The progress of a table's runs on the terminal, whatever launcher executes them."""
+"""The progress of a table's runs on the terminal, for every launcher."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _LaunchedRun:
 
 
 class ProgressMonitor:
-    """A monitor that prints how many runs of a table are done and the remaining time.
+    """A monitor that prints the number of runs that are done, and the remaining time.
 
-    It works for every launcher.
+    It reads the run folders, so it works for every launcher.
 
     Args:
         name: Name of the table.
@@ -92,10 +92,10 @@ class ProgressMonitor:
     def seconds_left(self, elapsed: float) -> float:
         """Estimate the remaining seconds at the present pace.
 
-        The estimate of a job is the mean cost of its column so far. A mean over all
-        columns would mislead, since a row's first column trains the clients and the
-        other columns reuse them. Only for columns without an ended job, the mean over
-        all columns is used.
+        The estimated cost of a job is the mean over the ended jobs of its column. If no
+        job of its column has ended, it is the mean over all ended jobs. Costs differ
+        between columns, because a row's first column trains the clients, and the other
+        columns reuse them.
 
         Args:
             elapsed: Seconds since the start.

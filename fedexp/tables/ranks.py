@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 
 def tied(values: Sequence[float], tie: float) -> list[float]:
-    """Set values that are closer together than `tie` to the smallest of them.
+    """Make values equal that are closer together than `tie`.
 
-    Values that are linked by a chain of close values count as close, too.
+    The sorted values form groups: neighbours that are closer than `tie` are in the same
+    group. Every value becomes the smallest value of its group.
     """
     order = sorted(range(len(values)), key=lambda i: values[i])
     found = list(values)
@@ -31,8 +32,8 @@ def ranks(values: Sequence[float]) -> list[float]:
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return Pearson's correlation of the ranks.
 
-    The result is None if there are fewer than two values, or if all values of one side
-    are equal.
+    The result is None if there are fewer than two values, or if all values of `a` or
+    all values of `b` are equal.
     """
     x, y = ranks(a), ranks(b)
     if len(x) < 2:

@@ -39,35 +39,36 @@ _ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
 # Stored names of fields that have another name in runs.csv or record.json.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
 _STORED_NAMES = {"variant": "form", "figures": "drawn"}
-# Identifies a run by row, column, split seed and point of a grid.
+# Identifies a run by its row, its column, its split seed and its point of a grid.
 RunKey = tuple[RowKey, str, str, str]
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run in one cell.
+    """A run as it is recorded for one cell.
 
     Args:
         conditions: Conditions of the row.
         method: Key of its column.
         seed: Seed of the run.
-        split_seed: The seed and the pooled conditions as text, which the run shares
-            with the runs that it is compared with.
+        split_seed: The seed and the pooled conditions as text. Runs that are compared
+            with each other have the same text.
         point: Point of the column's grid, empty without a grid.
-        value: The run's number in the table's unit, None if there is none. Then `error`
-            has the reason if it is known.
+        value: The run's number in the table's unit, or None if there is none. The
+            reason is in `error` if it is known.
         criterion: Number by which the best point of the grid is chosen. None: `value`
             is used.
         last_10: Values of the last ten rounds in the table's unit, empty unless the
             table has `NumberSource.pooled_rounds`.
-        status: One of done, failed, damaged, missing ...
+        status: Status of the run, such as done, failed, damaged or missing.
         error: Error of the run.
         run: Folder of the run, relative to the output root.
-        altered: Whether the user's overrides change the run. Such a run is not one of
-            the table's.
-        other_code: Whether code other than the current one made the result.
-        others: Number of this run's results that other code has made.
+        altered: Whether the user's overrides change the run. Then it does not count as
+            a run of the table.
+        other_code: Whether the result was made by code that differs from the current
+            code.
+        others: Number of results of this run that were made by other code.
         lossy: Names of the run's data sets that differ from the originals.
         commit: Commit of the result.
         code: Hash of the code.
@@ -184,9 +185,9 @@ class TableRecord:
     def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
         """Return the runs of a cell, each once per point of a grid.
 
-        The user's overrides may turn several jobs into one run. Jobs that the record
-        lacks have the status ``missing``, such as jobs that were added to the table
-        later.
+        The user's overrides may turn several jobs into one run. A job that the record
+        lacks, such as one that was added to the table later, has the status
+        ``missing``.
         """
         found = [
             self.runs.get(run_key(table, planned, job)) or _missing(planned, job)
@@ -409,7 +410,7 @@ def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord
     """Complete a record with runs of other records.
 
     A run is added if the record lacks it, or if only the other record has its number.
-    All other fields, such as the wanted cells, are those of the first record.
+    All other fields, such as `TableRecord.only`, are those of the first record.
 
     Raises:
         ConfigError: Another record has another variant, other seeds or other overrides.
@@ -510,8 +511,9 @@ def _heading(table: Table, name: str) -> str:
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
     """Return the text of a field in a row of ``runs.csv``, or None if it is absent.
 
-    Older records lack newer fields, and fields with the name of one of `Table.keys`. In
-    them, a field with the name of any other condition has its plain name as heading.
+    Older records lack newer fields. They also lack fields that have the name of one of
+    `Table.keys`. In older records, a field with the name of any other condition has its
+    plain name as heading.
     """
     heading = _heading(table, name)
     stored = _STORED_RUN_NAMES.get(name, name)
@@ -587,12 +589,12 @@ def pictures(record: TableRecord, folder: Path) -> tuple[Picture, ...]:
 
 
 def _as_svg(png: bytes) -> str:
-    """Return an SVG that contains a PNG image and its sizes."""
+    """Return an SVG that contains a PNG image and the sizes that the PNG records."""
     # Width and height are in the header of a PNG file.
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     data = base64.b64encode(png).decode()
     sizes = sizes_of_png(png)
-    # Browsers show an SVG without a width as narrow as its surroundings allow.
+    # Without a width, browsers may shrink an SVG to the narrowest possible size.
     shown = f"{sizes[1]:g}pt" if sizes else f"{width}"
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{shown}" viewBox="0 0 {width} {height}">'

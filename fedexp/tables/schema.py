@@ -14,14 +14,14 @@ from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 
-# Describes cells: for each key, a value or a list of values. A key is a condition or
-# `method`.
+# Selects cells. Each key is a condition or `method`. Its value is the accepted value or
+# a list of accepted values (see `fits`).
 Where = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest difference to the paper's number that counts as `reproduced`.
+    """The largest difference from the paper's number that counts as `reproduced`.
 
     The confidence interval of the difference must be within the tolerance, see
     `fedexp.tables.verdicts`.
@@ -40,13 +40,14 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Equal:
-    """A reference to another column, whose numbers a column equals by construction.
+    """A note that a column has the same numbers as another column by construction.
 
     Equal cells are counted once.
 
     Args:
         column: Key of the other column.
-        where: Conditions of the rows in which both are equal. Empty: all rows.
+        where: Conditions of the rows in which the two columns are equal. Empty: all
+            rows.
     """
 
     column: str
@@ -55,21 +56,24 @@ class Equal:
 
 @dataclass(frozen=True)
 class Grid:
-    """A hyper-parameter of a column, and the values that are tried.
+    """A grid of hyper-parameter values that are tried for a column.
 
-    For every split seed (the seed and the pooled conditions), the column shows the
-    number at the best point.
+    A point is one value of the hyper-parameter. The best point is chosen separately for
+    every combination of seed and pooled conditions (those that are not keys of a row).
+    The column shows the number at the best point.
 
     Args:
         over: Name of the hyper-parameter.
-        points: Its values. If several are equally good, the first one is chosen.
+        points: Values of the hyper-parameter. If several are equally good, the first
+            one is chosen.
         overrides: Overrides of the run for a point, with the placeholder ``{point}``.
             Without overrides, one run measures all points. Then the paths at which
             numbers are read contain ``{point}``.
-        by: Path of the number by which the best point is chosen, as in
-            `NumberSource.value`. It may contain ``{point}``. None: the column's own
-            number. A path with the part ``val`` is measured on held-out data. Any other
-            choice uses test data and makes the column an oracle.
+        by: Path of the number by which the best point is chosen. The syntax is that of
+            `NumberSource.value`, and the path may contain ``{point}``. None: the
+            column's own number. A number is measured on held-out data if its path has
+            the part ``val``. Any other choice uses test data and makes the column an
+            oracle.
         best: Whether the highest or the lowest number is the best.
     """
 
@@ -102,24 +106,25 @@ class Column:
     Args:
         key: Name in fedexp.
         label: Name in the paper.
-        overrides: Overrides that select the method, applied after the row's. None: the
-            method does not exist, and `why` has the reason.
-        role: See `fedexp.tables.report.report.Method`.
+        overrides: Overrides that select the method. They are applied after the row's
+            overrides. None: the method does not exist in fedexp, and `why` has the
+            reason.
+        role: Role of the method, see `fedexp.tables.report.report.Method`.
         why: Reason why the method does not exist.
         where: Conditions of the rows that have this column. Other rows have no such
             cell.
         value: Path that replaces the table's ``headline.value``. In a column with a
             grid, the path may contain ``{point}``.
         grid: Grid whose best point the column shows.
-        tolerance: Tolerance that replaces the table's.
-        seeds: Seeds that replace the table's, in the full variant.
-        reads: Key of another column, with whose printed numbers this column is
-            compared. This column is then not a column of the paper, but another
+        tolerance: Tolerance that replaces the table's tolerance.
+        seeds: Seeds that replace the table's seeds in the full variant.
+        reads: Key of another column. This column is compared with the paper's numbers
+            for that one. Such a column does not exist in the paper. It is another
             interpretation of something that the paper leaves open.
         equals: Another column that this column equals by construction.
         oracle: Text that names what is chosen or trained on test data, such as the best
-            round or a proxy. The best point of a grid is added automatically. Empty:
-            the column uses no test data, or only to choose the best point.
+            round or a proxy. A grid's best point that is chosen on test data is added
+            automatically. Empty: nothing else uses test data.
         published: Keys and values that identify the column's rows in the published
             file. Empty: ``{method: <key>}``.
     """
@@ -167,15 +172,17 @@ class NumberSource:
         value: Path in ``result.json`` or in a traced round. In ``result.json``, dots
             separate the parts: ``headline.value``, ``metrics.test/global/acc``,
             ``seconds.aggregate``, ``rounds_to.0.38``, ``per_client.test/local/acc.0``.
-            A path in a traced round is ``trace.<round>.<iteration>.<name>``. In place
-            of the iteration, ``<name>=<number>`` selects the iteration that has this
-            number (``lam=0.5``). Placeholders are filled with conditions of the row:
+            A path in a traced round is ``trace.<round>.<iteration>.<name>``. Instead of
+            ``<iteration>``, a path may have ``<name>=<number>``. It selects the
+            iteration in which the named value is this number (``lam=0.5``).
+            Placeholders are filled with conditions of the row:
             ``trace.1.{iteration}.mean_v/acc``.
         scale: Factor that turns the number into the table's unit.
-        pooled_rounds: Path ``last_10.<metric>``, with placeholders as in `value`. It is
-            for papers whose standard deviation is over the last ten rounds of all runs
-            of a cell. The report then also has this mean and standard deviation, for
-            columns without their own `value`. None: no rounds are pooled.
+        pooled_rounds: Path ``last_10.<metric>``, with placeholders as in `value`. Some
+            papers print a standard deviation over the last ten rounds of all runs of a
+            cell. With this path, the report also has this standard deviation, and the
+            mean over the same values. They are left out for columns with their own
+            `value`. None: no rounds are pooled.
     """
 
     value: str = "headline.value"
@@ -197,9 +204,9 @@ class NumberSource:
 
 @dataclass(frozen=True)
 class OverrideRule:
-    """Overrides of the cells whose conditions (and ``method``) fit `where`.
+    """Overrides for the cells whose conditions and column fit `where`.
 
-    The overrides are applied after the method's.
+    The overrides are applied after those of the method and the grid point.
     """
 
     where: Where
@@ -229,15 +236,15 @@ class SmallerVariant:
 
     Args:
         what: Text that tells readers what is smaller.
-        overrides: Overrides that are applied after all of the table's.
+        overrides: Overrides that are applied after all overrides of the table.
         rules: Overrides for some of the cells, applied after `overrides`.
         conditions: Overrides by condition, as in `Table.conditions`. They replace the
             table's overrides of these conditions.
-        grids: Grids of conditions that replace the table's.
-        seeds: Seeds that replace the table's.
-        points: Points that replace those of every column's grid.
-        superseded: Note that the settings of these runs will be replaced. None: they
-            stay.
+        grids: Grids of conditions that replace the table's grids.
+        seeds: Seeds that replace the table's seeds.
+        points: Points that replace the points of every column's grid.
+        superseded: Note that the settings of these runs will be replaced. None: the
+            settings stay.
     """
 
     what: str
@@ -290,11 +297,11 @@ class Target:
     """A value that a curve must reach.
 
     Args:
-        share: Share of a curve's final value, by which the final value is multiplied.
-            If lower is better, the final value is divided by the share.
-        of: Which final value: the worse one of curves a and b (``lower_final``), that
-            of a (``a_final``) or that of b (``b_final``).
-        value: Value in the table's unit, instead of `share` and `of`.
+        share: Share of a final value. The target is the final value times the share. If
+            lower is better, it is the final value divided by the share.
+        of: The final value. It is the worse one of curves a and b (``lower_final``),
+            the one of a (``a_final``) or the one of b (``b_final``).
+        value: The target in the table's unit, instead of `share` and `of`.
     """
 
     share: float | None = None
@@ -313,33 +320,35 @@ class Claim:
 
     Args:
         id: Name of the claim.
-        where: Place in the paper: ``text``, ``caption``, ... or ``ours`` for our own
-            expectation.
+        where: Place in the paper (``text``, ``caption``, ...), or ``ours`` for an
+            expectation of our own.
         says: The claim in our words.
         test: One of four tests. ``above``: a is better than b, or than the number
             `than`, by more than `by`. ``within``: a and b differ by less than `x`.
             ``trend``: a gets better (``up``) or worse (``down``) with every step along
-            a condition, within `slack`. ``sooner``: a's curve reaches the target before
-            b's.
-        a: Columns. The claim must hold for all of them, or for at least one of them if
-            `any_of` is ``a``.
-        b: Columns that `a` is compared with: all of them, or at least one of them if
-            `any_of` is ``b``.
-        any_of: Which of `a` and `b` needs only one column that fits. None: neither.
+            a condition. `slack` allows exceptions. ``sooner``: a's curve reaches the
+            target before b's.
+        a: Columns. The claim must hold for all of them. If `any_of` is ``a``, one of
+            them is enough.
+        b: Columns that `a` is compared with. The claim must hold against all of them.
+            If `any_of` is ``b``, one of them is enough.
+        any_of: ``a`` or ``b`` if one of these columns is enough. None: all columns of
+            both must fit.
         than: Number in the table's unit that replaces `b`.
-        by: Difference that ``above`` must exceed.
-        x: Difference below which ``within`` holds.
-        along: A condition, or several that change together, for ``trend``. The first
-            one determines the order: numbers ascend, texts keep the table's order.
-        direction: Direction of ``trend``.
-        slack: How far a step of ``trend`` may go in the other direction. A negative
-            slack is how far the step must go in the claimed direction.
+        by: For ``above``, the margin. `a` must be better by more than it.
+        x: For ``within``, the bound of the difference.
+        along: For ``trend``, a condition or several that change together. The first one
+            determines the order of the steps: numbers ascend, texts keep the table's
+            order.
+        direction: For ``trend``, the claimed direction.
+        slack: For ``trend``, how far a step may go against the claimed direction. If it
+            is negative, every step must go at least this far in the claimed direction.
         rows: How many rows must fit the claim: ``all``, ``most`` (more than half) or a
             number. For ``trend``, a row is a group of the table's rows that differ only
             in `along`.
         only: Conditions of the rows that the claim is about. Empty: all rows.
-        curve: For ``sooner``, a series of the traced iterations or a metric of the
-            rounds.
+        curve: For ``sooner``, the name of a value of the traced iterations or of a
+            metric of the rounds.
         axis: Whether `curve` is over iterations or rounds.
         target: Value that the curves must reach.
     """
@@ -383,10 +392,10 @@ class Claim:
 
     @property
     def is_about_an_amount(self) -> bool:
-        """Whether the claim is about the size of a number, and not only about an order.
+        """Whether the claim is about the size of a number or of a difference.
 
-        Smaller runs than the paper's may show the same order. They do not show the same
-        sizes.
+        Other claims are only about an order. Runs that are smaller than the paper's may
+        show the same order, but they do not show the same sizes.
         """
         return bool(self.by or self.than is not None or self.x is not None or self.slack)
 
@@ -411,9 +420,11 @@ class Table:
         methods: Columns.
         conditions: Overrides by condition: templates (``"clients={clients}"``), or a
             mapping from values to overrides (``{same: [init=same]}``).
-        grids: Grids of conditions. Each has a value, or a list of values, for every
-            condition, and contains all combinations. A table may need several grids.
-        seeds: Values of ``seed``, which by default is also ``seed_data``.
+        grids: Grids of conditions. Each grid has a value or a list of values for every
+            condition, and contains all their combinations. A table may need several
+            grids.
+        seeds: Values of ``seed``. By default, they are also the values of
+            ``seed_data``.
         experiment: Option of the group ``experiment``, the base of every cell. None:
             the defaults of conf/config.yaml.
         headline: Place of the numbers in a run's results.
@@ -422,10 +433,10 @@ class Table:
         paper_runs: Number of runs behind each mean of the paper. None: the paper does
             not state it, and one run is assumed.
         claims: Claims of the paper about its numbers.
-        omits: Parts of the paper's results, such as panels, that no row of this table
-            has, as text.
-        tie: Distance below which methods of the paper count as tied, in the table's
-            unit.
+        omits: Texts that name parts of the paper's results, such as panels, that no row
+            of this table has.
+        tie: Distance in the table's unit. Methods whose numbers in the paper differ by
+            less count as tied.
         rules: Overrides for some of the cells.
         assumptions: Assumptions where the paper is silent.
         smoke: Variant that runs in under a minute.
@@ -434,8 +445,8 @@ class Table:
             generated by ``scripts/make_tables.py``.
         published: ``{file, table}`` from which `reference` is generated.
         given: Config keys that are left to the user, such as the path of a local file.
-            For each key, the value describes the cells to which an override of the key
-            applies. Runs with such overrides still count as the table's.
+            The value of a key selects the cells to which the user's override of this
+            key applies. Runs with such overrides still count as runs of the table.
         tuned: Name of a file in ``conf/tuned``. Each method in it has a second column
             (`fedexp.tables.load.with_tuned`).
         drawings: Figures made from the runs. The ``_target_`` of each node is a
@@ -445,10 +456,10 @@ class Table:
         data: Options of ``dataset`` that the full variant needs.
         cost: Measured cost of the variants that have been run. ``partial`` is a part of
             the full variant.
-        server_data: ``own``: the server's data of a method are removed from its own
-            training data, so a method without server data trains on more samples.
-            ``reserved``: the same samples are removed in every column, whether its
-            method uses them or not.
+        server_data: ``own``: the server's data of a method are removed only from the
+            training data of this method. A method without server data then trains on
+            more samples. ``reserved``: the same samples are removed from the training
+            data of every column, even if its method has no server data.
         plot_styles: Styles of methods in pictures, by column. The paper's tables share
             them (`fedexp.tables.plot_styles`).
         next_commands: Commands that are printed after a complete run of the table.
@@ -529,8 +540,8 @@ class Table:
     ) -> tuple[float | None, float | None]:
         """Return the paper's number for a cell, and its standard deviation.
 
-        They are those of the column that `Column.reads` names, if it names one. Either
-        is None if the paper does not print it.
+        If the column has `Column.reads`, they are the numbers of the column that it
+        names. A number that the paper does not print is None.
         """
         printed = self.columns[method].reads or method
         for row in self.reference:
@@ -545,7 +556,8 @@ class Table:
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     """Return whether a cell fits `where`.
 
-    For every key, `where` has the cell's value, or a list that contains it.
+    A cell fits if its value of every key of `where` is the value there, or is in the
+    list there.
     """
     cell = {**conditions, "method": method}
     return all(

@@ -10,13 +10,13 @@ from scipy.stats import ttest_rel
 
 from fedexp.tables.verdicts import LEVEL
 
-# Seeds of a run. Two runs of different columns with equal seeds are a pair.
+# Seeds of a run. Two runs of different columns are a pair if their seeds are equal.
 Seeds = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of column b minus column a on their common seeds.
+    """The difference between columns b and a (b minus a) on their common seeds.
 
     Args:
         a: Key of the first column.
@@ -24,9 +24,9 @@ class Comparison:
         seeds: Common seeds.
         difference: Mean of the paired differences, None without pairs.
         interval: 95 % interval (Student's t).
-        p: Two-sided p value, adjusted if several comparisons were made. `p` and
-            `interval` are None for fewer than two pairs, if all differences are equal,
-            and if a difference is not finite.
+        p: Two-sided p value, adjusted if several comparisons were made. It is None, as
+            is `interval`, if there are fewer than two pairs, if all differences are
+            equal, or if a difference is not finite.
     """
 
     a: str

@@ -24,8 +24,8 @@ from fedexp.tables.tuning import (
     write_results,
 )
 
-# Keys that do not change a run's numbers. Overrides of only these keys do not need a
-# separate output file.
+# Keys that do not change a run's numbers. If only these keys are overridden, the
+# results may be written to conf/tuned.
 _NEUTRAL = ("output_root", "data_root", "device", "threads")
 
 
@@ -78,9 +78,9 @@ def plan_tuning(
 
     Args:
         name: File of ``conf/tuned``, without its suffix.
-        methods: Methods to tune. All methods of the file if empty.
+        methods: Methods to tune. Empty: all methods of the file.
         extra: Overrides of all runs.
-        out: File that receives the results. ``./conf/tuned/<name>.yaml`` if None.
+        out: File that receives the results. None: ``./conf/tuned/<name>.yaml``.
 
     Returns:
         The runs and the files.
@@ -142,15 +142,16 @@ def run_tuning(
             values.append(_value(config, plan.tuning.by, label, say, report_failure))
         results[method] = Swept(tuple(values), _best(plan.tuning, method, values))
 
-        # The remaining methods may take hours, and the results of this method must
-        # survive a kill.
+        # The remaining methods may take hours. If they are interrupted, the results of
+        # this method must not be lost.
         write_results(plan.tuning, results, plan.source, plan.target)
         say(f"{method}: {sweep.over}={results[method].chosen}, written to {plan.target}")
 
 
 def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
     """Build every run, and sample the data splits of runs without a stored result."""
-    # This import loads torch, which takes seconds. A mistyped key is reported earlier.
+    # This import loads torch, which takes seconds. It comes after the first checks, so
+    # a mistyped key is reported at once.
     from fedexp.tables.paths import check_path
 
     missing = []

@@ -18,8 +18,8 @@ from fedexp.tables.report.report import Conclusion, Direction
 LEVEL = 0.05
 # Largest number of seeds that a verdict proposes.
 _MOST_SEEDS = 20
-# Smallest number of runs, and largest half-width of the 95 % interval in tolerances, of
-# a number that is close to the paper's.
+# Two conditions of the verdict `close`: the smallest number of runs, and the largest
+# half-width of the 95 % interval, as a multiple of the tolerance.
 _CLOSE_RUNS, _CLOSE_WIDTH = 3, 2.0
 
 
@@ -27,14 +27,15 @@ _CLOSE_RUNS, _CLOSE_WIDTH = 3, 2.0
 class Judgement:
     """A verdict with its reasons.
 
-    `fedexp.tables.report.report.Cell` has the same fields.
+    `fedexp.tables.report.report.Cell` also has all of these fields.
 
     Args:
         verdict: The verdict.
-        reason: Reason of a verdict other than ``reproduced``.
+        reason: Reason for the verdict, empty for ``reproduced``.
         direction: For ``different``, whether our mean is higher or lower.
         interval: 95 % interval of our mean minus the paper's, None if there is none.
-        settles: For ``undecided``, text that tells how many seeds would settle it.
+        settles: For ``undecided``, text that tells how many seeds would settle the
+            verdict.
         deterministic: Whether all runs gave the same number.
     """
 
@@ -50,9 +51,9 @@ class Judgement:
 class Difference:
     """Our mean minus the paper's, and its standard error.
 
-    The paper's number is random, too. It is the mean of `paper_runs` runs. Their
-    standard deviation is the one that the paper prints (Welch's test). If the paper
-    prints none, it is that of our runs.
+    The paper's number is random, too: it is the mean of `paper_runs` runs. The standard
+    deviation of these runs is the one that the paper prints (Welch's test). If the
+    paper prints none, the standard deviation of our runs is used for both.
 
     Args:
         d: Difference of the means.
@@ -78,9 +79,9 @@ class Difference:
     def df(self) -> float:
         """The degrees of freedom.
 
-        They are n - 1 if the paper prints no standard deviation, else those of Welch
-        and Satterthwaite. A printed standard deviation of a single run counts as that
-        of two.
+        They are n - 1 if the paper prints no standard deviation. Otherwise they follow
+        from the equation of Welch and Satterthwaite. A standard deviation that is
+        printed for a single run is treated as if it came from two runs.
         """
         if self.paper_sd is None or not self.se:
             return self.n - 1
@@ -100,17 +101,17 @@ class Difference:
         return abs(self.d) + self.half_width(1 - 2 * LEVEL) <= tolerance
 
     def beyond(self, tolerance: float) -> bool:
-        """Return whether the 95 % interval is beyond the tolerance.
+        """Return whether the whole 95 % interval is beyond the tolerance, on one side.
 
-        The whole interval must be beyond it, on one side.
+        The interval is then above the tolerance, or below minus the tolerance.
         """
         return abs(self.d) - self.half_width(1 - LEVEL) > tolerance
 
     def close(self, tolerance: float) -> bool:
-        """Return whether the means are within the tolerance, and known well enough.
+        """Return whether the difference is small, and known well enough.
 
-        There must be at least three runs, and the 95 % interval must reach at most
-        twice the tolerance to each side of the difference.
+        The difference must be within the tolerance. There must be at least three runs,
+        and the half-width of the 95 % interval must be at most twice the tolerance.
         """
         return (
             abs(self.d) <= tolerance
@@ -138,8 +139,8 @@ def judge(
     - ``close`` if neither holds and `Difference.close` does.
     - ``undecided`` otherwise.
 
-    An infinite number means that a run never reaches a target. If the paper's number is
-    infinite, it is reproduced if no run of ours reaches the target.
+    An infinite number means that a run never reaches a target. An infinite number of
+    the paper is ``reproduced`` if no run of ours reaches the target.
 
     Args:
         values: Our numbers, one per run.
@@ -200,8 +201,8 @@ def _settles(found: Difference, tolerance: float) -> str:
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if is_decided(n):
             return f"{n} seeds would settle it"
-    # It is not enough to test the limit of infinitely many seeds: Welch's interval may
-    # be narrower for fewer seeds.
+    # Many numbers of seeds are tested, because Welch's interval may be narrower for
+    # fewer seeds. The limit of infinitely many seeds would not be enough.
     enough = any(is_decided(_MOST_SEEDS * 2**power) for power in range(1, 32))
     return (
         f"more than {_MOST_SEEDS} seeds would settle it"

@@ -19,9 +19,9 @@ from fedexp.tables.report.report import Picture
 class ClassCountsDrawing(Drawing):
     """The class counts of each client, with one panel per row of the table.
 
-    A panel shows the split of the row's lowest seed. It has one line per class and one
-    column per client. Each field has the number of samples, and its darkness grows with
-    the square root of this number.
+    A panel shows the split of the row's lowest seed. It has one line of fields per
+    class and one column per client. Each field contains its number of samples. The
+    darkness of the field grows with the square root of this number.
 
     Args:
         title: Title of the picture.
@@ -32,7 +32,7 @@ class ClassCountsDrawing(Drawing):
     name: str = "class_counts"
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        # Methods of one row and seed have one split.
+        # All methods of a row have the same split for the same seed.
         rows: dict[tuple[Any, ...], DrawnRun] = {}
         for run in sorted(runs, key=lambda run: run.seed):
             rows.setdefault(tuple(run.conditions.items()), run)
@@ -69,7 +69,7 @@ def split_class_counts(run: DrawnRun) -> np.ndarray:
         Counts of shape (clients, classes), int64.
 
     Raises:
-        StorageError: The split that is sampled is not the run's.
+        StorageError: The sampled split differs from the stored one.
     """
     from fedexp.running.experiment import load_data
 

@@ -19,17 +19,18 @@ from fedexp.tables.lookup import traced
 class Iterations(Panels):
     """Curves over the iterations, one panel per combination of `panels`.
 
-    The methods in `curves` must be traced with ``trace.every``. The arguments that are
-    not listed here are those of `fedexp.tables.drawings.panels.Panels`.
+    The methods in `curves` must be traced with ``trace.every``. For the arguments that
+    are not listed here, see `fedexp.tables.drawings.panels.Panels`.
 
     Args:
         series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
-            If the series has a value for each client, every client has a thin curve
-            beside the mean. Examples of such series are ``V/acc`` (on the test set) and
-            ``V/train/acc`` (on the client's own samples).
-        axis: Horizontal axis: ``iteration``, or ``record`` for the number of the
-            recorded point. ``record`` is for methods that record at different steps.
-        called: Name of an iteration on the horizontal axis.
+            Some series have one value per client, such as ``V/acc`` (on the test set)
+            and ``V/train/acc`` (on the client's own samples). Then every client has a
+            thin curve beside the mean.
+        axis: Horizontal axis. ``iteration`` is the number of the iteration. ``record``
+            is the number of the recorded point, for methods that record at different
+            steps.
+        called: Label of the horizontal axis if it is the number of the iteration.
         round: Number of the round whose iterations are drawn. The first round is 1.
     """
 

@@ -22,11 +22,11 @@ from fedexp.tables.report.report import Picture, PlotStyle
 
 # Length of a dash in points.
 _DASH = 5
-# Curves of at most this many points have a marker at each point. Longer curves have
-# markers at some of their points.
+# A curve of at most this many points has a marker at each point. A longer curve has
+# markers only at some points.
 _FEW = 12
 
-# y by x, of one run or of one model of a run.
+# A curve of one run, or of one model of a run: the values y by their x.
 Points = dict[float, float]
 
 
@@ -35,8 +35,8 @@ class Curve:
     """The curves of one run: a single curve, or thin curves beside their mean.
 
     Args:
-        each: The curves, each as y by x, in the units of the axes.
-        thin: Whether each curve is drawn thin beside the mean of all.
+        each: The curves, in the units of the axes.
+        thin: Whether the curves are drawn thin, beside their mean.
     """
 
     each: tuple[Points, ...]
@@ -47,8 +47,8 @@ class Curve:
 class Panels(Drawing):
     """One panel per combination of `panels`, with one curve per method.
 
-    Curves are means over the runs of a method in a panel (usually its seeds), with a
-    band of one standard deviation.
+    A curve is the mean over the runs of a method in the panel, which usually differ in
+    the seed. Around it is a band of one standard deviation.
 
     Args:
         curves: Methods drawn as curves.
@@ -95,7 +95,7 @@ class Panels(Drawing):
             if run.method in methods:
                 where = tuple(_condition_value(run, key) for key in self.panels)
                 same = places.setdefault(where, {}).setdefault(run.method, [])
-                # Rows may read several numbers from one run.
+                # Several rows may read their numbers from the same run.
                 if all(run.folder != other.folder for other in same):
                     same.append(run)
         shown = {where: found for where, found in places.items() if set(found) & set(self.curves)}
@@ -161,7 +161,7 @@ class Panels(Drawing):
 def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
     """Return the properties of a method's curve or horizontal line.
 
-    Horizontal lines that coincide stay visible, since their dashes alternate.
+    The dashes of horizontal lines alternate, so lines at the same height stay visible.
     """
     style = canvas.line_properties(plot_style, run.role)
     if is_line:
@@ -192,7 +192,7 @@ def _plot(axes: Axes, curves: Sequence[Curve], properties: Mapping[str, Any]) ->
     if any(spread.values()):
         low, high = ([centre[x] + sign * spread[x] for x in xs] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)
-    # Offset and spacing of markers, as parts of the diagonal of the axes.
+    # Offset and spacing of markers, as fractions of the diagonal of the axes.
     every = None if len(xs) <= _FEW else (0.06, 0.12)
     axes.plot(xs, [centre[x] for x in xs], markevery=every, markeredgewidth=0, **properties)
 

@@ -1,6 +1,6 @@
-"""A method's path through parameter space, over the test loss.
+"""A method's path through parameter space, drawn over the test loss.
 
-It is drawn on the plane of the method's first three iterates.
+Path and loss are shown on the plane through the method's first three iterates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedexp.tables.report.report import Picture
 
 Loss = Callable[[Tree], float]
 
-# Number of colour levels. Each level covers an equal part of the surface.
+# Number of colour levels. All levels cover equal areas of the surface.
 _LEVELS = 16
 # Least distance between annotated points, as a fraction of the surface's width and
 # height.
@@ -35,19 +35,21 @@ _CLEAR = 0.045
 
 @dataclass(frozen=True)
 class Plane(Drawing):
-    """Test loss in colours, and the path of a method as a line.
+    """A picture of the test loss in colours, with the path of a method as a line.
 
-    The plane goes through the first three iterates. The line joins the projections of
-    g^t (all parameters after t iterations) onto the plane. Each point is annotated with
-    its t, unless an annotated point is too close.
+    An iterate g^t is the vector of all parameters after t iterations. The picture shows
+    the plane through the first three iterates. The line joins the projections of the
+    iterates onto this plane. Each point is annotated with its t, unless another
+    annotated point is too close.
 
     Args:
         method: Column whose run is drawn. Its ``trace.weights`` must contain 0, 1 and 2
             and may contain more iterations.
         series: Models of the run that are drawn, ``W`` or ``mean_v``.
-        resolution: Number of points along each side at which the loss is computed.
+        resolution: Number of points along each side of the surface. The loss is
+            computed at resolution x resolution points.
         images: Number of test images for the loss. The first images are used.
-        margin: Width of the surface beyond the path, as a fraction of the path's
+        margin: Margin of the surface around the path, as a fraction of the path's
             extent.
     """
 
@@ -126,7 +128,7 @@ def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
 
 
 def around(values: Tensor, margin: float, count: int) -> list[float]:
-    """Return equidistant numbers over the range of values and a margin on either side.
+    """Return equidistant numbers that cover the range of values and a margin.
 
     Args:
         values: The values.
@@ -141,9 +143,10 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
 
 
 def test_loss(config: ResolvedConfig, images: int) -> Loss:
-    """Return the loss on the first test images as a function of parameters.
+    """Return a function that computes the loss on the first test images.
 
-    Model and data are those of the config.
+    Its argument is the parameters of the config's model. The data are those of the
+    config.
     """
     from fedexp.core.data import Samples
     from fedexp.core.outcome import Outcome
@@ -186,7 +189,7 @@ def _surface_figure(
         raise StorageError("the test loss is the same on the whole plane")
     colours: dict[str, Any] = {"cmap": "viridis", "norm": BoundaryNorm(levels, 256)}
     filled = axes.contourf(xs, ys, surface.numpy(), levels=levels, **colours)
-    # Otherwise browsers leave seams between the colours.
+    # Without this, browsers show seams between the colours.
     filled.set_edgecolor("face")
     axes.grid(visible=False)
     bar = figure.colorbar(
@@ -223,7 +226,7 @@ def _surface_figure(
 
 
 def _apart(points: Tensor, least: float) -> list[int]:
-    """Choose points with distances of at least `least`, and return their indices.
+    """Choose points that are at least `least` apart, and return their indices.
 
     The last point is chosen first. Then the others are tried from first to last.
     """

@@ -18,7 +18,7 @@ from fedexp.tables.drawings.panels import Curve, Panels
 class Rounds(Panels):
     """Curves over the rounds, one panel per combination of `panels`.
 
-    The arguments that are not listed here are those of
+    For the arguments that are not listed here, see
     `fedexp.tables.drawings.panels.Panels`.
 
     Args:

@@ -21,27 +21,30 @@ from fedexp.tables.drawings.stored import by_row, delivered
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
 
-# Gap between images, as a part of their width.
+# Gap between images, as a fraction of an image's width.
 _GAP = 0.08
-# Gap between models, as a part of an image's width.
+# Gap between models, as a fraction of an image's width.
 _SPACE = 0.35
 
 
 @dataclass(frozen=True)
 class SamplesDrawing(Drawing):
-    """Generated images: one block of rows per method, and one column per class.
+    """A picture of generated images.
 
-    The images show the probabilities of the pixels.
+    It has one block of rows per method, and one column per class.
+    The value of a pixel is the probability that the model gives for it.
 
     Args:
-        codes: Number of latent codes from N(0, I), which are the rows of a block.
-        methods: Columns of the table that are drawn, all if empty.
+        codes: Number of latent codes from N(0, I). Each code is one row of a block.
+        methods: Columns of the table that are drawn. Empty: all columns.
         model: Index of the drawn model by column, for columns whose runs deliver one
-            model per client. If a column is absent, the first model is drawn.
-        judge: Column whose model classifies generated images as the class with the
-            highest bound on log p(x | y). Beside each block is the share of images that
-            are classified as their intended class. None: no images are classified.
-        judged: Number of latent codes whose images, one per class, are classified.
+            model per client. If a column is absent, its first model is drawn.
+        judge: Column whose model classifies the generated images. An image x is
+            classified as the class y with the highest bound on log p(x | y). Beside
+            each block is the share of images that are classified as their intended
+            class. None: no images are classified.
+        judged: Number of latent codes for the classified images. Each code gives one
+            image per class.
         seed: Seed of the codes.
     """
 
@@ -136,7 +139,7 @@ def read(judge: Weights, images: Tensor) -> Tensor:
 
 
 def montage(images: Tensor, gap: int) -> Tensor:
-    """Arrange images in one image that is transparent in gaps.
+    """Arrange images in one image. The gaps between them are transparent.
 
     Args:
         images: Images of shape (rows, columns, 1 or 3, h, w) in [0, 1].
@@ -147,7 +150,7 @@ def montage(images: Tensor, gap: int) -> Tensor:
     """
     rows, columns, _, h, w = images.shape
     sheet = torch.zeros(rows, h + gap, columns, w + gap, 4)
-    # A single channel fills all three.
+    # An image with a single channel fills all three channels of the sheet.
     sheet[:, :h, :, :w, :3] = images.permute(0, 3, 1, 4, 2)
     sheet[:, :h, :, :w, 3] = 1
     # There is no gap after the last row and column.

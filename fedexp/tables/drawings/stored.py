@@ -1,6 +1,6 @@
-"""Readers of a run's folder for drawings.
+"""Functions that read a run's folder for drawings.
 
-They read the models that the run delivered, and those of its iterations.
+They read the models that the run delivered, and the models of its iterations.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fedexp.tables.drawing import DrawnRun
 def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
     """Group runs by row and seed, then by column.
 
-    Each group has a text that distinguishes it from other rows and seeds, empty for a
-    single group.
+    Each group has a text that names its row and seed. If there is only one group, its
+    text is empty.
     """
     groups: dict[str, dict[str, DrawnRun]] = {}
     for run in runs:
@@ -40,8 +40,8 @@ def delivered(run: DrawnRun) -> tuple[Weights, ...]:
     """Read the models in ``model.safetensors``.
 
     Raises:
-        StorageError: The file is absent, damaged, or names a class that neither fedexp
-            nor the run's config has.
+        StorageError: The file is absent or damaged. Also if it names a class that is
+            in neither fedexp nor the run's config.
     """
     path = _there(run, run.folder / MODELS)
     stored = ModelFolder.open(run.folder)
@@ -64,7 +64,7 @@ def passed(
     Args:
         run: The run.
         series: ``W``, ``V`` (one model per client) or ``mean_v``.
-        parameters: Names of the wanted parameters, all if None.
+        parameters: Names of the wanted parameters. None: all parameters.
     """
     folder = run.folder / "trace"
     rounds = [int(path.stem) for path in folder.glob("*.safetensors")]

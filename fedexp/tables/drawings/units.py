@@ -27,11 +27,12 @@ _SIZES = (4.2, 5.6, 7.2)
 
 @dataclass(frozen=True)
 class Units(Drawing):
-    """One panel per method: the clients' models V_i after the last stored iteration.
+    """A picture of weight rows, with one panel per method.
 
-    A row of a V_i is met if its nearest row in another model has the same number. The
-    second line of a panel's title has the share of met rows (`met`). It also has the
-    mean accuracy of the V_i on their own clients' training data, if it was traced.
+    A panel shows the clients' models V_i after the last stored iteration. A row of one
+    model is met by another model if its nearest row there has the same number. The
+    second line of a panel's title has the share of met rows (`met`). If it was traced,
+    it also has the mean accuracy of the V_i on their own clients' training data.
 
     Args:
         layer: Name of the weight whose rows are drawn.
@@ -118,7 +119,7 @@ class Units(Drawing):
 def met(rows: Tensor) -> float:
     """Return the share of rows whose nearest row in another model has the same number.
 
-    Distances are Euclidean, and all ordered pairs of models count.
+    The share is the mean over all ordered pairs of models. Distances are Euclidean.
 
     Args:
         rows: Rows of shape (models, n, d), of two models or more.

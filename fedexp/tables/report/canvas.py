@@ -1,6 +1,6 @@
-"""Drawing of pictures: colours, panels, legends, and a figure as SVG and PNG.
+"""Functions for pictures: colours, panels, legends, and rendering as SVG and PNG.
 
-The same figure gives the same bytes.
+The same figure is always rendered to the same bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedexp.tables.report.report import (
 )
 
 # Mid-tones with a contrast of at least 3:1 on white and on the page's dark background.
-# With the markers, colour-blind readers can distinguish them, too.
+# Series also differ in their markers, so colour-blind readers can distinguish them.
 COLOURS: Mapping[Colour, str] = {
     "blue": "#0072b2",
     "vermillion": "#d55e00",
@@ -54,21 +54,21 @@ DASHES: Mapping[Dash, Any] = {
     "dotted": (0, (1.2, 1)),
     "dashdot": (0, (6, 1.5, 1.2, 1.5)),
 }
-# Colours of text and lines in the PNG. In the SVG, both become the colour of the text
-# around the picture, so the picture follows the page's theme.
+# Colours of text and lines in the PNG. In the SVG, both are replaced by the colour of
+# the text around the picture. The picture then follows the page's theme.
 INK, FAINT = "#1b1f26", "#c4c9d1"
 _FAINTNESS = 0.2
 _SALT = "fedexp"
 _DPI = 160
 # Largest number of letters in a label.
 _LONGEST = 32
-# Number of distinct pairs of marker and dash. Further series repeat them.
+# Number of distinct pairs of marker and dash. If there are more series, pairs repeat.
 _DISTINCT_STYLES = 48
 
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Use fedexp's settings of matplotlib, whatever the user's matplotlibrc has."""
+    """Use fedexp's settings of matplotlib instead of the user's matplotlibrc."""
     settings: dict[Any, Any] = {
         "svg.hashsalt": _SALT,
         "svg.fonttype": "path",
@@ -111,7 +111,8 @@ def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
 def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str, Any]:
     """Return the properties of a line in matplotlib.
 
-    The proposed method stands out, and reference baselines step back.
+    The proposed method has a thicker line. Reference baselines and local models have
+    thinner, paler lines.
     """
     width, size, alpha = {
         "proposed": (2.4, 6.0, 1.0),
@@ -130,9 +131,10 @@ def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str,
 
 
 def picture_name(kind: str, where: str) -> str:
-    """Return the name of a picture: its kind and, unless empty, the text `where`.
+    """Return the name of a picture, which can be part of a file name.
 
-    `where` tells which runs the picture shows. The name can be part of a file name.
+    The name is the picture's kind, followed by `where` unless it is empty. `where`
+    tells which runs the picture shows.
     """
     return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
@@ -173,7 +175,7 @@ def spans_decades(values: Iterable[float], decades: float) -> bool:
 def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bool:
     """Return whether numbers of a report are drawn on a logarithmic axis.
 
-    Percentages never are, since their differences matter, and not their ratios.
+    Percentages never are, because readers compare their differences, not their ratios.
     """
     return report.unit != "percent" and spans_decades(values, decades)
 
@@ -214,7 +216,7 @@ def set_title(axes: Axes, text: str) -> None:
 
 def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
     """Render a figure as SVG and PNG, with notes in small letters below its panels."""
-    # 72 points are an inch, and a small letter has 3.9 points.
+    # An inch has 72 points, and a small letter is 3.9 points wide.
     letters = int(figure.get_figwidth() * 72 / 3.9)
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
@@ -296,7 +298,7 @@ def legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     size.
     """
     widest = max(len(str(handle.get_label())) for handle in handles)
-    # In points: 5.2 for a letter, 52 for line and gap.
+    # An entry needs 5.2 points per letter, and 52 points for its line and the gap.
     fitting = int(figure.get_figwidth() * 72 / (5.2 * widest + 52))
     columns = max(1, min(len(handles), fitting))
     _grow(figure, 0.21 * (-(-len(handles) // columns) - 2))

@@ -1,4 +1,4 @@
-"""Resolved configs of many runs: the common part once, and the rest of each."""
+"""Resolved configs of many runs. Values that all of them share are stored once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Flat = dict[str, Any]
 
 
 def flat(config: Mapping[str, Any]) -> Flat:
-    """Return the values of a config by dotted key. An empty mapping is a value."""
+    """Return the values of a config by dotted key. Empty mappings count as values."""
     return dict(dotted_items(config, empty=True))
 
 

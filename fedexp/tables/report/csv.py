@@ -12,7 +12,7 @@ from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import shown_cells
 
-# First characters of a formula. Some spreadsheets accept the wide ones too.
+# First characters of a formula. Some spreadsheets also accept the full-width forms.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBERS = ("paper", "paper_sd", "mean", "sd", "n", "delta", "pooled_mean", "pooled_sd")
 _JUDGED = ("verdict", "direction", "reason", "settles", "deterministic", "same_as", "reduced")
@@ -35,8 +35,8 @@ def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def _cell(value: Any) -> str:
     """Return a value as a cell, empty for None.
 
-    A text with a semicolon or a tab is quoted too. Spreadsheets may separate cells by
-    them and would find a formula inside the text.
+    A text with a semicolon or a tab is quoted, too. Some spreadsheets separate cells at
+    these characters, and might then find a formula inside the text.
     """
     text = "" if value is None else str(value)
     if not any(character in text for character in ',;"\t\r\n'):
@@ -47,8 +47,8 @@ def _cell(value: Any) -> str:
 def inert(value: Any) -> Any:
     """Put an apostrophe before a text that a spreadsheet would read as a formula.
 
-    White space and quotes before a formula are ignored, as some spreadsheets do.
-    Numbers stay as they are.
+    Some spreadsheets ignore white space and quotes before a formula, and so does this
+    function. Numbers stay as they are.
     """
     if not isinstance(value, str) or _reads_as_number(value):
         return value

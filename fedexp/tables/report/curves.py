@@ -1,7 +1,8 @@
 """Pictures of each method's numbers over the table's last key, or row by row.
 
-The picture is row by row if the values of the last key are not numbers. The paper's
-numbers are beside ours. A block is a group of rows that differ only in the last key.
+The picture is row by row if the values of the last key are not numbers. Each picture
+shows the paper's numbers and ours. A block is a group of rows that differ only in the
+last key.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from fedexp.tables.report.report import Cell, Method, Report, Value
 _DECADES = 1.3
 # If the axis has at most this many values, each value has a tick.
 _TICKED = 8
-# Width in points over which methods at one value of the axis are side by side.
+# Methods with the same value of the axis are drawn side by side, over this many points.
 _SPREAD = 8.0
-# Labels of ticks that are closer than this part of the axis would overlap.
+# Labels of ticks would overlap if they are closer than this fraction of the axis.
 _CLOSE = 0.035
 
 
 def has_axis(report: Report) -> bool:
     """Return whether the last key can be the horizontal axis.
 
-    In more than half of the blocks, the values of the key must be several different
-    numbers.
+    It can if, in more than half of the blocks, its values are numbers and at least two
+    of them differ.
     """
     if not report.keys:
         return False
@@ -60,7 +61,7 @@ def over_last_key(report: Report) -> Figure:
         _draw_lines(axes, report, rows)
         if log:
             canvas.set_log_scale(axes, "y")
-        # Matplotlib's automatic limits ignore points that are moved sideways.
+        # Matplotlib's automatic limits ignore the points that are moved sideways.
         axes.set_ylim(*_y_limits(report, log=log))
         canvas.set_title(axes, canvas.wrapped_conditions(report.keys[:-1], conditions, width))
     _draw_legend(figure, report)
@@ -158,10 +159,10 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
 
 
 def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
-    """Set the axis limits around all values, logarithmic if they span decades.
+    """Set the limits of the axis around all values.
 
-    If there are few values, each one has a tick. Labels that would overlap are left
-    out.
+    The axis is logarithmic if the values span decades. If there are few values, each
+    one has a tick. Labels that would overlap are left out.
     """
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     log = canvas.spans_decades(xs, _DECADES)
@@ -207,7 +208,7 @@ def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
 
 
 def _draw_legend(figure: Figure, report: Report) -> None:
-    """Draw a legend of all methods, then of filled and hollow markers."""
+    """Draw a legend that explains the methods, then filled and hollow markers."""
     names = layout.marked_labels(report)
     handles = [
         Line2D([], [], label=canvas.plot_label(names.get(method.key, method.key)), **style)
@@ -261,9 +262,9 @@ def _x(report: Report, row: Row) -> float:
 def _stretches(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> Iterator[Iterable[tuple[Any, ...]]]:
-    """Yield the parts of a curve between its gaps, each as all x and all y.
+    """Yield the parts of a curve between its gaps, each as a pair of all x and all y.
 
-    A gap is a number that is missing or not finite. A line never bridges a gap.
+    A gap is a number that is missing or not finite. No line is drawn across a gap.
     """
     points = zip(xs, ys, strict=True)
     for known, run in itertools.groupby(points, lambda point: not math.isnan(_finite(point[1]))):
@@ -272,7 +273,7 @@ def _stretches(
 
 
 def _finite(value: float | None) -> float:
-    """Return a finite number as it is, else NaN, which is not drawn."""
+    """Return a finite number as it is, and NaN otherwise. NaN is not drawn."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 

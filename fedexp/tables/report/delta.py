@@ -1,6 +1,7 @@
 """A picture of our numbers minus the paper's, one row per cell.
 
-It shows whether the interval is within the tolerance, beyond it, or across its edge.
+Each row shows whether the interval of the difference is within the tolerance, beyond
+it, or across its edge.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _INCHES = 0.165
 _TALLEST = 45.0
 _COLUMNS = 2
 _DECADES = 1.5
-# Colour, marker and filling by the name of the verdict. Shape and filling also
-# distinguish verdicts of one colour.
+# Colour and marker by the name of the verdict, and whether the marker is filled.
+# No two verdicts have the same marker and filling.
 VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "close": ("green", "D", True),
@@ -48,10 +49,10 @@ def drawable(report: Report) -> bool:
 
 
 def difference_figure(report: Report) -> Figure:
-    """Draw cells grouped by method, the proposed one first.
+    """Draw the cells grouped by method, the proposed method first.
 
-    The cells are in as many columns as keep the picture readable. The axis limits
-    include every bar.
+    A long picture is split into columns to stay readable. The axis limits include every
+    bar.
     """
     groups = _groups(report)
     columns = _packed(groups)
@@ -83,7 +84,8 @@ def difference_figure(report: Report) -> Figure:
 def note(report: Report) -> str:
     """Explain rows and bars of the picture.
 
-    The note also counts cells without an interval, and without a finite difference.
+    The note also counts cells without an interval, and cells without a finite
+    difference.
     """
     drawn = [cell for cell in report.cells if _has_delta(cell)]
     bare = sum(cell.interval is None for cell in drawn)
@@ -155,7 +157,7 @@ def _point(axes: Axes, shown: ShownCell, y: float) -> None:
     delta = _delta(shown.cell)
     properties = _marker_properties(shown.verdict_name)
     low, high = shown.cell.interval or (delta, delta)
-    # Rounding may make the lengths of equal numbers negative.
+    # Rounding may make the length of a bar slightly negative.
     bars = [
         [max(0.0, delta - low)],
         [max(0.0, high - delta)],
@@ -201,8 +203,8 @@ def _groups(report: Report) -> list[Group]:
 def _packed(groups: Sequence[Group]) -> list[list[Group]]:
     """Pack groups in order into columns.
 
-    There are as many columns as keep their mean height at `_TALLEST` rows or less, but
-    at most `_COLUMNS`. All have about equal height.
+    There are as few columns as possible with a mean height of at most `_TALLEST` rows,
+    but never more than `_COLUMNS`. All columns have about the same height.
     """
     total = sum(map(_height, groups))
     number = min(_COLUMNS, len(groups), max(1, math.ceil(total / _TALLEST)))

@@ -16,7 +16,7 @@ from fedexp.tables.report.markdown import markdown
 from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report, Variant
 
-# Names on the page, and files that a run's folder may contain.
+# Files that a run's folder may contain, by the names of their links on the page.
 _OF_A_RUN = {
     "config": "config.yaml",
     "result": "result.json",
@@ -58,15 +58,15 @@ def write_report(
 ) -> Path:
     """Write ``report.{md,csv,tex,html}`` and ``report-<picture>.{png,svg}``.
 
-    Each file is replaced as a whole. Pictures of an earlier report that this one does
-    not have are removed.
+    Each file is replaced as a whole. Pictures of an earlier report are removed if this
+    report does not have them.
 
     Args:
         report: The report.
         folder: Folder of the files.
         root: Output root with the runs that the page links to. None: the page links to
             no runs.
-        configs: Configs of the runs by their hashes, which the page shows.
+        configs: Configs of the runs by their hashes. The page shows them.
 
     Returns:
         Path of the page.
@@ -90,7 +90,7 @@ def links(
 ) -> Links:
     """Return relative links to files that exist.
 
-    These are files beside the page in `folder` and, in `root`, files of the runs.
+    The files are beside the page in `folder`, or belong to the runs in `root`.
     """
     runs: dict[str, dict[str, str]] = {}
     names = dict.fromkeys(run for cell in report.cells for run in cell.runs)

@@ -14,12 +14,12 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Digits of \footnotesize in the text width of article, which is 345 pt. A digit has
-# 4.25 pt, and some slack is left.
+# Number of digits that fit the text width. The document class article has 345 pt, and a
+# digit in \footnotesize has 4.25 pt. Some slack is left.
 WIDTH = 78
-# Lines of a page without the caption.
+# Number of lines on a page, without the caption.
 _LINES = 44
-# Digits between columns: 2 \tabcolsep of 6 pt.
+# Space between columns in digits: 2 \tabcolsep of 6 pt each.
 _GAP = 3
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -48,15 +48,15 @@ _SPECIAL = {
 def latex(report: Report) -> str:
     """Return ``table`` environments that need the package booktabs.
 
-    The best of a row is in bold. Columns that do not fit beside each other are in
+    The best number of a row is in bold. Columns that do not fit beside each other form
     blocks below each other. Rows that do not fit on a page continue in another table.
-    The label ends with the variant, so several variants can be in one document.
+    The label ends with the variant, so one document can contain several variants.
     """
     return "\n".join(_document(report)) + "\n"
 
 
 def escape(text: str) -> str:
-    """Escape LaTeX's special characters, and signs that its fonts do not have."""
+    """Replace LaTeX's special characters, and signs that its fonts do not have."""
     return "".join(_SPECIAL.get(character, character) for character in text)
 
 
@@ -68,7 +68,7 @@ class _Number:
         whole: Text before the decimal point.
         rest: Text from the decimal point on.
         beside: Text after the number.
-        best: Whether it is the best of its row.
+        best: Whether the number is the best of its row.
     """
 
     whole: str
@@ -161,8 +161,8 @@ def _column_head(method: Method, width: int) -> str:
 def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
     """Yield pages of blocks of columns.
 
-    Each block fits the text width, and a page has as many blocks as fit. Long blocks
-    are cut between rows.
+    Each block fits the text width. A page has as many blocks as fit below each other.
+    Long blocks are cut between rows.
     """
     lines = _all_lines(report)
     a_row = 2 if layout.has_reference(report) else 1
@@ -204,8 +204,8 @@ def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
 def _widths(report: Report, lines: Sequence[_Line]) -> list[int]:
     """Return the widths of columns in digits.
 
-    A column has room for the parts of its numbers side by side, and for the longest
-    word of its label.
+    A column is wide enough for the longest word of its label. It is also wide enough
+    for the three parts of its numbers side by side.
     """
     found = []
     for at, method in enumerate(report.methods):

@@ -28,7 +28,7 @@ _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 # Largest number of decimals.
 _MOST_PLACES = 4
 _NEGATIVE = re.compile(r"(?<![\w.])-(?=\d|inf)")
-# Numbers from here on are written with an exponent.
+# Numbers of this size or larger are written with an exponent.
 _TOO_LONG = 1e7
 
 
@@ -56,10 +56,10 @@ def rows(report: Report) -> tuple[Row, ...]:
 
 
 def by_role(report: Report) -> list[Method]:
-    """Return the columns by role.
+    """Return the columns ordered by role.
 
     The order is: the proposed method, baselines, reference baselines, local models,
-    columns of ours. A method that only occurs in cells is the last of the baselines.
+    columns of ours. A method that occurs only in cells counts as the last baseline.
     """
     known = {method.key: method for method in report.methods}
     for cell in report.cells:
@@ -70,8 +70,8 @@ def by_role(report: Report) -> list[Method]:
 def counted_cells(report: Report) -> dict[Role, list[Cell]]:
     """Return the cells of the paper that the headline counts, by role.
 
-    Local models and columns of ours do not count. Cells that are equal by construction
-    count once.
+    Local models and columns of ours do not count. If two cells are equal by
+    construction, only one of them counts.
     """
     roles: dict[str, Role] = {method.key: method.role for method in report.methods}
     cells = [
@@ -94,7 +94,7 @@ def judged_cells(report: Report) -> list[Cell]:
 
 
 def has_reference(report: Report) -> bool:
-    """Return whether the paper prints a number. A demonstration has none."""
+    """Return whether the paper prints a number. A demonstration table has none."""
     return any(cell.paper is not None for cell in report.cells)
 
 
@@ -107,8 +107,8 @@ def mean_agreement(report: Report) -> tuple[float | None, int]:
 def places(report: Report) -> int | None:
     """Return the number of decimals with which the table's numbers are printed.
 
-    It is 2 for percent, else as many as the paper prints, but at most 4. None means 4
-    significant digits.
+    It is 2 for percent. For other units, it is the number of decimals that the paper
+    prints, but at most 4. None means 4 significant digits.
     """
     if report.unit == "percent":
         return 2
@@ -128,7 +128,7 @@ def number(value: float, places: int | None) -> str:
 
 
 def signed(value: float, places: int | None) -> str:
-    """Format a difference with its sign, without a sign if it prints as zero."""
+    """Format a difference with its sign. It has no sign if it is printed as zero."""
     text = number(value, places)
     if math.isnan(value) or float(text) == 0:
         return text.removeprefix("-")
@@ -136,7 +136,7 @@ def signed(value: float, places: int | None) -> str:
 
 
 def published(value: float, places: int | None) -> str:
-    """Format a number of the paper with at least as many digits as printed there."""
+    """Format a number of the paper. No digit that the paper prints is lost."""
     text = number(value, places)
     return text if float(text) == value or not math.isfinite(value) else repr(value)
 
@@ -144,10 +144,10 @@ def published(value: float, places: int | None) -> str:
 def best(
     values: Iterable[tuple[str, float | None]], places: int | None, *, higher: bool
 ) -> set[str]:
-    """Return the methods with the best value. Values that print equally are ties.
+    """Return the methods with the best value. Values that are printed equally are ties.
 
-    A value that is missing or not finite is never the best. The set is empty for a
-    single value.
+    A value that is missing or not finite is never the best. If fewer than two values
+    are left, the set is empty.
 
     Args:
         values: (method, value).
@@ -178,8 +178,8 @@ def marked_label(method: Method) -> str:
 def marked_labels(report: Report) -> dict[str, str]:
     """Return the marked labels of all methods.
 
-    Papers call their own method "Ours". A report also shows fedexp's runs, so the key
-    of the method is added to this label.
+    Some papers call their own method "Ours". In a report, "ours" means fedexp's runs,
+    so the method's key is added to this label.
     """
     return {
         m.key: marked_label(
@@ -210,9 +210,10 @@ def _decimals(value: float) -> int:
 
 
 def is_axis(values: Sequence[Value]) -> bool:
-    """Return whether values can be an axis: only numbers, at least two different ones.
+    """Return whether values can be an axis.
 
-    Flags are not numbers.
+    They can if all are numbers and at least two of them differ. True and False are not
+    numbers.
     """
     return len(set(values)) > 1 and all(map(is_number, values))
 

@@ -9,15 +9,16 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Largest number of cells that are listed with one reason.
+# Largest number of cells that are listed for the same reason.
 _SHOWN = 4
 
 
 def markdown(report: Report) -> str:
     """Return the document.
 
-    A cell is ``paper → ours mean ± sd (n) mark``. On each side of the arrow, the best
-    of the row is bold. Pictures are files beside the document, ``report-<name>.png``.
+    A cell is ``paper → mean ± sd (n) mark``, where mean, sd and n are those of our
+    runs. On each side of the arrow, the best number of the row is bold. Pictures are
+    files beside the document: ``report-<name>.png``.
     """
     return "\n\n".join(filter(None, _paragraphs(report))) + "\n"
 
@@ -70,7 +71,7 @@ def _pooled_table(report: Report) -> str:
 
 
 def _problems(report: Report) -> Iterator[str]:
-    """Yield the reasons of cells without runs, and failures."""
+    """Yield the reasons why cells have no runs, and the failed runs."""
     labels = {method.key: layout.marked_label(method) for method in report.methods}
     absent = grouped(
         (cell.reason, layout.cell_name(labels[cell.method], cell.conditions))
@@ -112,7 +113,7 @@ def _mean_differences(report: Report) -> str:
 
 
 def _section(title: str, lines: Iterable[str]) -> str:
-    """Return a section with a list, empty without lines."""
+    """Return a section with a list. It is empty if there are no lines."""
     listed = "\n".join(f"- {line}" for line in lines)
     return f"## {title}\n\n{listed}" if listed else ""
 
@@ -120,7 +121,7 @@ def _section(title: str, lines: Iterable[str]) -> str:
 def _titled_table(
     title: str, heads: Sequence[str], alignment: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> str:
-    """Return a table of texts below its title, empty without rows."""
+    """Return a title with a table below it, or an empty text if there are no rows."""
     shown = [_table_row([escape(text) for text in row]) for row in (heads, *rows)]
     return "\n".join([title, "", shown[0], _table_row(alignment), *shown[1:]]) if rows else ""
 
@@ -152,7 +153,7 @@ def _table_row(cells: Sequence[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape the characters of code, links, HTML, tables and ``*`` in Markdown."""
+    """Escape ``*`` and Markdown's characters for code, links, HTML and tables."""
     for character in "\\|*`<>[]":
         text = text.replace(character, f"\\{character}")
     return text

@@ -1,6 +1,6 @@
-"""A report as one HTML file that opens from disk and loads nothing.
+"""A report as one HTML file that opens from disk and loads no other files.
 
-It is readable on paper, on a phone, in light and in dark.
+It is readable on paper, on a phone, and in a light or dark theme.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Links:
     """The relative links of a page.
 
     Args:
-        runs: For every run's folder, links to its files by name. The name ``folder`` is
-            the folder itself.
+        runs: Links to the files of each run by name, for the run's folder. The name
+            ``folder`` is the link to the folder itself.
         files: Files beside the page.
         configs: Resolved configs by their hashes. The page shows the configs.
     """
@@ -59,8 +59,8 @@ def page(report: Report, links: Links = Links()) -> str:
     """Return the page as text. The same report and links give the same bytes.
 
     Args:
-        report: The report. Pictures in ``currentColor`` follow the theme. Others get a
-            white background.
+        report: The report. Pictures that use ``currentColor`` follow the theme. Other
+            pictures get a white background.
         links: Links of the page.
     """
     script, style = (_file(f"page.{ending}") for ending in ("js", "css"))
@@ -131,10 +131,10 @@ def template_environment(load: Callable[[str], str]) -> Environment:
 
 
 def breakable(text: str) -> Any:
-    """Return a text as HTML in which lines break between names, and not inside them.
+    """Return a text as HTML in which lines break only between names.
 
-    Browsers break a long text such as ``trainer.momentum_from=normalised`` behind any
-    letter, unless it contains places for a break.
+    Without marked places for a break, browsers break a long text such as
+    ``trainer.momentum_from=normalised`` behind any letter.
     """
     from markupsafe import Markup
 
@@ -147,9 +147,9 @@ def _file(name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Return a content security policy that forbids loading and foreign scripts.
+    """Return a content security policy that forbids loading files and other scripts.
 
-    It protects the page whatever a label or a picture contains.
+    It protects the page from anything that a label or a picture may contain.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Drawings may contain images as data.
@@ -160,9 +160,9 @@ def _policy(script: str) -> str:
 
 
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
-    """Return the paper's claims for the page's head, and the folded other claims.
+    """Return the paper's claims for the page's head, and the others, which are folded.
 
-    They are in the order of `_URGENT`.
+    Both are in the order of `_URGENT`.
     """
     ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
@@ -205,7 +205,7 @@ def _key(report: Report) -> list[str]:
 
 
 def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
-    """Return for every row whether its first condition differs from the row above."""
+    """Return whether each row has another first condition than the row above it."""
     firsts = [next(iter(shown.row.conditions.values()), None) for shown in rows]
     return [
         len(report.keys) > 1 and (at == 0 or first != firsts[at - 1])
@@ -239,8 +239,8 @@ def _values(report: Report) -> list[tuple[str, list[str]]]:
 def sortable(value: object) -> str | None:
     """Return the sort key of a value in a column of numbers.
 
-    It is empty for a missing value or NaN, which stay last, and None for other values,
-    such as text.
+    It is empty for a missing value or NaN, which stay last. It is None for a value that
+    is not a number, such as a text.
     """
     if value is None:
         return ""
@@ -255,8 +255,8 @@ def sortable(value: object) -> str | None:
 def _inline(picture: Picture, prefix: str) -> Any:
     """Return a picture as an element of the page.
 
-    It has no prolog and no metadata. Its ids are unique, and it has a label for screen
-    readers.
+    Prolog and metadata are removed. A prefix makes the ids unique on the page, and a
+    label for screen readers is added.
     """
     from markupsafe import Markup
 

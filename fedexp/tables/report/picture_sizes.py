@@ -1,6 +1,6 @@
-"""The sizes that a drawing stores: its width, and the size of its smallest text.
+"""The sizes that a picture's file stores: its width, and the size of its smallest text.
 
-A page that scales a drawing can compute the height of the smallest letters.
+A page that scales the picture can compute the height of its smallest letters from them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Text chunk of a PNG file with the size of the smallest text in points.
+# Key of the text chunk of a PNG file that has the size of the smallest text in points.
 SMALLEST_FONT = "smallest font"
 _SIZES = re.compile(r'<svg data-font="([\d.]+)" data-width="([\d.]+)"')
 # Number of points in a metre.
@@ -45,7 +45,7 @@ def sizes_of_png(png: bytes) -> tuple[float, float] | None:
 
 
 def width_of_png(png: bytes) -> float:
-    """Read the width of a PNG file in points, 0 if it has no density of pixels."""
+    """Read the width of a PNG file in points, 0 if it stores no density of pixels."""
     chunks = dict(_chunks(png))
     density = int.from_bytes(chunks.get(b"pHYs", b"")[:4], "big")
     return int.from_bytes(chunks[b"IHDR"][:4], "big") / density * _POINTS if density else 0.0

@@ -1,7 +1,7 @@
 """The pictures of a report's numbers.
 
-They show our numbers minus the paper's, and each method over the last key or row by
-row.
+One picture shows our numbers minus the paper's. Another one shows the numbers of each
+method, over the last key or row by row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ RESERVED = ("delta", "curves", "rows")
 
 
 def pictures(report: Report) -> tuple[Picture, ...]:
-    """Draw the numbers of a report, nothing if nothing has been measured.
+    """Draw the numbers of a report. There are no pictures if nothing has been measured.
 
-    `delta` shows our number minus the paper's for every cell that has both. If the last
-    key is a number, `curves` shows the numbers over this key, with one panel per block
-    of the table. Otherwise `rows` shows the numbers row by row. All pictures name the
-    variant, the number of runs, commit and date. The same report gives the same bytes.
+    - `delta` shows our number minus the paper's, for every cell that has both.
+    - `curves` shows the numbers over the last key if its values are numbers. It has one
+      panel per block of rows that differ only in this key.
+    - `rows` replaces `curves` for other keys. It shows the numbers row by row.
+
+    All pictures name the variant, the number of runs, the commit and the date. The same
+    report gives the same bytes.
     """
     if not any(cell.mean is not None and math.isfinite(cell.mean) for cell in report.cells):
         return ()

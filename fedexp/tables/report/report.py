@@ -17,7 +17,8 @@ Verdict = Literal[
 ]
 # Verdicts of `fedexp.tables.verdicts.judge`.
 Conclusion = Literal["reproduced", "close", "different", "undecided"]
-# Our mean of a cell that is `different`, compared with the paper's number.
+# Whether our mean is higher or lower than the paper's number, for a cell that is
+# `different`.
 Direction = Literal["higher", "lower"]
 Variant = Literal["full", "partial", "reduced", "smoke"]
 Role = Literal["proposed", "baseline", "reference", "local", "ours"]
@@ -40,8 +41,8 @@ Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 class PlotStyle:
     """The style of a method in pictures.
 
-    Marker and dash are enough to distinguish methods in grey, and for colour-blind
-    readers.
+    Methods differ in marker and dash. They can be distinguished in grey, too, and by
+    colour-blind readers.
     """
 
     colour: Colour
@@ -56,12 +57,11 @@ class Method:
     Args:
         key: Name in fedexp.
         label: Name in the paper.
-        tolerance: Tolerance, if it is not the table's.
-        role: ``proposed`` by the paper, a ``baseline``, a ``reference`` baseline (an
-            ensemble, pooled training), a ``local`` model, or ``ours``: not a column of
-            the paper.
-        oracle: Text that tells what was chosen or trained on test data, empty if
-            nothing was.
+        tolerance: Tolerance that replaces the table's. None: the table's.
+        role: ``proposed``: the paper proposes the method. ``baseline``: a baseline.
+            ``reference``: a reference baseline (an ensemble, pooled training).
+            ``local``: a local model. ``ours``: the paper has no such column.
+        oracle: Text that tells what was chosen or trained on test data. Empty: nothing.
         plot_style: Style in pictures. None: a style that no other method of the report
             has.
     """
@@ -80,7 +80,7 @@ class Origin:
 
     Args:
         run: Folder of the run, relative to the output root.
-        command: Command that runs exactly this cell with this seed.
+        command: Command that runs only this cell with this seed.
         config: Hash of the config.
         split: Hash of the data split.
         commit: Commit of the result, empty if it is not known.
@@ -100,31 +100,32 @@ class Cell:
     """A judged cell of the table: the paper's number beside ours.
 
     Args:
-        conditions: Conditions of its row, by the table's keys and in their order.
-        method: Key of its column.
-        paper: Number as published, in the table's unit. None if the paper prints none.
-        paper_sd: Standard deviation as published.
+        conditions: Conditions of the cell's row, by the table's keys and in their
+            order.
+        method: Key of the cell's column.
+        paper: Published number in the table's unit, None if the paper prints none.
+        paper_sd: Published standard deviation, None if the paper prints none.
         values: Our numbers, one per run, in the table's unit.
         seeds: Seed of each value.
         verdict: The verdict.
         direction: For a different cell, whether our mean is higher or lower than the
             paper's number. None for other cells.
-        split_seeds: For each value, the seed and the pooled conditions, which it shares
-            with the runs that it is compared with.
-        last_10: For each run, the values of its last ten rounds, or of all rounds if it
+        split_seeds: The seed and the pooled conditions of each value, as text. Runs
+            that are compared with each other have the same text.
+        last_10: Values of the last ten rounds of each run, or of all rounds if a run
             has fewer. Empty unless the table pools them and all runs have them.
-        chosen: For each value, the point of the column's grid that was best, empty
-            without a grid.
+        chosen: Best point of the column's grid for each value, empty without a grid.
         reason: Reason in one sentence, if the verdict is not `reproduced`.
-        interval: 95 % interval of our mean minus the paper's, None below two runs.
-        settles: For an undecided cell, text that tells how many seeds would settle it.
-        deterministic: Whether several runs gave exactly one number.
+        interval: 95 % interval of our mean minus the paper's, None for fewer than two
+            runs.
+        settles: For an undecided cell, text that tells how many seeds would settle the
+            verdict.
+        deterministic: Whether several runs gave exactly the same number.
         same_as: Key of the column that this one equals by construction, empty if there
             is none. Such a cell is not counted again.
-        runs: Folders of the runs behind it, relative to the output root.
+        runs: Folders of the cell's runs, relative to the output root.
         origins: Origin of each value.
-        did_not_learn: For each value, whether its run is at chance level. Empty: none
-            is.
+        did_not_learn: Whether each value's run is at chance level. Empty: no run is.
         parts: Metrics of classes and of clients that all runs have. They are means over
             the runs, times the table's scale.
         failed: Runs that failed, with the first line of their error.
@@ -167,21 +168,21 @@ class Cell:
     def sd(self) -> float | None:
         """The sample standard deviation over seeds (n - 1).
 
-        It is None below two runs, and if a value is infinite.
+        It is None for fewer than two runs, and if a value is infinite.
         """
         return _sample_sd(self.values)
 
     @property
     def pooled_mean(self) -> float | None:
-        """The mean over the last ten rounds of all runs together, None without any."""
+        """The mean over the last ten rounds of all runs, None if none are pooled."""
         return _mean(sum(self.last_10, ()))
 
     @property
     def pooled_sd(self) -> float | None:
         """The sample standard deviation of the values of `pooled_mean`.
 
-        It divides by n - 1, where n counts all rounds of all runs. It is None below two
-        values, and if a value is infinite.
+        It divides by n - 1, where n is the number of these values. It is None for fewer
+        than two values, and if a value is infinite.
         """
         return _sample_sd(sum(self.last_10, ()))
 
@@ -199,13 +200,15 @@ def _sample_sd(values: Sequence[float]) -> float | None:
     mean, n = _mean(values), len(values)
     if mean is None or n < 2 or math.isinf(mean):
         return None
-    # This does not overflow for a diverged loss.
+    # Unlike a sum of squares, this does not overflow for a diverged loss.
     return math.dist(values, (mean,) * n) / math.sqrt(n - 1)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Spearman's rank correlation of the paper's and our order of methods in one row.
+    """Spearman's rank correlation between two orders of the methods in one row.
+
+    The methods are ordered by the paper's numbers and by ours.
 
     Methods whose numbers in the paper are close count as ties.
 
@@ -222,14 +225,14 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean difference of a method's numbers to the paper's, over rows and seeds.
+    """The mean difference of a method's numbers from the paper's, over rows and seeds.
 
     Args:
         method: Key of the method.
         rows: Number of rows that have runs and a number of the paper.
         n: Number of seeds that all of these rows have.
         mean: Mean of our numbers minus the paper's, over rows and seeds.
-        interval: 95 % interval, None below two seeds.
+        interval: 95 % interval of this mean, None for fewer than two seeds.
     """
 
     method: str
@@ -241,16 +244,17 @@ class Summary:
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim in one row, or in one group of rows for a trend.
+    """The result of a claim in one row, or for a trend in one group of rows.
 
     Args:
         conditions: Conditions of the row.
-        state: ``yes`` or ``no`` by a one-sided bound, else ``undecided``.
-        estimate: Mean of the paired differences, signed so that a positive mean
-            supports the claim. If the row has several tests, it is the mean of the
-            least favourable one. None without pairs.
+        state: ``yes`` or ``no`` if a one-sided bound shows it, and ``undecided``
+            otherwise.
+        estimate: Mean of the paired differences. A positive mean supports the claim. If
+            the row has several tests, it is the mean of the least favourable test. None
+            without pairs.
         n: Number of pairs (seeds).
-        in_favour: Number of pairs on the claim's side.
+        in_favour: Number of pairs that are in favour of the claim.
         printed: Whether the paper's own numbers fit the claim, None if the paper prints
             too few.
     """
@@ -271,10 +275,10 @@ class ClaimResult:
         id: Name of the claim.
         where: Place in the paper, or ``ours`` for our own expectation.
         says: The claim in our words.
-        state: State of the claim in the runs of `scope`.
-        scope: The runs that the state is about, such as ``full form``, and for smaller
-            variants what is smaller than in the paper.
-        reason: Reason of the state.
+        state: State of the claim, decided on the runs that `scope` names.
+        scope: Name of these runs, such as ``full form``. For a smaller variant, it also
+            tells what is smaller than in the paper.
+        reason: Reason for the state.
         needed: Number of rows that must fit: ``all``, ``most`` or a number.
         rows: The claim row by row.
         printed: Result on the paper's own numbers as text, empty if the paper prints
@@ -333,17 +337,20 @@ class Report:
         methods: Columns, in the paper's order.
         cells: Cells.
         agreement: Rank agreement of each row.
-        tolerance: Largest difference to the paper's number that counts as `reproduced`,
-            in the table's unit. None: only columns with their own tolerance are judged.
-        assumptions: (what, why) of all that the paper leaves open, and of all that
-            decides verdicts: grids, tolerances and the paper's number of runs.
-        warnings: Texts to read before trusting a number: unequal n, mixed splits, mixed
-            code, missing cells.
-        facts: (name, value) of cost, commit, hardware, split hashes, dates.
-        command: Command that made the report, or would make it.
+        tolerance: Largest difference from the paper's number that counts as
+            `reproduced`, in the table's unit. None: only columns with their own
+            tolerance are judged.
+        assumptions: (what, why) of every assumption. Some are about what the paper
+            leaves open. Others affect verdicts: grids, tolerances and the paper's
+            number of runs.
+        warnings: Texts to read before trusting a number, for example about unequal
+            numbers of runs, mixed splits, mixed code or missing runs.
+        facts: (name, value) of facts such as cost, commit, hardware, split hashes and
+            dates.
+        command: Command that makes the report.
         claims: Claims, in the order of the table's file.
         summaries: Summaries of the methods for which the paper prints numbers.
-        left_out: Cells and panels of the paper that this report does not have, as text.
+        left_out: Texts that name cells and panels of the paper that this report lacks.
         pictures: Pictures.
     """
 

@@ -18,8 +18,8 @@ class ShownRun:
         seed: Seed of the run.
         value: Number of the run.
         delta: Our number minus the paper's, empty if the paper prints none.
-        point: Point of the column's grid that was best, empty without a grid.
-        origin: Where the value came from.
+        point: Best point of the column's grid, empty without a grid.
+        origin: Origin of the value.
     """
 
     seed: str
@@ -35,8 +35,8 @@ class ShownCell:
 
     Args:
         cell: The cell.
-        method: Its column.
-        label: Label of the column, as `layout.marked_labels` marks it.
+        method: Column of the cell.
+        label: Label of the column, as in `layout.marked_labels`.
         conditions: Values of the row's conditions, by key.
         anchor: Identifier on an HTML page. It depends only on conditions and method.
         paper: The paper's number.
@@ -49,7 +49,8 @@ class ShownCell:
         best_ours: Whether our mean is the best of its row.
         same_as: Label of the column that this one equals by construction.
         runs: The values behind the mean.
-        parts: (metric, its numbers by class or by client), means over the runs.
+        parts: (metric, numbers). The numbers are by class or by client, and are means
+            over the runs.
     """
 
     cell: Cell
@@ -109,7 +110,11 @@ class ShownCell:
 
     @property
     def why(self) -> list[str]:
-        """The verdict's reason, failed runs, what is smaller, and an equal column."""
+        """The lines that explain the verdict.
+
+        They are the verdict's reason, failed runs, what is smaller than in the paper,
+        and the column that this one equals by construction.
+        """
         lines = [
             self.cell.reason,
             *(f"failed: {line}" for line in self.cell.failed),

@@ -33,16 +33,17 @@ _CLAIM_STYLES: dict[ClaimState, str] = {
     "undecided": "yellow",
     "superseded settings: no verdict": "dim",
 }
-# Width in letters at which no line wraps.
+# Width in letters that is large enough for every line.
 _ENDLESS = 100_000
 
 
 def print_report(report: Report, out: Console | None = None) -> None:
     """Print the headline, the table, the paper's claims and the warnings.
 
-    A cell has the paper's number and, below it, ours, the difference and the mark of
-    the verdict. On a narrow terminal the differences are left out first. If this is not
-    enough, each cell has its own line, with its difference if there is room.
+    A cell has the paper's number in its first line. Our number, the difference and the
+    mark of the verdict are in the second line. On a narrow terminal, the differences
+    are left out first. If the table is still too wide, each cell has its own line, with
+    its difference if there is room.
     """
     out = out or console()
     out.print(
@@ -100,8 +101,8 @@ def print_report(report: Report, out: Console | None = None) -> None:
 def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) -> None:
     """Print the list of tables, from the rows of `fedexp.tables.listing`.
 
-    On a narrow terminal the least important columns are left out. The table's name and
-    the state (if any is known) always stay.
+    On a narrow terminal, the least important columns are left out. The column of names
+    always stays. The column of states also stays if any state is known.
     """
     out = out or console()
     of_runs = any(row["runs"] is not None for row in rows)
@@ -115,8 +116,8 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     out.print(_list_of_tables(rows, columns))
 
 
-# Letters of a state that count for the table's width. Longer states may be broken over
-# lines.
+# Only so many letters of a state count for the table's width. Longer states may be
+# broken over lines.
 _STATE = 20
 _COLUMNS = ("table", "title", "data", "hours", "state")
 _COLUMNS_OF_RUNS = (
@@ -161,9 +162,9 @@ _DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} 
 
 
 def _hours(row: Mapping[str, Any]) -> str:
-    """Return the hours of stored runs, else the measured hours in the table's file.
+    """Return the hours of stored runs. Without any, return those in the table's file.
 
-    Example of hours in a file: ``0.88, reduced 0.69``.
+    Example for hours in a file: ``0.88, reduced 0.69``.
     """
     if row["seconds"]:
         return f"{row['seconds'] / 3600:.3g}"
@@ -178,7 +179,8 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
     Args:
         report: The report.
-        deltas: Whether the wide table has differences. None: the table is the long one.
+        deltas: Whether the wide table has differences. None: the table has one line per
+            cell.
     """
     compared = layout.has_reference(report)
     if deltas is not None:
@@ -191,7 +193,7 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
 
 def _width(table: Table, out: Console, *, wrapped: bool) -> int:
-    """Return the width of a table, with or without broken lines."""
+    """Return the width that a table needs, with or without broken lines."""
     needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
     return needed.minimum if wrapped else needed.maximum
 
@@ -212,8 +214,8 @@ def _wide(report: Report, *, deltas: bool) -> Table:
 def _long(report: Report, out: Console) -> Table:
     """Build a table with one line per cell.
 
-    On a narrow terminal the differences are left out first. Then headings and labels
-    wrap, and at last numbers and verdicts.
+    On a narrow terminal, the differences are left out first. Then headings and labels
+    are wrapped. If this is not enough, numbers and verdicts are wrapped, too.
     """
     with_deltas = _one_a_line(report, whole=True, deltas=True)
     if _width(with_deltas, out, wrapped=False) <= out.width:

@@ -109,9 +109,9 @@ def variant_suffix(report: Report) -> str:
 
 
 def stamp(report: Report) -> str:
-    """Return the facts that a picture needs wherever it is shown.
+    """Return the facts that a picture needs if it is shown outside the report.
 
-    These are table, variant, runs per cell, commit and date, as far as known.
+    They are table, variant, runs per cell, commit and date, as far as they are known.
     """
     counts = sorted({cell.n for cell in report.cells if cell.n})
     facts = dict(report.facts)
@@ -132,14 +132,15 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def hashes(report: Report) -> list[tuple[str, str]]:
-    """Return the report's facts that are hashes, which only serve comparison."""
+    """Return the report's facts that are hashes. They are only for comparisons."""
     return [fact for fact in report.facts if fact[0] in _HASHES]
 
 
 def footnotes(report: Report) -> list[str]:
-    """Explain the signs at labels and marks.
+    """Explain the signs beside labels and marks.
 
-    The notes also name columns whose cells are counted once with another column's.
+    The notes also name columns that equal another column by construction. Their equal
+    cells are counted once.
     """
     notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
@@ -176,10 +177,10 @@ def oracle_note(report: Report) -> str:
 
 
 def tolerance_note(report: Report) -> str:
-    """Return the tolerance, empty if nothing is judged.
+    """Return the tolerance as text, empty if nothing is judged.
 
-    Columns with their own tolerance are in brackets, as in
-    ``5 percentage points (Ensemble 10)``.
+    Columns with their own tolerance are in brackets. For example,
+    ``5 percentage points (Ensemble 10)`` means that Ensemble has a tolerance of 10.
     """
     own = [
         f"{layout.marked_label(m)} {m.tolerance:g}"
@@ -208,7 +209,7 @@ def rank_note(report: Report) -> str:
 
 
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of the table of pooled rounds, whose title is `POOLED`.
+    """Return headings and rows of the table of pooled rounds. Its title is `POOLED`.
 
     The table has only methods and rows with pooled numbers. It has no rows if there are
     no such numbers.
@@ -241,7 +242,7 @@ def _pooled(cell: Cell, digits: int | None) -> str:
 def verdict_mark(cell: Cell) -> str:
     """Return the sign of a verdict.
 
-    A second sign follows if several runs gave exactly one number.
+    A second sign follows if several runs gave exactly the same number.
     """
     return MARKS[verdict_name(cell)] + (_DETERMINISTIC if cell.deterministic else "")
 
@@ -286,17 +287,17 @@ def claim_class(claim: ClaimResult) -> str:
 
 
 def scopes(report: Report) -> list[str]:
-    """Return the runs that the claims' states are about, each once."""
+    """Return the texts that name the runs on which claims were decided, each once."""
     return list(dict.fromkeys(claim.scope for claim in report.claims))
 
 
 def claim_source(claim: ClaimResult) -> str:
-    """Return the place of a claim in the paper, or that it is our own expectation."""
+    """Return a claim's place in the paper, or a text for our own expectation."""
     return "our own expectation" if claim.is_ours else claim.where
 
 
 def claim_reason(claim: ClaimResult) -> str:
-    """Return the reason of a claim's state, and in how many rows it must hold."""
+    """Return the reason for a claim's state, and in how many rows it must hold."""
     needed = {"all": "every row", "most": "most rows"}.get(claim.needed, f"{claim.needed} rows")
     return f"{claim.reason} (must hold in {needed})"
 
@@ -327,7 +328,7 @@ def claim_row(row: ClaimRow) -> str:
 
 
 def summary(found: Summary, report: Report) -> tuple[str, str, str, str]:
-    """Return method, mean difference to the paper, its interval, and its counts.
+    """Return the method, its mean difference from the paper, the interval, and counts.
 
     The counts are the numbers of seeds and rows over which the mean is taken.
     """
@@ -357,5 +358,8 @@ def shortened(items: Sequence[str], most: int, separator: str = ", ") -> str:
 
 
 def spread(value: float | None, digits: int | None) -> str:
-    """Return the standard deviation behind a mean: `` ± 1.20``, empty without one."""
+    """Return the standard deviation that follows a mean: `` ± 1.20``.
+
+    The result is empty without a standard deviation.
+    """
     return "" if value is None else f" ± {layout.number(value, digits)}"

@@ -1,7 +1,7 @@
-"""A table's report as a run of W&B, in one group with the runs of its cells.
+"""A table's report as a run of W&B, in the same group as the runs of its cells.
 
-Its summary holds counts of claims and verdicts. Its history holds the comparison and
-the claims as W&B Tables, and the pictures. Its artifact holds the report's files.
+The run's summary has counts of claims and verdicts. Its history has the comparison and
+the claims as W&B Tables, and the pictures. Its artifact has the report's files.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CLAIM = (
 def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: Path) -> bool:
     """Write the report as a W&B run into ``<folder>/wandb``.
 
-    The run is offline unless the logger's mode is online.
+    The run is offline unless the mode of the logger is ``online``.
 
     Args:
         report: The report.
-        logger: Logger's node of the config.
+        logger: The node ``logger`` of the config.
         group: Group of the cells' runs.
         folder: Folder of the report, whose files are the artifact.
 
@@ -76,7 +76,7 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     )
     status = "failed"
     try:
-        # Conditions are text, since a column of a W&B Table has one type.
+        # A column of a W&B Table has only one type, so conditions are written as text.
         keys = 1 + len(report.keys)
         cells = [[*map(str, line[:keys]), *line[keys:]] for line in csv.lines(report)]
         values: dict[str, Any] = {
