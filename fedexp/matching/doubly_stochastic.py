@@ -54,7 +54,7 @@ def _with_logarithms(S: Tensor, steps: int) -> Tensor:
 
 
 def _with_products(S: Tensor, steps: int) -> Tensor:
-    """Compute the half-steps of `_with_logarithms`, as factors u (rows), v (columns)."""
+    """Compute `_with_logarithms` by factors u of the rows and v of the columns."""
     K = S.exp()
     u = v = torch.ones_like(K[..., :1])
     for step in range(steps):

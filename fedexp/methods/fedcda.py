@@ -184,7 +184,8 @@ class FedCDA(Mean):
 
     @property
     def needs(self) -> Needs:
-        # The weights are sizes of the partition, which must be that of the models.
+        # The weights are the clients' sizes. Stored models must have been trained on
+        # clients of these sizes.
         return super().needs | Needs(client_inputs=self.chosen_weights == "samples")
 
     @property
@@ -210,7 +211,7 @@ class FedCDA(Mean):
             return
 
         m, groups = extent.sampling.m, self._groups(extent)
-        # With Bernoulli sampling m is a mean
+        # With Bernoulli sampling, m is only the expected number of clients
         fixed = extent.sampling.kind != "bernoulli"
         # One client is one group for every B
         if self.strategy == "approximate" and fixed and 1 < m < groups:

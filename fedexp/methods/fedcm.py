@@ -1,4 +1,4 @@
-"""FedCM: a momentum of the server, mixed into every local gradient.
+"""FedCM: the server's momentum is mixed into every local gradient.
 
 Reference:
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
@@ -25,9 +25,10 @@ Differences from the paper:
     In the paper and in FL-Simulator all clients have the same tau. If the tau_i of the
     clients differ, tau is their mean with the weights p_i, so that every local step
     counts alike. For a mean of the u_i / (tau_i lr), each client would have to send D
-    more numbers. As in
-    FL-Simulator, weight decay comes after clipping, outside the mix v. Delta carries
-    the decay from round to round. The fixed points are then those of the decay
+    more numbers.
+
+    As in FL-Simulator, weight decay comes after clipping, outside the mix v. Delta
+    carries the decay from round to round. The fixed points are then those of the decay
     ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With
     ``decay_inside_mix`` the step uses
     ``v = alpha (g + weight_decay w) + (1 - alpha) Delta`` and the fixed points are
@@ -85,7 +86,7 @@ class FedCM(Trainer):
         excess = (
             (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
         )
-        # Subtract the excess decay of w = (w - w^t) + w^t. `pull` covers (w - w^t).
+        # Subtract the excess decay of w^t. `pull` subtracts that of w - w^t.
         if excess:
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)
