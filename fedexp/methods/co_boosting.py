@@ -210,7 +210,7 @@ class CoBoosting(Replay, Generating):
         u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
             env.device, env.dtype
         )
-        # Factor from a change of an image in [0, 1] to that of its normalised input
+        # Change of the normalised input per change of a pixel value in [0, 1]
         scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]
         for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
             moved = inputs + self.epsilon * scale * direction(
