@@ -60,9 +60,9 @@ def stacks(
 
 
 def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) -> float:
-    """Measure the seconds of a forward and backward pass, the minimum of `repeats`.
+    """Measure the seconds of the fastest of `repeats` forward and backward passes.
 
-    The pass includes the statistics of BatchNorms' inputs and the gradient with respect
+    A pass includes the statistics of BatchNorms' inputs and the gradient with respect
     to `inputs`. One more pass runs before the `repeats` measured passes and is not
     counted.
     """

@@ -488,8 +488,9 @@ def match_each(
 
     Lambdas that assign all units alike share one state, and at the end one result.
     Rewards and penalties are computed once per state. Inner products are computed once.
-    Several states run in parallel, or otherwise the assignment problems of one state.
-    They use at most as many threads as torch has.
+    If there are at least as many states as threads, the states run in parallel.
+    Otherwise the assignment problems of each state do. At most as many threads run as
+    torch has.
 
     Args:
         models: As in `match`.

@@ -35,8 +35,8 @@ class PartlyMatched:
         models: At least one model.
         units: Common unit of each of a model's units, of shape (models, n), int64, on
             the CPU, by group in forward order.
-        pending: Number of common units, by group, for matched groups over whose units
-            the models are not laid out yet.
+        pending: For each matched group over which the models are not laid out yet, its
+            number of common units.
     """
 
     models: Sequence[Weights]

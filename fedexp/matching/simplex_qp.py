@@ -38,7 +38,7 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
     scale = float(np.abs(g).max())
     if not math.isfinite(scale):
         raise overflow("the entries of MA-Echo's quadratic program")
-    # Every a is optimal, or only one is feasible
+    # With G = 0 every a is optimal. With C = 1 / N only one a is feasible.
     if scale == 0.0 or C * N <= 1.0:
         return torch.full((N,), 1 / N, dtype=G.dtype, device=G.device)
 

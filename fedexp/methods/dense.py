@@ -152,7 +152,7 @@ class Dense(Replay, Generating):
     def _reestimated(self, state: DataFreeState, env: Env) -> Weights:
         """Return the student with BatchNorm statistics of one pass over the bank."""
         bank = samples_of(state["own"]["bank"], env.domain)
-        # The images of a batch in the bank are sorted by class
+        # Shuffle the images, because those of a batch in the bank are sorted by class
         names = (env.seed, "statistics", env.round)
         order = torch.randperm(len(bank), generator=torch_generator(*names)).to(bank.x.device)
         shuffled = replace(bank, x=bank.x[order], y=bank.y[order])

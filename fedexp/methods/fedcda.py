@@ -130,8 +130,8 @@ class FedCDA(Mean):
             with the ``initial`` model.
         random_over: Clients for which ``random`` chooses anew in a round: the
             ``participants``, or ``all`` clients that have a model.
-        loss_reduction: F is the ``mean`` of the samples' losses, or their ``sum``, the
-            loss that line 7 of Algorithm 1 accumulates.
+        loss_reduction: F is the ``mean`` of the samples' losses, or their ``sum`` (line
+            7 of Algorithm 1 accumulates the loss).
         chosen_weights: Weights of the chosen models after the warm-up: ``uniform``
             (line 10 of Algorithm 1) or by ``samples``.
     """

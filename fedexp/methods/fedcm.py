@@ -59,10 +59,10 @@ class FedCM(Trainer):
     Args:
         alpha: Share of the fresh gradient (alpha). With 1 the method equals FedAvg
             bit-exactly.
-        decay_inside_mix: Whether weight decay is mixed as the gradient is. The mix then
-            subtracts ``(1 - alpha) weight_decay w`` before clipping, and the optimizer
-            adds ``weight_decay w`` after it. The clipping bound therefore holds for the
-            gradient that includes the subtracted term.
+        decay_inside_mix: Whether weight decay is part of the mix, as the gradient is.
+            Then ``(1 - alpha) weight_decay w`` is subtracted before clipping, and the
+            optimizer adds ``weight_decay w`` after clipping. The clipped gradient
+            therefore includes the subtracted term.
     """
 
     alpha: float = 0.1

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: the updates that lie closest to their neighbours.
+"""Krum and Multi-Krum: the mean of the updates that are closest to their neighbours.
 
 Reference:
     Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries:
