@@ -33,7 +33,7 @@ class Alignment:
     """The options of comparing and moving units. The defaults are MA-Echo's.
 
     Args:
-        normalize: Whether rows are divided by their Euclidean norm (+ 1e-9).
+        normalize: Whether rows are divided by their Euclidean norm plus 1e-9.
         distance: ``euclidean`` or ``squared`` distances of rows.
         transform: Transform of the distances D: ``none``, ``log1p`` (log(1 + D)), or D
             divided by its ``max``, ``median`` or ``mean``.

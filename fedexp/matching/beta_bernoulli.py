@@ -46,7 +46,8 @@ from fedexp.core.errors import overflow
 Penalty = Literal["paper", "code2020", "code2022"]
 
 _MEMBERS, _UNITS = 10, 700  # the caps of the code
-# Bound of the stored inner products, beyond which they are recomputed at each visit
+# Largest size in bytes of the stored inner products. Larger ones are not stored, but
+# recomputed at each visit.
 _PRODUCTS_BYTES = 2**30
 
 

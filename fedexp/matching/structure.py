@@ -89,8 +89,8 @@ class Structure:
     def permute(self, tree: Tree, maps: Maps) -> Tree:
         """Return parameters or buffers with their units moved.
 
-        Tensors that do not move are the same objects. Permutations of all hidden groups
-        leave the network's function unchanged.
+        Tensors that do not move are returned without a copy. Permutations of all hidden
+        groups leave the network's function unchanged.
         """
         return {
             name: self._moved(value, self.unit_axes.get(name, ()), maps)

@@ -7,9 +7,9 @@ Reference:
 Update:
     A local step uses ``v = alpha g + (1 - alpha) Delta``. Delta is fixed during the
     round. After the round, ``Delta = -U / (tau lr)``. U is the aggregate of the m
-    clients' updates, before the server's step size. tau and lr are the number of local
-    steps and the local step size of this round. Delta is therefore in units of a
-    gradient. Delta starts at zero. Under a constant gradient g it is
+    clients' updates, before it is multiplied by the server's step size. tau and lr are
+    the number of local steps and the local step size of this round. Delta is therefore
+    in units of a gradient. Delta starts at zero. Under a constant gradient g it is
     ``(1 - (1 - alpha)^t) g`` after t rounds.
 
 Communication:
