@@ -20,7 +20,8 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.distillation.student import net_of
 
-# The activations of 100 ResNets do not fit into a device's memory
+# Largest number of teachers that hold activations at once by default. The activations
+# of 100 ResNets do not fit into a device's memory.
 _AT_ONCE = 10
 
 

@@ -13,8 +13,8 @@ from fedexp.distillation.synthesis import generated_by
 from fedexp.distillation.views import View
 
 _COLUMNS = 8
-# Number of generated images per class, on average. The generator is unconditional, so
-# that single classes may get more or fewer.
+# Number of generated images per class, on average. The generator does not take a class,
+# so a single class may get more or fewer.
 _DRAWN = 16
 _AT_ONCE = 128
 

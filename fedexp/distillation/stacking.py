@@ -3,9 +3,10 @@
 The choice depends on the device and, on CUDA, on a short timing.
 
 Stacking turns a convolution into a grouped convolution, which is slower on a CPU.
-With ten teachers, a pass with input gradient took 1.65 and 2.18 times as long on two
-cores (measured with ``scripts/bench_distillation.py``). On a CPU teachers are therefore
-never stacked by ``auto``. Nothing is timed there, so that equal runs are bit-identical.
+With ten teachers on two cores, a pass with input gradient took 1.65 times as long in
+one measurement and 2.18 times in another (``scripts/bench_distillation.py``). On a CPU
+teachers are therefore never stacked by ``auto``. Nothing is timed there, so that equal
+runs are bit-identical.
 
 On CUDA the number of kernel launches decides which way is faster. The caller stores the
 choice, because the last bits of the results depend on it.
@@ -59,9 +60,9 @@ def stacks(
 
 
 def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) -> float:
-    """Measure the seconds of a forward and backward pass, the minimum of `repeats`.
+    """Measure the seconds of the fastest of `repeats` forward and backward passes.
 
-    The pass includes the statistics of BatchNorms' inputs and the gradient with respect
+    A pass includes the statistics of BatchNorms' inputs and the gradient with respect
     to `inputs`. One more pass runs before the `repeats` measured passes and is not
     counted.
     """

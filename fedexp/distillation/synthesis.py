@@ -32,8 +32,8 @@ class Synthesis:
     """The result of a synthesis.
 
     Args:
-        images: Images of the iterate with the lowest loss. The iterates are those
-            before each step. The result of the last step is not among them.
+        images: Images of the iterate with the lowest loss. The iterates are the images
+            before each step, so the result of the last step is not one of them.
         learned: The optimised tensors after the last step.
         optimizer: The optimizer's state after the last step.
         terms: ``loss`` and its terms for every iterate.

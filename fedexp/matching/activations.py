@@ -1,11 +1,11 @@
-"""Inner products of hidden units' activations, from which units are compared.
+"""Inner products of hidden units' activations, which are used to compare units.
 
 Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020,
     activation-based alignment.
 
-All models run on the same samples. The activations of a unit are the outputs of the
-layers whose rows are the unit, before norms and activation functions. A unit of a
-convolution has one value per sample and position.
+All models run on the same samples. A unit is one row in each layer of its group. Its
+activations are the outputs of these layers at this row, before norms and activation
+functions. A unit of a convolution has one value per sample and position.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ class ActivationProducts:
     Args:
         cross: Products of each model's units with the reference's units, of shape
             (models, n, n).
-        moved: Squared norms of each model's units, of shape (models, n).
-        reference: Squared norms of the reference's units, of shape (n,).
+        moved: Squared norms of the activations of each model's units, of shape (models,
+            n).
+        reference: Squared norms of the activations of the reference's units, of shape
+            (n,).
     """
 
     cross: Tensor
@@ -50,10 +52,10 @@ def activation_products(
     groups: Sequence[Group],
     samples: Samples,
 ) -> dict[str, ActivationProducts]:
-    """Compute the inner products of activations, by name of the group.
+    """Compute the inner products of activations for each group, by its name.
 
-    Networks run in evaluation mode. Memory holds the activations of one batch of two
-    models.
+    Networks run in evaluation mode. At most the activations of two models on one batch
+    are in memory at the same time.
 
     Args:
         models: The models that are compared with the reference.

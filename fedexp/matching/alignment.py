@@ -33,7 +33,7 @@ class Alignment:
     """The options of comparing and moving units. The defaults are MA-Echo's.
 
     Args:
-        normalize: Whether rows are divided by their Euclidean norm (+ 1e-9).
+        normalize: Whether rows are divided by their Euclidean norm plus 1e-9.
         distance: ``euclidean`` or ``squared`` distances of rows.
         transform: Transform of the distances D: ``none``, ``log1p`` (log(1 + D)), or D
             divided by its ``max``, ``median`` or ``mean``.
@@ -85,16 +85,16 @@ def align(
 ) -> list[dict[str, Tensor]]:
     """Find the map that moves each of `models` onto `reference`.
 
-    A group can have several layers, tied by sums. It is compared by those of its layers
-    that read only units whose maps are already found, or units that stay in place.
-    Units of frozen layers, which all models share, stay in place and have no map.
+    Units of frozen layers, which all models share, stay in place and have no map. A
+    group can have several layers, tied by sums. Some of them may read units whose maps
+    are not found yet. Only the other layers are used to compare the group's units.
 
     Args:
         models: The models to move.
         reference: The reference.
         structure: The structure of the network.
         options: How units are compared and moved.
-        samples: Inputs of the networks with ``support=activations``.
+        samples: Inputs of the networks. Only ``support=activations`` needs them.
 
     Returns:
         For each model its maps by unit group (`fedexp.matching.structure.Maps`), on the
@@ -138,7 +138,7 @@ def movable(structure: Structure, weights: Weights) -> tuple[Group, ...]:
 def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:
     """Compute the share of hidden units that moved, 0 if there are none.
 
-    The share is over all models and their maps.
+    The units of all models that have a map are counted.
     """
 
     def stayed(group: Group, by: Tensor) -> float:

@@ -1,6 +1,6 @@
 """Optimal transport between equally many units of equal mass.
 
-It is exact (a permutation) or smoothed (Sinkhorn).
+The plan is exact (a permutation) or smoothed (Sinkhorn).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fedexp.core.errors import overflow
 def assignments(costs: Tensor) -> Tensor:
     """Find the permutations of least cost.
 
-    With uniform marginals an optimal transport plan is a permutation divided by n. A
-    linear assignment problem therefore replaces the transport problem, up to ties
-    (Singh & Jaggi, NeurIPS 2020, solve the transport problem).
+    Singh & Jaggi (NeurIPS 2020) solve a transport problem. With uniform marginals, an
+    optimal plan is a permutation divided by n. Therefore a linear assignment problem
+    has the same solution, except for ties.
 
     Args:
         costs: Costs of shape (models, n, n), float64. ``costs[i, a, b]`` is the cost of
@@ -36,7 +36,7 @@ def assignments(costs: Tensor) -> Tensor:
     if not bool(costs.isfinite().all()):
         raise overflow("the costs of matching units")
 
-    # Rows are positions, which choose units
+    # In the transposed costs, rows are positions and columns are units
     def solve(cost: Tensor) -> Tensor:
         return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])
 
@@ -55,8 +55,8 @@ def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
         regularization: Factor of the entropy.
 
     Returns:
-        Maps of shape (models, n, n), float64, on the CPU. Every column sums to 1: it
-        holds the shares of the old units in a new unit.
+        Maps of shape (models, n, n), float64, on the CPU. A column holds the shares of
+        the old units in one new unit, which sum to 1.
     """
     import ot
 

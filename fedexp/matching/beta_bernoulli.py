@@ -1,7 +1,7 @@
 """Beta-Bernoulli matching of the units of several models.
 
-It infers which units are noisy copies of the same global unit, and the number of global
-units.
+The matching infers the number of global units, and which units are noisy copies of the
+same global unit.
 
 Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
     Networks, ICML 2019 (PFNM), Section 3, with the constants of the authors' code. The
@@ -9,20 +9,21 @@ Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
     that Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15 and the two forms of
     their code.
 
-Global unit theta_k has the prior ``N(mu_0, 1 / p_0)``. A unit w of model s is drawn
-from ``N(theta_k, 1 / q_s)``, by dimension. An Indian buffet process of mass gamma
-determines which model has which unit. Let v = q_s w and a_0 = p_0 mu_0. A global unit
-is described by three values: its information ``G_k = a_0 + sum v``, its precision
-``S_k = p_0 + sum q_s`` and the number c_k of its members. Its posterior mean is
-G_k / S_k. Everything is float64.
+Global unit theta_k has the prior ``N(mu_0, 1 / p_0)``. In each dimension, a unit w of
+model s is drawn from ``N(theta_k, 1 / q_s)``. An Indian buffet process of mass gamma
+determines which model has which global unit. Let v = q_s w and a_0 = p_0 mu_0. The
+members of a global unit are the local units that are assigned to it. Three values
+describe a global unit: its information ``G_k = a_0 + sum v``, its precision
+``S_k = p_0 + sum q_s`` and the number c_k of its members. The sums are over its
+members. Its posterior mean is G_k / S_k. Everything is float64.
 
-Dimensions in which all models have the same precisions form a block. Precisions are
-stored once per block. Rewards and penalties depend on units through sums over blocks,
-of v^2, v a_0, G^2, G a_0 and v G. In the widest block v G is the sum of v a_0 and the
-inner products with the global unit's members. The inner products of all local units
-with each other are computed once, in one matrix product. In the widest block the number
-of dimensions therefore affects only this one product, and not the cost of each sweep or
-lambda.
+Two dimensions are in the same block if every model has the same precision in both.
+Precisions are stored once per block. Rewards and penalties depend on units only through
+sums over the dimensions of a block. The summands are v^2, v a_0, G^2, G a_0 and v G.
+The widest block is the one with the most dimensions. There the sum of v G is the sum of
+v a_0 plus the inner products of v with the global unit's members. If the inner products
+of all pairs of local units fit into `_PRODUCTS_BYTES`, they are computed only once. The
+cost of a sweep then does not depend on the size of the widest block.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from fedexp.core.errors import overflow
 Penalty = Literal["paper", "code2020", "code2022"]
 
 _MEMBERS, _UNITS = 10, 700  # the caps of the code
-# Bound of the stored inner products, beyond which they are recomputed at each visit
+# Largest size in bytes of the stored inner products. Larger ones are not stored, but
+# recomputed at each visit.
 _PRODUCTS_BYTES = 2**30
 
 
@@ -54,20 +56,22 @@ class BetaBernoulli:
     """Options of the matching.
 
     Args:
-        sigma: Variance of the noise, as in the code.
-        sigma0: Variance of the prior, as in the code.
+        sigma: Variance of the noise (not the standard deviation), as in the code.
+        sigma0: Variance of the prior (not the standard deviation), as in the code.
         gamma: Mass of the Indian buffet process.
         sweeps: How often every model is taken out and matched again.
         popularity: Coefficient b of ``log(c_k / (N - c_k))`` for N models: 1 in all
             code, 2 in the papers.
-        caps: Whether the caps of the code apply. c_k counts as at most 10 in that
-            logarithm. New units may fill up to 700 global units, but a model may always
-            open one, and as many as it needs.
+        caps: Whether the two caps of the code apply. In the logarithm above, c_k counts
+            as at most 10. A model may open new global units until there are 700. It may
+            always open one, or more if it has more units than there are global units.
         fixed: Whether a model opens new units only if it has more units than there are
-            global ones. There are then as many units as the widest model has.
+            global ones. There are then as many global units as the widest model has
+            units.
         penalty: The quantity that `strength` multiplies: the Kullback-Leibler
-            divergence of a global unit's posterior before and after (``paper``), or the
-            form of the code of 2020 (``code2020``) or 2022 (``code2022``).
+            divergence between a global unit's posteriors before and after the
+            assignment (``paper``), or the form of the code of 2020 (``code2020``) or
+            2022 (``code2022``).
         strength: Factor lambda of the penalty. With 0 no penalty is computed.
     """
 
@@ -98,9 +102,9 @@ class Space:
     Args:
         a0: Prior information mu_0 p_0, of shape (D,).
         p0: Precision of the prior, the same in all dimensions.
-        blocks: Block of each dimension, of shape (D, B): one in its block, else zero.
-        widest: The block with most dimensions.
-        rest: Dimensions of all other blocks, of shape (R,), int64.
+        blocks: Block of each dimension as a one-hot row, of shape (D, B).
+        widest: Number of the block with the most dimensions.
+        rest: Numbers of the dimensions in all other blocks, of shape (R,), int64.
         square: Sums of a_0^2 over each block, of shape (B,).
     """
 
@@ -126,7 +130,7 @@ class Space:
         return values @ self.blocks
 
     def inner(self, wide: Tensor, rest: Tensor) -> Tensor:
-        """Return sums over all blocks, of shape (..., B).
+        """Return the sum over each block, of shape (..., B).
 
         Args:
             wide: Sums over the widest block, of shape (...,).
@@ -139,7 +143,7 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class LocalUnits:
-    """The units of one model, v = q w.
+    """The J units of one model, as v = q w.
 
     Args:
         q: Precisions, of shape (B,).
@@ -160,7 +164,7 @@ class LocalUnits:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The values of the global units on which assignments depend.
+    """The values of the K global units that determine assignments.
 
     Args:
         S: Precisions, of shape (K, B).
@@ -179,7 +183,7 @@ class Posterior:
 
     @classmethod
     def without_members(cls, space: Space, units: int) -> Posterior:
-        """Return the prior of this number of units."""
+        """Return the values of `units` global units that have no members."""
         own = space.square.expand(units, -1)
         rest = space.a0[space.rest].expand(units, -1)
         return cls(torch.full_like(own, space.p0), own.new_zeros(units), own, own, rest)
@@ -256,7 +260,7 @@ class QuadraticForm:
         Args:
             model: The model's units.
             posterior: The global units.
-            products: v G over the widest block, of shape (K, J).
+            products: Sums of v G over the widest block, of shape (K, J).
             space: The dimensions.
             out: Tensor for the result, or None.
 
@@ -319,8 +323,8 @@ def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     """Return the penalty of 2020.
 
-    A new unit has no members and G = a_0. Its c counts as 1 in ``G - c a_0``, which is
-    then 0: ``(v - a_0 + 0)^2``.
+    A new unit has no members, so its G is a_0. In ``G - c a_0`` its c counts as 1. This
+    difference is then 0, and the squared term is ``(v - a_0)^2``.
     """
     S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]
@@ -346,13 +350,13 @@ def gains(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the gains of assigning each unit of one model to each column.
 
-    The columns are the K global units, and new units t = 1 ... T. The model is not part
-    of `posterior`.
+    The columns are the K global units, followed by T new units. `posterior` does not
+    contain the model's own units.
 
     Args:
         model: The model's units.
         posterior: The global units.
-        products: v G over the widest block, of shape (K, J).
+        products: Sums of v G over the widest block, of shape (K, J).
         space: The dimensions.
         models: Number N of models.
         options: Options of the matching.
@@ -379,7 +383,7 @@ def gains(
         return values
 
     c = np.arange(models).clip(max=_MEMBERS) if options.caps else np.arange(models)
-    # A unit without members does not exist
+    # log(0) is never used, because every global unit has members
     with np.errstate(divide="ignore"):
         popularity = options.popularity * np.log(c / (models - c))
 
@@ -408,7 +412,7 @@ def assign(values: Tensor, known: int = 0) -> Tensor:
 
     Args:
         values: Values of shape (columns, J), with at least as many columns as units.
-        known: Number of columns before those of new units.
+        known: Number of columns of existing global units, which come first.
 
     Returns:
         Columns of shape (J,), int64, on the CPU.
@@ -481,12 +485,13 @@ def match_each(
     orders: np.ndarray,
     start: Sequence[Tensor] | None = None,
 ) -> list[UnitAssignment]:
-    """Run `match` for several lambdas, bit-exactly as for each lambda separately.
+    """Run `match` for several lambdas, bit-identical to one run per lambda.
 
-    Lambdas that never differ share one result. Inner products are computed once. As
-    long as lambdas assign all units alike they have one state, whose rewards and
-    penalties are computed once. Either the assignment problems of one state or the
-    states themselves are handled in parallel, on at most as many threads as torch has.
+    Lambdas that assign all units alike share one state, and at the end one result.
+    Rewards and penalties are computed once per state. Inner products are computed once.
+    If there are at least as many states as threads, the states run in parallel.
+    Otherwise the assignment problems of each state do. At most as many threads run as
+    torch has.
 
     Args:
         models: As in `match`.
@@ -561,7 +566,7 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """The lambdas, by number, that have assigned all units alike, and their state."""
+    """Numbers of lambdas that have assigned all units alike, and their common state."""
 
     numbers: tuple[int, ...]
     state: _State
@@ -643,10 +648,10 @@ class _UnitPool:
         return tuple(found)
 
     def products(self, units: Mapping[int, Tensor], known: int, s: int) -> Tensor:
-        """Compute v G over the widest block for the units of model s.
+        """Compute the sums of v G over the widest block for the units of model s.
 
         Args:
-            units: Global units of the members, by model.
+            units: Global unit of each unit of the models assigned so far, by model.
             known: Number K of global units.
             s: Number of the model.
 
@@ -660,9 +665,9 @@ class _UnitPool:
         return total
 
     def initial_state(self, start: Sequence[Tensor] | None) -> _State:
-        """Return the state without members, or the state of the given global units.
+        """Return the state before the first visit, without members if `start` is None.
 
-        The global units in `start` get the numbers 0, 1 ... in ascending order.
+        The global units in `start` are renumbered 0, 1 ... in ascending order.
         """
         if start is None:
             return _State({}, Posterior.without_members(self.space, 0))

@@ -2,10 +2,11 @@
 
 Reference: PFNM's scheme for several layers (Yurochkin et al. 2019).
 
-A unit is its bias and its outgoing weights. A unit of the first hidden layer includes
-its incoming weights as well. The outgoing weights of a layer are laid out over the
-global units of the next layer, with zero where a model has none. Weights between hidden
-layers are therefore estimated once, as outgoing weights.
+A unit is compared by its bias and its outgoing weights, in the first hidden layer also
+by its incoming weights. When a layer is matched, the next layer is matched already.
+Outgoing weights have one entry per global unit of the next layer, with zero where a
+model lacks this unit. Weights between hidden layers are estimated only once, as
+outgoing weights.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fedexp.matching.structure import Structure, structure_of
 from fedexp.matching.tainting import norm_layers
 from fedexp.matching.widths import width_metrics
 
-# mu_0 of biases, which is the authors' initialisation. That of weights is 0.
+# Prior mean mu_0 of biases, the value with which the authors initialise biases. The
+# prior mean of weights is 0.
 BIAS_MEAN = 0.1
 
 Chain = Sequence[tuple[Tensor, Tensor | None]]
@@ -120,7 +122,8 @@ def fuse_chains(
 
     Args:
         models: Equally deep models. Hidden widths may differ.
-        shares: Shares f_{s,c} of the models in each class, of shape (N, C), float64.
+        shares: Share f_{s,c} of each model s in the samples of each class c, of shape
+            (N, C), float64.
         class_frequency: Whether weights to class c have the precision f_{s,c} / sigma.
             Otherwise their precision is 1 / sigma. The output's biases always have the
             precision f_{s,c} / sigma.
@@ -132,8 +135,8 @@ def fuse_chains(
             begins with (see `match`). None: models are assigned one by one.
 
     Returns:
-        One network per lambda, each bit-identical to that of a run with only this
-        lambda.
+        One network per lambda. Each is bit-identical to the network of a run with only
+        this lambda.
     """
     classes = (shares if class_frequency else torch.ones_like(shares)) / options.sigma
     parts = [
@@ -153,7 +156,7 @@ def fuse_chains(
             begin = None if start is None else start[layer]
             own_strengths = [strengths[i] for i in chosen]
             found = match_each(rows, q, mu0, options, own_strengths, orders[chosen, number], begin)
-            # Lambdas that never differed share one assignment
+            # Lambdas with equal assignments share one object
             for matched in dict.fromkeys(found):
                 alike = tuple(
                     i for i, assignment in zip(chosen, found, strict=True) if assignment is matched
@@ -177,8 +180,8 @@ class _PartlyMatchedChains:
 
     Args:
         numbers: Numbers of these lambdas.
-        outgoing: For each model the weights (n, K) that the units of the next layer to
-            be matched send to the units matched last.
+        outgoing: For each model, weights of shape (n, K). They lead from the n units of
+            the layer that is matched next to the K units that were matched last.
         precision: Precisions of `outgoing`, of shape (N, K).
         matched: Assignments of the layers so far, first to last.
     """
@@ -257,7 +260,7 @@ def _assembled(
 
 
 def _laid_out(weight: Tensor, units: Tensor, width: int) -> Tensor:
-    """Lay out a layer's weight (out, in) over the global units of the receivers.
+    """Lay out a layer's weight (out, in) over the global units of the next layer.
 
     Returns:
         Weights by sender, of shape (in, width).

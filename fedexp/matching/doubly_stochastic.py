@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Half-steps between two checks of range and error, an even number
+# A half-step scales the rows or the columns. Range and error are checked after this
+# many half-steps, an even number.
 _BLOCK = 20
-# Bound of scalings, beyond which a block is repeated with logarithms
+# If a scaling is larger than this or smaller than its inverse, the half-steps since the
+# last check are repeated with logarithms
 _RANGE = 1e100
 
 
@@ -19,14 +21,15 @@ def doubly_stochastic(
 ) -> Tensor:
     """Divide the rows and columns of exp(V / tau) by their sums in turn, rows first.
 
-    The first two half-steps use logarithms. Further half-steps use products with the
-    matrix so far, which is the same function. If their scalings come near overflow,
-    these half-steps are repeated with logarithms.
+    One division of all rows, or of all columns, is a half-step. The first two
+    half-steps are computed with logarithms. The others are computed with matrix
+    products, which is mathematically the same. If their scalings come near overflow,
+    they are repeated with logarithms.
 
     Args:
         V: Matrices of shape (..., n, n), float64.
         tau: Temperature.
-        iterations: Number of half-steps, of rows or of columns.
+        iterations: Number of half-steps, those of rows and of columns together.
         tolerance: Stop once columns have been divided and no row's sum differs from one
             by more than this. None: never stop early.
     """
@@ -51,7 +54,7 @@ def _with_logarithms(S: Tensor, steps: int) -> Tensor:
 
 
 def _with_products(S: Tensor, steps: int) -> Tensor:
-    """Compute half-steps as `_with_logarithms`: rows are scaled by u, columns by v."""
+    """Compute `_with_logarithms` by factors u of the rows and v of the columns."""
     K = S.exp()
     u = v = torch.ones_like(K[..., :1])
     for step in range(steps):

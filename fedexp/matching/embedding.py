@@ -1,6 +1,6 @@
 """A network inside a wider one of the same architecture.
 
-It is laid out in the wider network, or cut out of it.
+The network is laid out in the wider one, or cut out of it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Embedding:
         return _mapped(weights, self.small.spec, part)
 
     def _places(self, name: str, shape: torch.Size) -> list[tuple[int, Tensor]]:
-        """Return the places of a small tensor in the large one, by axis.
+        """Return where the entries of a small tensor are in the large one, by axis.
 
-        Only axes that units index are listed.
+        Only axes that units of the groups in `units` index are listed.
 
         Returns:
             Pairs of the axis and a tensor (n,), int64, with the place in the large

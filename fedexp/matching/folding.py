@@ -36,12 +36,14 @@ class _Folding(NamedTuple):
 def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
     """Return a model without BatchNorm that computes the same in evaluation mode.
 
-    If `weights` have no BatchNorm, they are returned themselves. By output unit and
-    with the running statistics, ``W' = gamma / sqrt(var + eps) W`` and
-    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``. Layers that had no bias and have
-    no BatchNorm after them get a bias of zeros. The network's class gives the
-    constructor arguments of the network without norms by a static method
-    ``without_batch_norm(kwargs)``. Layers keep their names.
+    If `weights` have no BatchNorm, they are returned unchanged. For each output unit,
+    ``W' = gamma / sqrt(var + eps) W`` and
+    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``, with the running mean and
+    variance. A layer without bias and without a BatchNorm after it gets a bias of zeros
+    if the new network has one there. Layers keep their names.
+
+    The network's class needs a static method ``without_batch_norm(kwargs)``. It returns
+    the constructor arguments that change in the network without norms.
 
     Args:
         weights: The model.

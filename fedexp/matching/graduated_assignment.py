@@ -1,13 +1,13 @@
-"""Graduated assignment: joint matching of several networks' units by annealed matching.
+"""Graduated assignment: annealed matching of the units of two or more networks.
 
 Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022,
     with the schedules of the authors' code.
 
 For each group of units, every model i has an assignment U_i of its units to common
-ones. U_i U_j^T maps the units of model i to those of model j. Units are compared by
-their incoming and by their outgoing weights, both given the present maps of the
-neighbouring groups: ``K(x, y) = exp(-||x - y||_4 / 2)``. Each of the two affinities is
-divided by its mean.
+ones. U_i U_j^T maps the units of model i to those of model j. The affinity of units
+with weights x and y is ``K(x, y) = exp(-||x - y||_4 / 2)``. It is computed for incoming
+and for outgoing weights. Before that, the present maps of the neighbouring groups are
+applied to the weights of model i. Each of the two affinities is divided by its mean.
 
 The reference covers chains of layers without biases. Here a group of several layers
 (ResNet) is compared by the weights of all its layers. Biases and norms move with their
@@ -37,7 +37,8 @@ Assignments = dict[str, Tensor]  # U of shape (models, n, n), float64, by group
 class Joint:
     """The schedule of the joint mode, which matches all models at once.
 
-    It controls the temperature tau, Sinkhorn's half-steps and the Hungarian method.
+    A stage is a series of sweeps at one temperature tau of Sinkhorn's iterations. The
+    next stage has a lower tau. The last stage uses the Hungarian method.
 
     Args:
         sweeps: Largest number of sweeps.
@@ -45,13 +46,14 @@ class Joint:
             ``sweeps - final`` sweeps are finished.
         tau: First temperature.
         cooling: Factor of the temperature.
-        floor: At or below this temperature the Hungarian method follows.
-        iterations: Half-steps of the first temperature.
-        further: Half-steps that are added with every next temperature.
+        floor: Once tau is at most this, the next stage uses the Hungarian method.
+        iterations: Sinkhorn's half-steps at the first temperature.
+        further: Half-steps that are added at every next temperature.
         tolerance: A stage ends if the squared change of U, summed over groups and
             averaged over models, is below this.
         patience: A stage also ends once it has counted more sweeps than this.
-        noise: The start is 1 / n plus a uniform number of at most this size.
+        noise: Every entry of the first U is 1 / n plus a uniform number in [-noise,
+            noise].
     """
 
     sweeps: int = 2000
@@ -88,7 +90,7 @@ class Pairwise:
         tau: Temperature.
         cooling: Factor of the temperature after every sweep.
         floor: Last temperature.
-        iterations: Half-steps of the first sweep.
+        iterations: Sinkhorn's half-steps in the first sweep.
         further: Half-steps that are added in every next sweep until tau reaches its
             floor.
         divide: Whether affinities are divided by their mean.
@@ -128,9 +130,9 @@ def match_jointly(
 ) -> tuple[list[dict[str, Tensor]], int]:
     """Find the permutations that move each model to common units.
 
-    If there are two models, the first one's units are the common ones, and its U is the
-    identity. If both moved at once, each after the other's old U, they would follow two
-    independent sequences and name the common units differently.
+    With two models, the units of the first model are the common ones, and its U stays
+    the identity. If both U changed, each would follow the other's old value. This would
+    give two independent sequences, which name the common units differently.
 
     Args:
         models: The models.
@@ -139,7 +141,7 @@ def match_jointly(
         options: The schedule.
         early_stop: Early stop of Sinkhorn's iterations, the tolerance of
             `doubly_stochastic`.
-        start: `random_start` or `identities`.
+        start: The first assignments, from `random_start` or `identities`.
 
     Returns:
         The permutations of each model (the first model's are identities), and the
@@ -149,7 +151,7 @@ def match_jointly(
     if len(models) == 1:
         return [{group.name: torch.arange(group.size) for group in groups}], 0
 
-    # Number of models, from the first on, whose U does not change
+    # The first `num_fixed` models keep their U
     num_fixed = int(len(models) == 2)
     if num_fixed:
         start = {
@@ -292,8 +294,8 @@ def permutation_matrices(V: Tensor) -> Tensor:
 def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
     """Compute the mean over the models of the squared change.
 
-    The change of a model is the smaller one of those from `old` and from `older`, which
-    detects cycles of length two.
+    For each model the smaller one of two changes counts: from `old` and from `older`. A
+    cycle of length two therefore counts as no change.
     """
     steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
     return steps.amin(0).mean()
@@ -306,8 +308,8 @@ class _Side:
     Args:
         neighbour: Group whose maps move the entries that are compared. None: nothing
             moves them.
-        x: Entries of shape (models, n, k, m): units, entries of an edge, units of the
-            neighbour.
+        x: Entries of shape (models, n, k, m). The last three axes are units, entries of
+            an edge and units of the neighbour.
         powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of
             x^4.
     """

@@ -3,9 +3,10 @@
 Reference: Wang et al., Federated Learning with Matched Averaging (FedMA), ICLR 2020,
     Algorithm 1. NAFI uses it for convolutional networks.
 
-A unit is its incoming weights and its bias. Once a group of hidden units is matched,
-every model is laid out over the common units, with zero where it has none. Layers whose
-units and inputs are all common are replaced by their posterior means.
+A unit is compared by its incoming weights and its bias. Once a group of hidden units is
+matched, every model is laid out over the common units, with zeros for units that it
+lacks. Layers whose units and inputs are all common are replaced by their posterior
+means.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class PartlyMatched:
         models: At least one model.
         units: Common unit of each of a model's units, of shape (models, n), int64, on
             the CPU, by group in forward order.
-        pending: Widths of the matched groups over whose common units the models are not
-            laid out yet.
+        pending: For each matched group over which the models are not laid out yet, its
+            number of common units.
     """
 
     models: Sequence[Weights]

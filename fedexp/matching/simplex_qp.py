@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedexp.core.errors import FedexpError, overflow
 
-_JITTER = 1e-12  # added to the scaled matrix, which may be singular
+_JITTER = 1e-12  # added to the diagonal of the scaled matrix, which may be singular
 _GAP = 1e-6  # bound of the duality gap of the scaled objective
 
 
@@ -24,7 +24,7 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
 
     Args:
         G: Matrix of shape (N, N), positive semidefinite.
-        C: Upper bound of every a_i, at least 1 / N (for which all are equal).
+        C: Upper bound of every a_i, at least 1 / N. With 1 / N all a_i are equal.
 
     Returns:
         a of shape (N,), in G's dtype and on its device.
@@ -38,7 +38,7 @@ def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
     scale = float(np.abs(g).max())
     if not math.isfinite(scale):
         raise overflow("the entries of MA-Echo's quadratic program")
-    # Every a is optimal, or only one is feasible
+    # With G = 0 every a is optimal. With C = 1 / N only one a is feasible.
     if scale == 0.0 or C * N <= 1.0:
         return torch.full((N,), 1 / N, dtype=G.dtype, device=G.device)
 

@@ -26,8 +26,8 @@ Maps = Mapping[str, Tensor]
 
 A map is a permutation or a matrix. A permutation (n,), int64, means
 ``new_unit[j] = old_unit[perm[j]]``. Column j of a matrix T (n, n) holds the shares of
-the old units in new unit j: ``new_unit[j] = sum_a T[a, j] old_unit[a]``.
-``T[perm[j], j] = 1`` is the permutation.
+the old units in new unit j: ``new_unit[j] = sum_a T[a, j] old_unit[a]``. A permutation
+is the matrix with ``T[perm[j], j] = 1`` and zeros elsewhere.
 """
 
 _TOLERANCE = 1e-10  # relative tolerance in float64
@@ -41,7 +41,7 @@ class Group:
         name: Weight of the first layer of the group.
         size: Number of units.
         layers: Weights whose rows (axis 0) are these units, in forward order. There are
-            several if sums tie layers (ResNet).
+            several if the outputs of layers are summed (ResNet).
     """
 
     name: str
@@ -89,8 +89,8 @@ class Structure:
     def permute(self, tree: Tree, maps: Maps) -> Tree:
         """Return parameters or buffers with their units moved.
 
-        Tensors that do not move are the same objects. Permutations of all hidden groups
-        leave the network's function unchanged.
+        Tensors that do not move are returned without a copy. Permutations of all hidden
+        groups leave the network's function unchanged.
         """
         return {
             name: self._moved(value, self.unit_axes.get(name, ()), maps)
@@ -110,7 +110,7 @@ class Structure:
     def permute_inputs(self, weight: str, rows: Tensor, maps: Maps) -> Tensor:
         """Move rows that correspond to a layer's input columns, as these columns move.
 
-        An example is a factor K of ``Q' = T^T Q T``.
+        An example is K in ``Q = K K^T`` if a matrix T moves Q to ``T^T Q T``.
 
         Args:
             weight: Name of the layer's weight, (out, in) or (out, channels, kh, kw).

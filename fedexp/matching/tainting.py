@@ -4,8 +4,8 @@ Every linear, convolutional and norm layer is replaced by a stand-in. A NaN in t
 output of one layer passes through everything between layers (activations, pools,
 flattening, sums) and stops at the next layers. Unit numbers are encoded as bits:
 pattern 2b has NaN in the units whose number has bit b, pattern 2b + 1 in the others. An
-input column that depends on exactly one unit sees exactly one pattern of each pair. The
-patterns are the samples of one batch.
+input column that depends on exactly one unit receives a NaN from exactly one pattern of
+each pair. The patterns are the samples of one batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.net import LAYERS
 from fedexp.core.weights import ModelSpec
 
-# Bound of the largest output of a layer, for the patterns of one pass
+# Largest size in bytes of a layer's output in one pass, for all patterns together
 _BYTES = 16 * 2**20
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
@@ -34,7 +34,7 @@ class Flows:
     Args:
         sizes: Number of output units of every linear and convolutional layer, by module
             name, in forward order.
-        columns: Number of their input columns (features, channels).
+        columns: Number of input columns (features or channels) of these layers.
         tensors: Parameters and buffers, scalars excepted, of every linear,
             convolutional and norm layer.
         reads: For each linear, convolutional or norm layer (the reader), the layers

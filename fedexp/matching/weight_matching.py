@@ -39,8 +39,8 @@ class WeightMatching:
         restarts: Number of searches. The first search starts with the units as they
             are. Every further search starts with random permutations and visits groups
             and models in other random orders. The result with the largest total
-            similarity counts, and the earlier one of equal results. The paper has one
-            search, which finds a local optimum.
+            similarity is returned, the earliest one among equal results. The paper has
+            one search, which finds a local optimum.
     """
 
     tolerance: float = 1e-12
@@ -65,8 +65,8 @@ class FoundPermutations:
         sweeps: Number of sweeps over all groups, summed over models, passes and
             restarts.
         similarity: Total similarity of the moved models. For two models it is their
-            inner product. For more it is the squared norm of their sum, which is twice
-            the sum of all inner products of two models plus a constant.
+            inner product. For more models it is the squared norm of their sum. Up to a
+            constant, this norm is twice the sum of the inner products of all pairs.
     """
 
     maps: list[dict[str, Tensor]]
@@ -206,7 +206,7 @@ def _beginnings(
     options: WeightMatching,
     *names: object,
 ) -> Iterator[tuple[list[dict[str, Tensor]], tuple[object, ...]]]:
-    """Yield where each search begins.
+    """Yield the first maps and the random stream of each search.
 
     Args:
         count: Number of models that are moved.

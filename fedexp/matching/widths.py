@@ -14,13 +14,14 @@ from fedexp.matching.structure import Structure
 def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, float]:
     """Compute metrics of the fused widths (none if there are no hidden layers).
 
-    The metrics are the width of each hidden layer, the natural logarithm of the number
-    of all global units divided by that of all local ones, and the share of local units
-    that share their global unit with another model.
+    The metrics are the width of each hidden layer, the natural logarithm of a ratio,
+    and a share. The ratio is the number of all global units divided by the number of
+    all local units. The share is that of local units whose global unit also belongs to
+    another model.
 
     Args:
-        units: For each layer the global units of all local ones, in any shape.
-        widths: For each layer the number of global units.
+        units: For each layer, the global unit of every local unit, in any shape.
+        widths: For each layer, the number of global units.
     """
     if not units:
         return {}

@@ -21,7 +21,7 @@ Update:
        moved by epsilon along the sign of the gradient of a randomly weighted sum of
        D_w's softmax outputs.
 
-    Step 2 needs only each client's logits of the bank. These logits are computed once
+    Step 2 needs only each client's logits on the bank's images. They are computed once
     per image, without augmentation.
 
 Communication:
@@ -30,7 +30,7 @@ Communication:
 
 State:
     Server: as in `fedexp.methods.bases.replay.Replay`. ``own`` also holds the weights w
-    and each client's logits of the bank.
+    and each client's logits on the bank's images.
 
 Logged:
     ``synthesis/loss``, ``synthesis/hard``, ``synthesis/adversarial`` and
@@ -78,7 +78,8 @@ from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
 class CoBoostingState(BankState):
     """The bank and the teachers' weights.
 
-    Its ``logits`` holds each teacher's logits (teachers, b, C) for every batch.
+    The key ``logits`` holds, for every batch, the logits of each teacher, of shape
+    (teachers, b, C).
 
     Args:
         weights: Weights of the teachers, of shape (teachers,).
@@ -195,7 +196,7 @@ class CoBoosting(Replay, Generating):
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
     ) -> tuple[State, Iterator[DistillationBatch]]:
-        """Return perturbed batches, whose pixels are not bounded.
+        """Return perturbed batches, whose pixel values may leave [0, 1].
 
         Every pass draws new random weights u of the class probabilities. The gradient
         of the weighted sum is the direction of the perturbation.
@@ -209,7 +210,7 @@ class CoBoosting(Replay, Generating):
         u = (2 * torch.rand(len(samples), env.num_classes, generator=random) - 1).to(
             env.device, env.dtype
         )
-        # Factor from a change of an image in [0, 1] to that of its normalised input
+        # Change of the normalised input per change of a pixel value in [0, 1]
         scale = 255 * env.domain.affine(samples.x.dim(), env.device)[0]
         for inputs, at in self.inputs(samples, View.of(self.views, env, "distillation"), env):
             moved = inputs + self.epsilon * scale * direction(
@@ -238,7 +239,7 @@ def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau:
 def reweighted(
     weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float
 ) -> Tensor:
-    """Return the weights after one sign-gradient step on D_w's cross-entropy per batch.
+    """Return the weights after one sign-gradient step per batch on D_w's cross-entropy.
 
     Args:
         weights: Weights of shape (m,).

@@ -10,15 +10,16 @@ Update:
     A generator makes images that the clients' models classify with confidence. An epoch
     draws labels y and noise z. T_G Adam steps minimise
     ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` over x = G(z), where D is the mean
-    of the clients' logits (Eq. 3, 4, 6, 7). The student is then distilled from D on all
-    images made so far (Eq. 9).
+    of the clients' logits (Eq. 3, 4, 6, 7). L_BN is the distance of the BatchNorm
+    statistics. L_div is the negative divergence between D and the student. The student
+    is then distilled from D on all images made so far (Eq. 9).
 
-    Where the paper and the code differ, the default follows the code. The generator's
-    weights are drawn anew in every epoch. z is optimised, too. The batch with the
-    lowest loss is stored without augmentation. Distillation passes over the bank of all
-    batches. ``variant=paper_literal`` is Algorithm 1, with one generator and a fixed
-    z. In each epoch the student takes one step, on the images after the generator's
-    last step.
+    Where the paper and the code differ, the default follows the code in four points.
+    The generator's weights are drawn anew in every epoch. z is optimised, too. The
+    batch with the lowest loss is stored without augmentation. Distillation passes over
+    the bank of all batches. ``variant=paper_literal`` is Algorithm 1, with one
+    generator and a fixed z. In each epoch the student takes one step, on the images
+    after the generator's last step.
 
 Communication:
     Up: models, of any architectures. Down: the model that the client starts from. In
@@ -37,9 +38,10 @@ Differences from the paper:
     L_BN compares the images' statistics with the BatchNorm statistics of the teachers.
     The paper names the statistics of the generator, whose shapes do not fit. L_BN is
     divided by the number of teachers, as Eq. 5 is. The student is in evaluation mode
-    while images are made. Pixels are rounded to 8 bits, not cut off. The paper's
-    experiment with several rounds (Table 5) has no code. Here clients and student start
-    from the last student. The student's optimizer and the bank start empty every round.
+    while images are made. Pixels are rounded to the nearest 8-bit value, not cut off.
+    For the paper's experiment with several rounds (Table 5) there is no code. In later
+    rounds, clients and student here start from the last round's student. The student's
+    optimizer and the bank start empty every round.
 
 Differences from the authors' code:
     All differences from the paper are also differences from the code. The code's L_BN
@@ -95,8 +97,8 @@ class Dense(Replay, Generating):
         synthesis_views: Augmentation of the images while they are made. It takes the
             same values as `views`.
         reestimate_batch_norm: Whether the student's running BatchNorm statistics are
-            recomputed over the bank after a round's last epoch. Images are not
-            augmented, and shuffled batches have B images
+            recomputed over the bank after a round's last epoch. This pass uses the
+            images without augmentation, in shuffled batches of B
             (`fedexp.server_training.forward.recomputed_statistics`). The paper and the
             code keep the statistics of training. Networks without BatchNorm do not
             change.
@@ -150,7 +152,7 @@ class Dense(Replay, Generating):
     def _reestimated(self, state: DataFreeState, env: Env) -> Weights:
         """Return the student with BatchNorm statistics of one pass over the bank."""
         bank = samples_of(state["own"]["bank"], env.domain)
-        # The images of a batch in the bank are sorted by class
+        # Shuffle the images, because those of a batch in the bank are sorted by class
         names = (env.seed, "statistics", env.round)
         order = torch.randperm(len(bank), generator=torch_generator(*names)).to(bank.x.device)
         shuffled = replace(bank, x=bank.x[order], y=bank.y[order])

@@ -10,9 +10,11 @@ Update:
     An epoch draws labels y and a batch of images x = sigmoid(u), u ~ N(0, I). N_inv
     Adam steps on u minimise
     ``CE(D(v), y) + w_f R_f + w_tv R_tv(v) + w_2 ||v|| + w_c R_c(v)``, where D is the
-    mean of the clients' logits. v is x rolled by a random offset, which each step draws
-    anew for the whole batch. The iterate with the lowest loss joins the bank. The
-    student is distilled from D on the bank as in FedSyn.
+    mean of the clients' logits. R_f is the distance of the BatchNorm statistics, R_tv
+    the total variation, and R_c the competition between teachers and student. v is x
+    rolled by a random offset. Each step draws one new offset for the whole batch. The
+    images of the step with the lowest loss join the bank. The student is distilled from
+    D on the bank as in FedSyn.
 
 Communication:
     Up: models, of any architectures. Down: the model that the client starts from. In

@@ -9,8 +9,9 @@ Reference:
 Update:
     Generator G and student S learn together on new images. Each step draws noise z and
     makes images x = G(z). D is the mean of the clients' logits. The generator minimises
-    ``w_oh L_oh + w_ie L_ie + w_a L_a`` of D(x). The student minimises
-    ``KL(D(x) || S(x))`` on the same images. D(x) is computed once for both losses.
+    ``w_oh L_oh + w_ie L_ie + w_a L_a``. These are the one-hot loss and the information
+    entropy of D(x), and the activation loss. The student minimises ``KL(D(x) || S(x))``
+    on the same images. D(x) is computed once for both losses.
 
 Communication:
     Up: models, of any architectures. Down: the model that the client starts from. In
@@ -112,8 +113,9 @@ class FedDafl(Generating):
             env: The environment.
 
         Yields:
-            Normalised images and the teachers' logits of them. Both come from the
-            generator's loss, so the images are from before the generator's step.
+            Normalised images and the teachers' logits of them. Both were computed for
+            the generator's loss. The images are therefore those before the generator's
+            step.
         """
         view = View.of("none", env, "synthesis")
         images_of = generated_by(own["generator"], self.precision)

@@ -6,14 +6,13 @@ Reference:
     https://arxiv.org/abs/2009.01974
 
 Update:
-    The teachers are the mean of the clients' models, the m clients' models and M models
-    sampled from a distribution over models. The mean of the teachers' probabilities is
-    sharpened and distilled into the mean model on unlabelled proxy data. The student's
-    weights are averaged over steps (SWA). Proxy data do not change, so every teacher
-    runs once per sample. The paper's distributions are a diagonal Gaussian (mean and
-    variance of the y_i, weighted by p_i) and a Dirichlet mixture (``sum_i s_i y_i``,
-    s_i proportional to ``p_i r_i``, r ~ Dir(alpha)). Sampled models have the buffers of
-    the mean model.
+    The teachers are the m clients' models, their mean, and M models sampled from a
+    distribution over models. The mean of the teachers' probabilities is sharpened and
+    distilled into the mean model on unlabelled proxy data. The student's weights are
+    averaged over steps (SWA). Proxy data do not change, so every teacher runs once per
+    sample. The paper's distributions are a diagonal Gaussian (mean and variance of the
+    y_i, weighted by p_i) and a Dirichlet mixture (``sum_i s_i y_i``, s_i proportional
+    to ``p_i r_i``, r ~ Dir(alpha)). Sampled models have the buffers of the mean model.
 
 Communication:
     Up: y_i. Down: w.

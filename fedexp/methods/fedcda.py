@@ -130,8 +130,8 @@ class FedCDA(Mean):
             with the ``initial`` model.
         random_over: Clients for which ``random`` chooses anew in a round: the
             ``participants``, or ``all`` clients that have a model.
-        loss_reduction: F is the ``mean`` of the samples' losses, or their ``sum``, the
-            loss that line 7 of Algorithm 1 accumulates.
+        loss_reduction: F is the ``mean`` of the samples' losses, or their ``sum`` (line
+            7 of Algorithm 1 accumulates the loss).
         chosen_weights: Weights of the chosen models after the warm-up: ``uniform``
             (line 10 of Algorithm 1) or by ``samples``.
     """
@@ -184,7 +184,8 @@ class FedCDA(Mean):
 
     @property
     def needs(self) -> Needs:
-        # The weights are sizes of the partition, which must be that of the models.
+        # The weights are the clients' sizes. Stored models must have been trained on
+        # clients of these sizes.
         return super().needs | Needs(client_inputs=self.chosen_weights == "samples")
 
     @property
@@ -210,7 +211,7 @@ class FedCDA(Mean):
             return
 
         m, groups = extent.sampling.m, self._groups(extent)
-        # With Bernoulli sampling m is a mean
+        # With Bernoulli sampling, m is only the expected number of clients
         fixed = extent.sampling.kind != "bernoulli"
         # One client is one group for every B
         if self.strategy == "approximate" and fixed and 1 < m < groups:

@@ -1,4 +1,4 @@
-"""FedCM: a momentum of the server, mixed into every local gradient.
+"""FedCM: the server's momentum is mixed into every local gradient.
 
 Reference:
     Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
@@ -7,9 +7,9 @@ Reference:
 Update:
     A local step uses ``v = alpha g + (1 - alpha) Delta``. Delta is fixed during the
     round. After the round, ``Delta = -U / (tau lr)``. U is the aggregate of the m
-    clients' updates, before the server's step size. tau and lr are the number of local
-    steps and the local step size of this round. Delta is therefore in units of a
-    gradient. Delta starts at zero. Under a constant gradient g it is
+    clients' updates, before it is multiplied by the server's step size. tau and lr are
+    the number of local steps and the local step size of this round. Delta is therefore
+    in units of a gradient. Delta starts at zero. Under a constant gradient g it is
     ``(1 - (1 - alpha)^t) g`` after t rounds.
 
 Communication:
@@ -25,9 +25,10 @@ Differences from the paper:
     In the paper and in FL-Simulator all clients have the same tau. If the tau_i of the
     clients differ, tau is their mean with the weights p_i, so that every local step
     counts alike. For a mean of the u_i / (tau_i lr), each client would have to send D
-    more numbers. As in
-    FL-Simulator, weight decay comes after clipping, outside the mix v. Delta carries
-    the decay from round to round. The fixed points are then those of the decay
+    more numbers.
+
+    As in FL-Simulator, weight decay comes after clipping, outside the mix v. Delta
+    carries the decay from round to round. The fixed points are then those of the decay
     ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With
     ``decay_inside_mix`` the step uses
     ``v = alpha (g + weight_decay w) + (1 - alpha) Delta`` and the fixed points are
@@ -58,10 +59,10 @@ class FedCM(Trainer):
     Args:
         alpha: Share of the fresh gradient (alpha). With 1 the method equals FedAvg
             bit-exactly.
-        decay_inside_mix: Whether weight decay is mixed as the gradient is. The mix then
-            subtracts ``(1 - alpha) weight_decay w`` before clipping, and the optimizer
-            adds ``weight_decay w`` after it. The clipping bound therefore holds for the
-            gradient that includes the subtracted term.
+        decay_inside_mix: Whether weight decay is part of the mix, as the gradient is.
+            Then ``(1 - alpha) weight_decay w`` is subtracted before clipping, and the
+            optimizer adds ``weight_decay w`` after clipping. The clipped gradient
+            therefore includes the subtracted term.
     """
 
     alpha: float = 0.1
@@ -85,7 +86,7 @@ class FedCM(Trainer):
         excess = (
             (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
         )
-        # Subtract the excess decay of w = (w - w^t) + w^t. `pull` covers (w - w^t).
+        # Subtract the excess decay of w^t. `pull` subtracts that of w - w^t.
         if excess:
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)

@@ -1,6 +1,7 @@
 """FedDyn: dynamic regularisation.
 
-It makes the clients' minimisers agree with the minimiser of their mean.
+It makes the minimisers of the clients' objectives agree with the minimiser of the mean
+objective.
 
 Reference:
     Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021,
@@ -9,13 +10,13 @@ Reference:
 
 Update:
     A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``. Every step uses the
-    gradient ``g + a (w - (w^t + g_i / a))``. After local training ``g_i -= a u_i``. If
-    local training reaches the minimum, the new g_i is the gradient of f_i. The server
-    computes ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``.
-    The client's correction is added before clipping. Weight decay is part of f_i. N
-    counts the clients that can take part. At a fixed point every u_i is 0 and d is 0,
-    so the gradients sum to zero. Then w minimises the mean of all f_i, in which every
-    client has the same weight.
+    gradient ``g + a (w - (w^t + g_i / a))``. After local training ``g_i -= a u_i`` with
+    the update ``u_i = y_i - w^t``. If local training reaches the minimum, the new g_i
+    is the gradient of f_i there. The server computes ``h -= (a/N) sum_{i in P_t} u_i``
+    and ``w^{t+1} = mean_{P_t} y_i - h/a``. The client's correction is added before
+    clipping. Weight decay is part of f_i. N counts the clients that can take part. At a
+    fixed point every u_i is 0 and h is 0, so the gradients sum to zero. Then w
+    minimises the mean of all f_i, in which every client has the same weight.
 
 Communication:
     Up: y_i. Down: w.

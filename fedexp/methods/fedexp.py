@@ -6,8 +6,10 @@ Reference:
     https://arxiv.org/abs/2301.09604
 
 Update:
+    U is the mean of the clients' updates u_i with weights p_i.
     ``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, ``w += eta_g U``. The
-    mean of the last two iterates is evaluated. Training continues from the last one.
+    mean of the last two iterates of w is evaluated. Training continues from the last
+    iterate.
 
 Communication:
     Up: y_i. Down: w.

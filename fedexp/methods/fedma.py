@@ -30,14 +30,15 @@ Logged:
     `fedexp.matching.widths.width_metrics`.
 
 Differences from the paper:
-    All clients have the weight 1 / N in a class that no client has. In the paper all
-    clients take part. Here a client that was not in the last cohort gets the units that
-    most of the cohort's models have. BatchNorm is folded into the layer before it
-    (NAFI, Appendix E). Fixed widths are an extension: assignments are permutations, all
-    clients get the whole model, and norm layers and layers with shared units (ResNet)
-    are permuted with their units. Matched units are merged by the code's posterior
-    mean, which multiplies the mean weights of c_k matched units by
-    ``c_k / (c_k + sigma / sigma_0)`` in every round. Algorithm 1 has the plain mean.
+    If no client has a class, every client has the weight 1 / N in the class's row of
+    the output layer. In the paper all clients take part. Here a client that was not in
+    the last cohort gets the units that most of the cohort's models have. BatchNorm is
+    folded into the layer before it (NAFI, Appendix E). Fixed widths are an extension:
+    assignments are permutations, all clients get the whole model, and norm layers and
+    layers with shared units (ResNet) are permuted with their units. Matched units are
+    merged by the code's posterior mean, which multiplies the mean weights of c_k
+    matched units by ``c_k / (c_k + sigma / sigma_0)`` in every round. Algorithm 1 has
+    the plain mean.
 
 Differences from the authors' code:
     Here the prior mean 0.1 belongs to the bias in every layer. From the second layer
@@ -201,7 +202,7 @@ class FedMA(UnitMatching):
             with_widths(spec, input_shape, {})
 
     def _matched(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
-        """Return the architecture that is matched, with BatchNorm folded if set."""
+        """Return the matched architecture, folded if `fold_batch_norm` is set."""
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> FedMAState:

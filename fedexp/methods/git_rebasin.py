@@ -22,10 +22,11 @@ Logged:
     searches. The metrics of `fedexp.matching.widths.one_to_one`.
 
 Differences from the paper:
-    Two models have the weight 1/2 each. The paper interpolates between them. With more
-    than two models, the common units take the order of the first model's units, which
-    does not change the networks' outputs. In networks with norms or residual sums,
-    units are permuted by the groups that `fedexp.matching.structure` finds.
+    Two models are averaged with the weight 1/2 each. The paper interpolates between
+    them. With more than two models, the common units take the order of the first
+    model's units, which does not change the networks' outputs. In networks with norms
+    or residual sums, units are permuted by the groups that `fedexp.matching.structure`
+    finds.
 """
 
 from __future__ import annotations

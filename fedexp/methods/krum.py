@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: the updates that lie closest to their neighbours.
+"""Krum and Multi-Krum: the mean of the updates that are closest to their neighbours.
 
 Reference:
     Blanchard, El Mhamdi, Guerraoui, Stainer, Machine Learning with Adversaries:
@@ -6,10 +6,12 @@ Reference:
     https://arxiv.org/abs/1703.02757
 
 Update:
-    ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest other updates.
-    Krum takes the update with the lowest score. Ties go to the first client. Multi-Krum
-    takes the mean of the m updates with the lowest scores. For m = n it is the uniform
-    mean. The guarantee needs 2 f + 2 < n. The server computes n^2 distances.
+    n participants send updates, and f of them may be attackers. The score of update u_i
+    is ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest other updates
+    u_j. Krum takes the update with the lowest score. Ties go to the first client.
+    Multi-Krum takes the mean of the m updates with the lowest scores. For m = n it is
+    the uniform mean. The guarantee needs 2 f + 2 < n. The server computes n^2
+    distances.
 
 Communication:
     Up: y_i. Down: w.
@@ -45,7 +47,8 @@ class Krum(Collecting):
     """The aggregator of Krum. Every client counts once.
 
     The number of a client's samples has no effect. If ``on_nonfinite=skip_client``
-    leaves fewer clients than planned, a score still has at least one neighbour.
+    leaves fewer clients than planned, a score is still computed from at least one
+    neighbour.
 
     Args:
         f: Number of attackers among a round's participants. An int is a count. A float

@@ -9,14 +9,14 @@ Reference:
 Update:
     Let n_j be the client's number of samples of class j. The margins are
     ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``. The loss is the cross-entropy of
-    ``s (z - Delta_y e_y)``. The network's output is s z, not z. Evaluation, ensembles,
-    averages and teachers therefore have calibrated logits, and only the loss needs s.
-    For a linear head the factor s is part of the head's weights. Then only the product
-    of s and M has an effect, and training starts from ordinary logits. A separate
-    factor s = 30 before the loss would multiply every gradient by 30. With
-    ``model.cosine_scale`` = s the head is the authors' normalised head,
-    ``s cos(h, w_j)``. FedSyn does not describe the head, and DENSE's code has linear
-    heads.
+    ``s (z - Delta_y e_y)``, where y is the label and e_y its unit vector. The network's
+    output is s z, not z. Evaluation, ensembles, averages and teachers therefore have
+    calibrated logits, and only the loss needs s. For a linear head the factor s is part
+    of the head's weights. Then only the product of s and M has an effect, and training
+    starts from ordinary logits. A separate factor s = 30 before the loss would multiply
+    every gradient by 30. With ``model.cosine_scale`` = s the head is the authors'
+    normalised head, ``s cos(h, w_j)``. FedSyn does not describe the head, and DENSE's
+    code has linear heads.
 
 Communication:
     Up: y_i. Down: w.
@@ -25,9 +25,9 @@ State:
     Clients: none.
 
 Differences from the authors' code:
-    If a client has no sample of a class, the class has margin 0 and re-weighting (DRW)
-    weight 0, and is left out of the maximum. In the authors' formula the margin of such
-    a class is infinite and every loss is NaN.
+    If a client has no sample of a class, the class has margin 0, has weight 0 in
+    re-weighting (DRW), and is left out of the maximum. In the authors' formula the
+    margin of such a class is infinite and every loss is NaN.
 """
 
 from __future__ import annotations

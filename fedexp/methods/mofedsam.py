@@ -39,7 +39,8 @@ from fedexp.methods.fedsam import FedSAM
 class LocalMoFedSAM(FedSAM, FedCM):
     """The local training of MoFedSAM, with the arguments of `FedCM` and `FedSAM`.
 
-    With alpha=1 it equals FedSAM, with rho=0 FedCM and with both FedAvg, bit-exactly.
+    It is bit-identical to FedSAM with alpha=1, to FedCM with rho=0 and to FedAvg with
+    both.
     """
 
     def __post_init__(self) -> None:
@@ -57,8 +58,8 @@ class MoFedSAM(LocalMoFedSAM):
             normalisation (``plain``).
     """
 
-    # The client cache identifies a trainer by its repr. Only the server reads this
-    # field, so that client work does not depend on it.
+    # The client cache identifies a trainer by its repr. This field is not part of the
+    # repr, because only the server reads it.
     momentum_from: Literal["normalised", "plain"] = field(default="normalised", repr=False)
 
     @property

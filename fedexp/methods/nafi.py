@@ -13,7 +13,8 @@ State:
 
 Differences from the paper:
     As in `fedexp.methods.pfnm`. The authors' code has other penalties than the paper
-    (`penalty`). Its coefficient of ``log(c_k / (N - c_k))`` (`popularity`) is 1.
+    (`penalty`). In the code the coefficient of ``log(c_k / (N - c_k))`` (`popularity`)
+    is 1, in the paper it is 2.
 """
 
 from __future__ import annotations

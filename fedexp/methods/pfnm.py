@@ -366,7 +366,7 @@ class PFNM(UnitMatching, FusionAggregator):
         return np.array(orders, dtype=np.int64).reshape(shape).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
-        """Return the index of the raw stream's segment for lambda number `number`.
+        """Return the index of the segment of the ``raw`` stream for lambda `number`.
 
         A segment contains the orders of one matching.
         """

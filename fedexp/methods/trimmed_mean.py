@@ -58,7 +58,7 @@ class TrimmedMean(Collecting):
 
     def trimmed(self, n: int) -> int:
         """Return how many of n values are left out at each end."""
-        # In floating point 0.07 * 100 is more than 7
+        # In floating point 0.07 * 100 is more than 7, and would be rounded up to 8
         return math.ceil(self.beta * n - 1e-9)
 
     def check_extent(self, extent: Extent) -> None:

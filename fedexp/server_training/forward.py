@@ -40,8 +40,8 @@ def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_si
     """Replace BatchNorm's running statistics by means over batches of `samples`.
 
     Batches are in the samples' order and weighted by their sizes. A batch of one sample
-    is left out. The statistics of a layer are the mean, and the variance with Bessel's
-    correction, of its input. The layers before it normalise with their batch
+    is left out. The statistics of a BatchNorm are those of its input: the mean, and the
+    variance with Bessel's correction. The layers before it normalise with their batch
     statistics. Reference: Izmailov et al. 2018 (SWA), Section 3.2.
     """
     if not net.has_batch_norm:

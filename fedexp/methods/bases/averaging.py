@@ -253,7 +253,7 @@ class Collecting(Averaging):
 
 
 def _floating(tree: Tree) -> Tree:
-    """Return the floating tensors of a tree, without counts."""
+    """Return the floating tensors of a tree, without integer counters."""
     return {name: value for name, value in tree.items() if value.is_floating_point()}
 
 

@@ -16,8 +16,8 @@ Update:
     classes that participants have had so far. The first argument of the divergence is
     constant for the gradient. ``alpha_t = max(floor, alpha decay^t)``, and beta_t is
     computed in the same way. t is the round, from 0. The paper has only the first of
-    the two terms (beta = 0). The published code has both. The generator is in
-    evaluation mode and does not change.
+    the two terms, which corresponds to beta = 0. The published code has both. The
+    generator is in evaluation mode and does not change.
 
 Communication:
     Up: y_i and the class counts n_{i,c}. Down: w, the generator, and the classes that
@@ -51,8 +51,8 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     Args:
         alpha: Coefficient of the first term before any decay. Decay starts in round 0,
             although the term is used only from round 1 on.
-        beta: Coefficient of the second term before any decay, which starts as for
-            `alpha`.
+        beta: Coefficient of the second term before any decay. Decay starts in round 0,
+            too.
         decay: Factor of both coefficients per round.
         floor: Lower bound of the coefficients. A coefficient of 0 stays 0.
         batch_size: Generated features per step (B_gen). B is ``local.batch_size``.

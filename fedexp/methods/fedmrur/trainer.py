@@ -6,12 +6,13 @@ Reference:
     https://arxiv.org/abs/2311.05924
 
 Update:
-    H acts at the clients, in this trainer. Both gradients of a step are those of
-    ``f_i(w) + gamma R``. R is an exponential of the squared Lorentzian distance d2
-    between two representations of a batch. One is computed by the current model w, the
-    other by the received model, which is frozen and in evaluation mode. N acts at the
-    server, in `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. For N without H,
-    combine this aggregator with the trainer `MoFedSAM`.
+    H acts at the clients, in this trainer. A step computes two gradients, at w and at
+    the perturbed weights. Both are gradients of ``f_i + gamma R``. R is an exponential
+    of the squared Lorentzian distance d2 between two representations of a batch. One is
+    computed by the current model w, the other by the received model, which is frozen
+    and in evaluation mode. N acts at the server, in
+    `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. For N without H, combine
+    this aggregator with the trainer `MoFedSAM`.
 
 Communication:
     Up: y_i. Down: w and Delta.

@@ -9,7 +9,7 @@ Reference:
     https://arxiv.org/abs/2204.12493
 
 Update:
-    W_i is a layer's matrix at client i, the start of V_i. W is the fused matrix.
+    W_i is a layer's matrix at client i. V_i starts at W_i. W is the fused matrix.
     ``R_i = W - V_i``. ``P_i = K_i K_i^T`` (`fedexp.methods.ma_echo.projections`).
     Every layer is updated T times. Its V_i follow one of the two rules::
 

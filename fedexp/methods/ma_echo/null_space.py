@@ -5,9 +5,9 @@ factor K_i [d, r_i] has few columns. Without row norms every V_i keeps the form
 ``g W_i + U - A_i K_i^T``, with one scalar g and one matrix U for all clients. An
 iteration therefore updates g, U and A_i, and the V_i [out, d] are not formed.
 
-Let K [d, r] be all factors side by side, with r = sum_i r_i. An iteration takes one
-product with K^T, [out, r] x [r, d], one product of W with K, [out, d] x [d, r], and one
-product with an r_i x r_i matrix per client. With row norms the V_i are stored.
+Let K [d, r] be all factors side by side, with r = sum_i r_i. An iteration takes three
+kinds of products: one with K^T ([out, r] x [r, d]), one of W with K ([out, d] x [d,
+r]), and one with an r_i x r_i matrix per client. With row norms the V_i are stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedexp.matching.simplex_qp import capped_simplex_qp
 
-_SMALLEST_NORM = 1e-12  # added to norms, because a row that does not move has no direction
+_SMALLEST_NORM = 1e-12  # added to norms, because the norm of a row that does not move is 0
 
 
 @dataclass(frozen=True)
