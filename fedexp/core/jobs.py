@@ -87,8 +87,8 @@ class ClientResult:
         probes: Answers to ``job.probes`` by name. Empty if the result contains NaN or
             infinity.
         probe_seconds: Seconds that the probes took, a part of the job's time.
-        known_finite: The model, if it is known to have no NaN or infinity. Such a model
-            is not checked again.
+        known_finite: The model if it was already found to have no NaN or infinity, else
+            None. The model is then not checked again.
     """
 
     client: int
@@ -113,9 +113,9 @@ class ClientResult:
 
         Tensors are contiguous in memory. If the network computes channels last, 4-D
         tensors are channels last. Results from the client cache, a file or another
-        process get the same layout. The last bits of a matrix product can differ if an
-        operand is transposed in memory, and arithmetic on trees is slow if two trees
-        have different layouts. If all tensors have the layout already, the result
+        process get the same layout, for two reasons. The last bits of a matrix product
+        can differ if an operand is transposed in memory. Arithmetic on two trees is
+        slow if their layouts differ. If all tensors have the layout already, the result
         itself is returned.
         """
         first = next(iter(self.weights.params.values()), None)
