@@ -222,8 +222,8 @@ class FusedKernel(StackKernel):
     ) -> dict[str, Tensor]:
         """Take a whole step of plain SGD or of SGD with heavy-ball momentum, in place.
 
-        It is called only if no other operation (such as clipping) is between gradient
-        and optimizer than an ascent and an adjustment.
+        It is called only if no operation (such as clipping) is between gradient and
+        optimizer, except an ascent and an adjustment.
 
         Returns:
             The losses of shape (k,) and everything else that is measured, by name.
