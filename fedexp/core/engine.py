@@ -172,7 +172,7 @@ def describe(engine: Engine) -> dict[str, Any]:
 
 
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
-    """Return `result` with the answers of the job's probes for its model.
+    """Run the job's probes on the model of `result`, and return it with the answers.
 
     The probes run in this process. If `result` contains NaN or infinity, no probe runs.
     The runner raises an error for such a result or skips the client.

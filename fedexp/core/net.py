@@ -123,7 +123,8 @@ class Net:
     def for_evaluation(cls, weights: Weights) -> Net:
         """Return a network for these weights, in evaluation mode.
 
-        Its device and dtype are those of the parameters. The weights are not bound.
+        Its device and dtype are those of the parameters. The tensors are not put into
+        the network yet.
         """
         first = next(iter(weights.params.values()))
         return cls(weights.spec, first.device, first.dtype).train(False)
@@ -326,10 +327,10 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
 
 
 def same_author(kind: type, claim: str, about: str) -> bool:
-    """Return whether the class that declares `claim` also defines `about`.
+    """Return whether one class defines both attributes, `claim` and `about`.
 
-    `claim` names an attribute that describes the attribute `about`. If a subclass
-    overrides only one of the two, the description may be wrong.
+    `claim` is the name of an attribute that describes the attribute `about`. If a
+    subclass overrides only one of the two, the description may be wrong.
     """
 
     def author(name: str) -> type | None:

@@ -106,7 +106,7 @@ class Renames:
 
 
 def _of_class(table: Mapping[str, Mapping[str, T]], kind: type) -> dict[str, T]:
-    """Join the entries of a class and its bases. Entries of a derived class win."""
+    """Join the entries of a class and its bases. Derived classes take precedence."""
     paths = (f"{base.__module__}.{base.__qualname__}" for base in reversed(kind.__mro__))
     return {name: new for path in paths for name, new in table.get(path, {}).items()}
 

@@ -463,7 +463,7 @@ class Trainer:
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
-        """Return the server's trees after a round, not the model's weights.
+        """Return the server's trees after a round. Hooks cannot change the model here.
 
         Args:
             shared: The trees before the round.

@@ -52,7 +52,7 @@ class Partitioner(ABC):
             sample of the client that has most.
     """
 
-    # Property of the training samples that `sample` receives
+    # Property by which the scheme splits the samples. `sample` receives its values
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False

@@ -559,7 +559,7 @@ def _batches(
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # steps of one epoch. The order has their samples in sequence.
+                run = list(group)  # steps of one epoch. Their samples are adjacent.
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

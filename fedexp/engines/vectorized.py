@@ -89,10 +89,10 @@ class Vectorized(Engine):
         return engine
 
     def choose_quietly(self, context: EngineContext) -> Engine:
-        """Choose as `choose` does, for a caller that did not ask for stacks.
+        """Choose as `choose` does, but with fewer notes.
 
-        On a CPU, no note is written if the jobs can be stacked but stacking is not
-        expected to be faster.
+        It is for callers that did not ask for stacks. On a CPU, no note is written if
+        the jobs could be stacked, but stacking is not expected to be faster.
         """
         jobs = context.jobs
         self.open(context.numerics, context.threads)

@@ -31,8 +31,8 @@ class CvaeTask(Task):
     the posterior's mean instead of a random code.
 
     If labels are given, a prediction has the reconstruction loss and the KL divergence
-    of each image, (b, 2). Without labels it has the evidence lower bound of log p(x |
-    y) for every label y, (b, classes).
+    of each image, (b, 2). Without labels it has, for every label y, the evidence lower
+    bound of log p(x | y), (b, classes).
 
     Args:
         latent: Width of z in the model. None means that the model has no z, and is

@@ -24,7 +24,7 @@ _COLOURS = {
     "synthesis": "tab:olive",
 }
 _MARKED = 25  # maximum number of points with markers. More markers would hide the line
-_LOG_RATIO = 100  # ratio of losses from which on the axis is logarithmic
+_LOG_RATIO = 100  # largest by smallest loss above which the axis is logarithmic
 _TITLE_WIDTH, _TITLE_LINES = 110, 2
 
 

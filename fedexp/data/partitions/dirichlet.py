@@ -123,7 +123,7 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     def _deal(
         self, classes: list[np.ndarray], n: int, clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Sample one partition, whatever the size of its smallest client.
+        """Sample one partition without a check of its smallest client.
 
         Returns:
             The shuffled indices of each class, and the number of them that each client
