@@ -400,9 +400,12 @@ def _group_choices(overrides: list[str]) -> list[str]:
 def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
     """Suggest a key for the unknown `key`.
 
-    Suggestions are tried in this order: a key in the same node as `key`, a key of
-    another option of its group, a key of the same name in another node. If `key` has no
-    dot, a key of the same name in another node comes first.
+    Suggestions are tried in this order:
+
+    1. a key of the same name in another node, if `key` has no dot
+    2. a key in the same node
+    3. a key of another option of the group
+    4. a key of the same name in another node
 
     Args:
         key: Unknown key, dotted.

@@ -88,8 +88,8 @@ def run(
         engine: The engine that executes client jobs.
         data: The data.
         snapshot: The snapshot to continue from, or None to start from round 0.
-        on_nonfinite: Reaction to NaN or infinity in a client's result: ``raise`` an
-            error, or ``skip_client``.
+        on_nonfinite: Reaction to NaN or infinity in a client's result. ``raise`` raises
+            an error, ``skip_client`` leaves out the client.
         on_client: Callback with two arguments: the number of finished jobs and the
             number of all jobs of the step.
 

@@ -463,7 +463,7 @@ class Trainer:
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
-        """Return the server's trees after a round. Hooks cannot change the model here.
+        """Return the server's trees after a round. The model itself does not change.
 
         Args:
             shared: The trees before the round.

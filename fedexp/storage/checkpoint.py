@@ -29,9 +29,9 @@ class Checkpoint:
     """The latest snapshot of a run, in ``<folder>/checkpoint``.
 
     The server's state is stored by content, so a repeated tree is stored once. Between
-    saves, a run can also store data here that do not fit into memory: client states, if
-    its first snapshot uses `client_states`, and models, if its environment (`Env`) uses
-    `models`. A save writes only what is not on disk yet.
+    saves, a run can also store data here that do not fit into memory. Client states are
+    stored if its first snapshot uses `client_states`. Models are stored if its
+    environment (`Env`) uses `models`. A save writes only what is not on disk yet.
 
     Args:
         folder: Folder of the run.
