@@ -47,8 +47,8 @@ class Run:
     def status(self) -> str:
         """One of done, running, failed, interrupted, stale, damaged and unknown.
 
-        A stale run is marked as running, but no process works on it. The status of a
-        run is unknown if it is marked as done and its result is absent.
+        ``stale`` means that the run is marked as running, but no process works on it.
+        ``unknown`` means that the run is marked as done, but its result is absent.
         """
         return StoredRun(self.folder).status
 
@@ -56,7 +56,7 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved config, with the chosen option of each group and the overrides.
 
-        The options are at ``choices``, the overrides at ``overrides``.
+        The options are under the key ``choices``, the overrides under ``overrides``.
         """
         return self._require(StoredRun(self.folder).read_config() or None, "config.yaml")
 
@@ -68,7 +68,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row per step, which is a round for most methods.
+        """One row per step. For most methods, a step is a round.
 
         A row has ``round``, ``step``, ``train/loss``, ``test/global/acc`` and so on.
         """
@@ -79,7 +79,8 @@ class Run:
         """The models that the run delivered, on the CPU.
 
         There is one global model, one model per member of an ensemble, or one per
-        client. Models of a class that is not allowed raise `StorageError`, see `load`.
+        client. If the class of a model is not allowed (see `load`), the property raises
+        `StorageError`.
         """
         from fedexp.storage.model_folder import MODELS, ModelFolder, refuse_other_classes
 
@@ -167,7 +168,7 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     from fedexp.running.execute import execute
     from fedexp.storage.identity import targets
 
-    # Flags of a sweep are refused, too, because this is one run.
+    # Flags that only a sweep has are refused, too, because this is one run.
     refuse_flags([*overrides])
     (job,) = check_jobs([list(overrides)])
     check_split(job)
@@ -183,9 +184,9 @@ def load(
 ) -> Run:
     """Load a stored run.
 
-    The stored models name the classes of their networks. A folder from elsewhere could
-    name a class whose module runs any code. Therefore only classes of fedexp are
-    imported, and those of `allow_classes`.
+    The stored models name the classes of their networks. A folder from another source
+    could name a class whose module runs harmful code. Therefore only classes of fedexp
+    and of `allow_classes` are imported.
 
     Args:
         run: Folder of the run, or a part of its name that no other run has.
@@ -196,7 +197,7 @@ def load(
     Raises:
         FedexpError: There is no such run, or more than one. The error names the
             nearest run.
-        ConfigError: `allow_classes` is a text and not a list of texts.
+        ConfigError: `allow_classes` is a text. It must be a list of texts.
     """
     if isinstance(allow_classes, str):
         raise ConfigError(
@@ -225,37 +226,38 @@ def save_models(
     data_sha256: str | None = None,
     probes: Sequence[Probe] | None = None,
 ) -> None:
-    """Save models that were trained elsewhere, as ``client_models.path`` reads them.
+    """Save models that were trained elsewhere in the format of ``client_models.path``.
 
-    Model i belongs to client i. A method that needs to know more about the clients than
-    the folder contains is refused. ``client_models.data=partition`` declares that the
-    models were trained on the configured partition.
+    Model i belongs to client i. A run is refused if its method needs facts about the
+    clients that the folder does not contain. With ``client_models.data=partition`` you
+    declare that the models were trained on the configured partition.
 
     Args:
         folder: Folder to which ``model.safetensors`` and ``clients.json`` are written.
         state_dicts: One state dict per client, each with all names of the network (as
             `torch.nn.Module.state_dict` returns them).
-        model: Class path (``mypackage.Net``), or a ``model`` config node:
-            ``{"_target_": "...", "hidden": [200]}``. A list has one of these per
-            client.
+        model: Class path (``mypackage.Net``), or a ``model`` config node, such as
+            ``{"_target_": "...", "hidden": [200]}``. If clients have different
+            networks, a list with one path or node per client.
         input_shape: Shape of one sample, e.g. (1, 28, 28). It is passed to constructors
             that take it.
         num_classes: Number of classes. It is passed to constructors that take it.
-        class_counts: Training samples of each class, of shape (models, classes). If
-            None, they are counted in `data`, if these are samples with labels.
-        num_examples: Training samples of each client. The default are the sizes of
-            `data`, else the sums of `class_counts`.
+        class_counts: Numbers of training samples of each class, of shape (models,
+            classes). If None and `data` has samples with labels, they are counted.
+        num_examples: Number of training samples of each client. By default it is taken
+            from `data`, or else from the sums of `class_counts`.
         mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
             ``[]`` means no normalisation. A run whose data set has another mean is
             refused. If None, the mean is not checked.
         std: Standard deviation per channel, like ``dataset.std``. It is treated like
             `mean`.
         data: Training samples of each client. An entry is a pair of raw inputs
-            (n, ...), 8-bit or floating point, and targets (n, ...). Or it has
-            positions in the training split of a data set, like ``run.partition.of(i)``.
+            (n, ...), 8-bit or floating point, and targets (n, ...). Alternatively it
+            has the positions of the samples in the training split of a data set, like
+            ``run.partition.of(i)``.
         keep_data: Whether samples are stored. By default only the answers to `probes`
             are stored.
-        data_sha256: Fingerprint of the data set of positions, like
+        data_sha256: Fingerprint of the data set to which the positions refer, like
             ``run.result["partition"]["data_sha256"]``.
         probes: Probes that methods will run. The default is the probe of
             ``method=ma_echo`` with its default keys.
@@ -330,7 +332,7 @@ def save_models(
         content = _answered(content, models, tuple(mean), tuple(std), probes, tuple(input_shape))
 
     place = Path(folder).expanduser()
-    # Data of earlier models in this folder do not belong to these models.
+    # The folder may have data of earlier models, which do not belong to these models.
     (place / CLIENT_DATA).unlink(missing_ok=True)
     save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
     if content is not None:
@@ -403,7 +405,7 @@ def _answered(
     probes: Sequence[Probe] | None,
     input_shape: tuple[int, ...],
 ) -> ClientData:
-    """Return the answers to probes on the clients' samples, in place of the samples."""
+    """Return a copy of `data` with the answers to probes in place of the samples."""
     import torch
 
     from fedexp.core.data import Samples

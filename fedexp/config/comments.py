@@ -18,9 +18,8 @@ class Key:
     Args:
         name: The dotted key, such as ``local.lr``.
         default: The default as it is written, or None if the key contains other keys.
-        comment: The comment on the key's line. For a key with a list, the comments of
-            the entries. If any other key has no comment on its line, this is the
-            comment above the key.
+        comment: The comment on the key's line, or else the comment above the key. If
+            the value is a list, the comments of its entries.
         note: The comment lines above the key, or "" if `comment` is taken from them.
             The header comment of the file is not part of the first key's note.
     """
@@ -38,8 +37,7 @@ class Key:
 def keys_of(path: Path) -> list[Key]:
     """Return the keys of a config file in their order.
 
-    The key ``defaults`` is one of them. It has the options that the file chooses for
-    groups.
+    They include ``defaults``, which lists the options that the file chooses for groups.
     """
     text = path.read_text()
     root = yaml.compose(text)
@@ -67,7 +65,7 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
 
 
 def _key(name: str, default: str | None, comment: str, note: str) -> Key:
-    """Return a key. Without a comment on its line, the note becomes the comment."""
+    """Return a key. If its line has no comment, the note becomes the comment."""
     return Key(name, default, comment, note) if comment else Key(name, default, note, "")
 
 

@@ -40,7 +40,8 @@ def compose(overrides: list[str]) -> ResolvedConfig:
 def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> ResolvedConfig:
     """Resolve a composed config into plain values.
 
-    The options that ``architectures`` and ``proxy.dataset`` name are composed too.
+    The keys ``architectures`` and ``proxy.dataset`` name options of groups. The configs
+    of these options are composed too.
 
     Args:
         config: Composed config.
@@ -113,8 +114,9 @@ def _secret_interpolations(
 ) -> dict[str, Any]:
     """Return the interpolations whose values must not be stored, by dotted key.
 
-    An environment variable may contain a password. Values that decide the result are
-    stored nevertheless, because runs are compared by them. A list counts as a whole.
+    The value of an environment variable may be a password. Values that affect the
+    result are stored nevertheless, because runs are identified by them. If an entry of
+    a list is an interpolation, the whole list is not stored.
 
     Args:
         config: Config with interpolations.
@@ -143,7 +145,7 @@ def _is_free(key: str, contents: Mapping[str, str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in (*NON_SCIENTIFIC, *contents))
 
 
-# No value is a text of this length, and Linux accepts no longer path.
+# A valid value is shorter than this, because Linux accepts only shorter paths.
 _LONGEST_TEXT = 4096
 
 
@@ -191,7 +193,7 @@ def group_option(group: str, name: str, where: str, search_path: list[str]) -> D
 
 
 def _with_architecture_models(config: DictConfig, search_path: list[str]) -> DictConfig:
-    """Fill in the model of every name in ``architectures``, in place.
+    """Add the model of every name in ``architectures`` to the config, in place.
 
     If ``architectures.clients`` is the path of a file, the file's content replaces the
     path.
@@ -221,8 +223,8 @@ def _with_proxy_dataset(
 ) -> tuple[DictConfig, Mapping[str, Any]]:
     """Return the config and choices with the data set that ``proxy.dataset`` names.
 
-    In a copy of the config, the data set's node replaces its name. The name is added to
-    the choices.
+    In a copy of the config, the node of the data set replaces the data set's name. The
+    name is added to the choices.
     """
     name = config.proxy.dataset
     if not isinstance(name, str):

@@ -49,8 +49,9 @@ def use_hydra(overrides: list[str]) -> Iterator[None]:
 def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config inside `use_hydra`.
 
-    Composing a combination of groups takes 80 ms. Each combination is composed once per
-    process, unless ``hydra.searchpath`` adds groups. Single keys are set in a copy.
+    Composing the chosen options of all groups takes 80 ms. Each choice is composed once
+    per process, unless ``hydra.searchpath`` adds groups. Overrides of single keys are
+    then set in a copy of the composed config.
 
     Args:
         overrides: Overrides of one job.
@@ -90,8 +91,8 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
 def _parsed(text: str) -> list[Override]:
     """Parse one override. The cached list must not be changed.
 
-    The jobs of a sweep share most overrides. Without this cache, parsing takes a
-    seventh of the time of composing.
+    The jobs of a sweep share most overrides. Without the cache, parsing takes a seventh
+    of the time that composing takes.
     """
     return OverridesParser.create().parse_overrides([text])
 
@@ -100,7 +101,7 @@ def _sets_key(override: Override, user_files: str) -> bool:
     """Return whether an override sets a single key to a single value.
 
     The result is False for choices of a group, for Hydra's own overrides, and for
-    several values, which Hydra refuses.
+    overrides with several values, which Hydra refuses.
     """
     if override.is_hydra_override() or override.is_sweep_override():
         return False
@@ -118,7 +119,8 @@ def _composed_groups(
     """
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
-    # Data sets are composed after methods, so their keys would replace the method's.
+    # Data sets are composed after methods. Their keys would replace `dataset` keys that
+    # a method sets.
     if "dataset" in option_keys("method", str(choices.get("method"))):
         raise dataset_in_method_error(f"method/{choices['method']}")
 

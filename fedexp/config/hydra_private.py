@@ -28,7 +28,7 @@ def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
     """Set the single keys of `overrides` in `config`, in place.
 
     Args:
-        overrides: Parsed overrides that choose no group and sweep over nothing.
+        overrides: Parsed overrides of single keys. None is a sweep or chooses a group.
         config: Composed config.
 
     Raises:
@@ -62,7 +62,7 @@ def compose_for_multirun(overrides: Sequence[str]) -> DictConfig:
 def multirun_launcher(
     config: DictConfig, task: TaskFunction
 ) -> Iterator[Callable[[Sequence[Sequence[str]]], Any]]:
-    """Start Hydra's callbacks and launcher for a list of jobs that no sweeper expanded.
+    """Start Hydra's callbacks and launcher for jobs that no sweeper has expanded.
 
     Hydra's callbacks for the end of a multirun are called only if the block ends
     without an exception.
@@ -94,13 +94,13 @@ def quiet_failures(
 ) -> Iterator[None]:
     """Keep Hydra from printing errors that were printed already.
 
-    Without this function, Hydra prints the traceback of every error that it does not
-    know, and the overrides of a failed job.
+    Without this function, Hydra prints the overrides of a failed job. It also prints
+    the traceback of every error whose class it does not know.
 
     Args:
         reported: Exception of a job whose failure was printed already.
-        call: Function that receives the function of Hydra's job, and calls it. Hydra
-            still reports an error that `call` itself raises.
+        call: Function that receives the function of Hydra's job and calls it. Hydra
+            still reports errors that `call` itself raises.
     """
     report = utils.run_and_report
     jobs: Any = JobReturn

@@ -1,6 +1,7 @@
 """The typed keys of an experiment that are not groups.
 
-Groups (parts of the method, data, model and so on) are built from their own nodes.
+The objects of groups (parts of the method, data, model and so on) are built elsewhere,
+each from its own node.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ class Architectures:
     """Keys ``architectures.*``: the model of each client and of the server.
 
     Args:
-        clients: Names that the clients take in turn, or a mapping from each name to the
-            clients that have it. The clients are numbers (5) and ranges ("0-4"). None
-            means that all clients have ``model``.
+        clients: Names that are assigned to the clients in turn, or a mapping from each
+            name to the clients that have it. The clients are numbers (5) and ranges
+            ("0-4"). None means that all clients have ``model``.
         server: Name of the server's architecture. None means ``model``.
         models: The ``model`` node of every name.
     """
@@ -181,8 +182,8 @@ class ClientModels:
         path: Folder of the models, or None.
         sha256: Hash of the folder's content, or None.
         data: Source of the clients' samples and counts. ``folder``: the folder.
-            ``partition``: the configured partition, which must be theirs. Counts in the
-            folder are used in both cases.
+            ``partition``: the configured partition, which must be the one that the
+            models were trained on. Counts in the folder are used in both cases.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
@@ -194,7 +195,7 @@ class ClientModels:
 
 @dataclass(frozen=True)
 class Headline:
-    """Keys ``headline.*``: the one number that runs are compared by.
+    """Keys ``headline.*``: the number by which runs are compared.
 
     Args:
         rule: How the number is taken from the evaluated rounds.

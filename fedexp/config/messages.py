@@ -126,7 +126,8 @@ def dataset_in_method_error(file: str) -> ConfigError:
 def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
     """Return the error about a value that cannot be resolved.
 
-    It names the value's key, the value as written, and the nearest key.
+    The message has the key of the value, the value as it is written, and the nearest
+    known key.
 
     Args:
         error: Error of OmegaConf.
@@ -155,8 +156,8 @@ def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
 def key_of_file_error(error: ConfigError, config: ResolvedConfig) -> ConfigError | None:
     """Return the error about a key that a config file sets for another option.
 
-    An experiment may set keys of a group's option. If the user chooses another option,
-    this option may lack these keys.
+    An experiment may set keys of the option that it chooses in a group. If the user
+    chooses another option, that option may not have these keys.
 
     Args:
         error: Error about an unknown key.
@@ -297,8 +298,8 @@ def _key_error(
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
 
-    # The defaults list of a file overrides a group that does not exist at the place
-    # where the file is included.
+    # The defaults list of a config file overrides a group that does not exist at the
+    # place where the file is included.
     if (file := re.match(r"In '([^']+)'", text)) is not None:
         if key == "dataset" and file.group(1).startswith("method/"):
             return dataset_in_method_error(file.group(1))
@@ -348,7 +349,7 @@ def _key_error(
 
 
 def _several_values_error(overrides: list[str], compose_groups: ComposeGroups) -> ConfigError:
-    """Return the error about several values of one key without ``-m``."""
+    """Return the error about several values of one key in a command without ``-m``."""
     several = next(
         (
             override.input_line or ""
@@ -399,9 +400,12 @@ def _group_choices(overrides: list[str]) -> list[str]:
 def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
     """Suggest a key for the unknown `key`.
 
-    Suggestions are tried in this order: a key beside `key`, a key of another option of
-    its group, a key of the same name elsewhere. If `key` has no dot, a key of the same
-    name elsewhere comes first.
+    Suggestions are tried in this order:
+
+    1. a key of the same name in another node, if `key` has no dot
+    2. a key in the same node
+    3. a key of another option of the group
+    4. a key of the same name in another node
 
     Args:
         key: Unknown key, dotted.
@@ -452,7 +456,7 @@ def _known_keys(config: DictConfig) -> dict[str, Any]:
 def _dotted(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every dotted key of nested mappings with its value.
 
-    Inner nodes are included.
+    Keys whose values are mappings are included.
     """
     if isinstance(node, dict):
         for key, value in node.items():

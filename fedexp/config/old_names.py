@@ -27,8 +27,8 @@ def in_yaml(path: Path, home: Path | None) -> Iterator[Finding]:
 
     Args:
         path: The file.
-        home: The folder of configs that contains the file, or None. The name of the
-            file's topmost folder in `home` is its group.
+        home: The folder of configs that contains the file, or None. The group of a file
+            is the name of the topmost folder on its path within `home`.
     """
     text = _read(path)
     try:
@@ -49,7 +49,7 @@ def _read(path: Path) -> str:
 
 
 def _package(path: Path, home: Path | None, text: str) -> str:
-    """Return the dotted key that a file's keys are below, or an empty string."""
+    """Return the dotted key under which a file's keys are placed, or ""."""
     group = "" if home is None else ".".join(path.relative_to(home).parent.parts[:1])
     given = _PACKAGE.search(text)
     if given is None:
@@ -58,7 +58,7 @@ def _package(path: Path, home: Path | None, text: str) -> str:
 
 
 def _in_node(node: yaml.Node, prefix: str) -> Iterator[Finding]:
-    """Yield the findings of a node whose keys are below `prefix`."""
+    """Yield the findings of a node whose keys are placed under `prefix`."""
     if isinstance(node, yaml.ScalarNode):
         yield from _in_text(node.value, node.start_mark.line + 1)
     elif isinstance(node, yaml.SequenceNode):
@@ -78,8 +78,7 @@ def _old_key(place: str, target: str) -> tuple[str, str] | None:
 
     Args:
         place: Dotted key.
-        target: Path of the class that the node of the key names. Empty if it names
-            none.
+        target: Path of the class that the node of the key names, or an empty string.
     """
     for old, key in renames().keys.items():
         if place == old or place.endswith(f".{old}"):
@@ -140,8 +139,8 @@ def _paths(tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.Name) and node.id in renamed:
             yield Finding(node.lineno, node.id, renamed[node.id])
         if isinstance(node, ast.Attribute) and id(node) not in inner:
-            # `walk` visits the longest chain of attributes before the chains inside it,
-            # and the longest chain has the most specific name.
+            # `walk` visits a chain of attributes (a.b.c) before the shorter chains in
+            # it (a.b). The longest chain has the most specific name.
             inner |= {id(part) for part in ast.walk(node)}
             path = ast.unparse(node)
             if _PATH.fullmatch(path) and (new := renames().new_path(path)) is not None:

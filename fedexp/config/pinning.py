@@ -1,9 +1,9 @@
 """Hashes of the files and folders that a config names.
 
 A run is identified by the content of such a file or folder, and not by its path. A
-class declares which of its keys name files or folders, and how their content is hashed:
+plug-in, or a class in `fedexp.config.keys`, declares which of its keys name files or
+folders, and how their content is hashed:
 ``content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": file_sha256}``.
-The class is a plug-in, or a node of `fedexp.config.keys`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _OWN: dict[str, type] = {"client_models": ClientModels}
 def pin(config: dict[str, Any]) -> dict[str, str]:
     """Hash the files that a config names.
 
-    If a class has only one key in ``content_keys`` and its node also has a key
-    ``sha256``, an empty ``sha256`` is filled in, in place. An absent file has no hash
-    unless the config gives the hash. The plug-in's own check refuses an absent file.
+    A node may have a key ``sha256``. If it is empty and the class has only one key in
+    ``content_keys``, the hash is written into it. An absent file has no hash unless the
+    config gives the hash. The plug-in's own check refuses an absent file.
 
     Args:
         config: Values of a resolved config.
@@ -46,7 +46,7 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
             found = node["sha256"] if beside and node.get(key) else None
             path = _existing_path(node.get(key))
             if path is not None and not (path.is_file() or path.is_dir()):
-                # Opening a named pipe, for example, would wait for a writer.
+                # For example, opening a named pipe would wait for a writer.
                 raise ConfigError(
                     f"'{place}.{key}' is not a regular file",
                     where=f"{place}.{key}",
@@ -55,7 +55,7 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
                     do="copy the content into a file",
                 )
             if found is None and path is not None:
-                # Reading fails, for example, for a folder in place of a file.
+                # Reading fails if the path is, for example, a folder.
                 with contextlib.suppress(OSError):
                     found = hash_of(path)
             if found is not None:

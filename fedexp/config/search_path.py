@@ -34,7 +34,7 @@ def register() -> None:
     Raises:
         ConfigError: A file in ``./conf`` has the name of a built-in file.
     """
-    # `python -m` puts the working directory on the path, installed scripts do not.
+    # `python -m` adds the working directory to the path. Installed scripts do not.
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if UserConf not in Plugins.instance().discover(SearchPathPlugin):

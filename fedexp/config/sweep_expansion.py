@@ -18,9 +18,9 @@ from fedexp.core.errors import ConfigError
 def expand(overrides: list[str]) -> list[list[str]]:
     """Expand a sweep into the overrides of its jobs.
 
-    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out. An
-    interval, which only a sweeper plug-in understands, is left out, too. Its key then
-    keeps the value of the config.
+    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out.
+    Overrides with an interval are left out, too, because only a sweeper plug-in
+    understands them. Their keys then keep the value of the config.
 
     Raises:
         ConfigError: An override is invalid, or the launcher would run no job.

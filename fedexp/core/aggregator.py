@@ -16,11 +16,11 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
-# A nest of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
-# Weights. A reference from `Env.store` may replace Weights. The referenced model can be
-# on disk. When a run is resumed, everything except the referenced models is read
-# immediately. The outermost value is a plain dict. A method declares its keys as a
-# TypedDict.
+# Nested values of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
+# Weights. In place of Weights there may be a reference that `Env.store` returned. The
+# referenced model can be on disk. When a run is resumed, everything except the
+# referenced models is read immediately. The outermost value is a plain dict, whose keys
+# a method declares as a TypedDict.
 State = Any
 
 
@@ -32,17 +32,18 @@ class Aggregator(ABC):
     holds only its configuration.
     """
 
-    # The kind of the outcome. It is the same after every step.
+    # The kind of `Outcome` that the method delivers. It is the same after every step.
     delivers: ClassVar[Delivers] = "global"
 
-    # Whether the server trains the model that it delivers, so that a single round can
-    # teach it.
+    # Whether the server trains the delivered model. If so, the model is trained even if
+    # the run has only one round.
     trains_on_server: ClassVar[bool] = False
 
     # Whether models are sent in every round. If not, no bytes are counted.
     communicates: ClassVar[bool] = True
 
-    # Whether large parts of the computation are in float64, which some devices lack.
+    # Whether large parts of the computation are in float64. Some devices have no
+    # float64.
     computes_in_float64: ClassVar[bool] = False
 
     @property
@@ -64,11 +65,11 @@ class Aggregator(ABC):
     def position(self, state: State, step: int) -> tuple[int, int]:
         """Return the position of the step that follows `step` finished steps.
 
-        By default every step is a round. A method whose round has several steps (one
-        per layer, or one per epoch of server training) reads the position from its
-        state. Client sampling, the decay of the step size and evaluation depend on the
-        round. Checkpoints and the client cache depend on the step, so long server work
-        is divided into several steps. Positions must ascend.
+        By default every step is a round. Some methods have several steps per round, for
+        example one per layer or one per epoch of server training. They read the
+        position from their state. Client sampling, the decay of the step size and
+        evaluation depend on the round. Checkpoints and the client cache depend on the
+        step. Long server work is therefore divided into steps. Positions must ascend.
 
         Args:
             state: The state after `step` steps.
@@ -90,7 +91,7 @@ class Aggregator(ABC):
     def update(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        """Consume the results of this step.
+        """Consume the results of this step and return the new state.
 
         Args:
             state: The state before the step.

@@ -256,7 +256,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
-    """Return advice for a number in place of a list, or a list in place of one value.
+    """Return advice if a number should be a list, or a list should be one value.
 
     The result is None if the value has neither mistake.
     """

@@ -15,7 +15,7 @@ class ClientStates(Mapping[int, Trees]):
     """A mapping from client index to state, for all clients that have a state.
 
     A subclass decides where the states are stored. One call of `commit` applies all
-    changes of a step. A state that was read before does not change.
+    changes of a step. States that were read before the call do not change.
     """
 
     version = 0  # number of committed steps
@@ -66,9 +66,10 @@ class StatesInMemory(ClientStates):
 class After(Mapping[int, Trees]):
     """The states after a step: its changes on top of the states before it.
 
-    The changes are committed only when the run begins the next step. An interruption
-    therefore leaves the states of a finished step. The mapping is usable until the run
-    begins the step after the next one. Later reads raise RuntimeError.
+    The changes are committed only when the run begins the next step. After an
+    interruption, the states are therefore those of a finished step. The mapping is
+    usable until the run begins the step after the next one. Later reads raise
+    RuntimeError.
     """
 
     def __init__(self, before: ClientStates, changes: Mapping[int, Trees]) -> None:
@@ -120,8 +121,8 @@ def committed(clients: Mapping[int, Trees]) -> ClientStates:
 def owned(tree: Tree) -> Tree:
     """Return `tree` with copies of tensors that are views of larger tensors.
 
-    The results of an engine may be slices of one large tensor. A stored slice would
-    keep the whole tensor in memory.
+    The tensors that an engine returns may be slices of one large tensor. Storing a
+    slice would keep the whole large tensor in memory.
     """
     return {
         name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

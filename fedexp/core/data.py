@@ -29,7 +29,7 @@ the object.
 
 
 class Noise(Protocol):
-    """A source of uniform numbers in [0, 1), a function of client, step and name."""
+    """A source of uniform numbers in [0, 1) that depend on client, step and name."""
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -42,10 +42,10 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class InputDomain:
-    """The rule by which images become inputs of networks.
+    """The rule that turns images into inputs of networks.
 
-    It is the same for clients' samples, proxy data and images that the server
-    generates.
+    The same rule holds for the clients' samples, for proxy data and for images that the
+    server generates.
 
     Args:
         mean: Mean per channel of images with values in `pixel_range`, or of
@@ -86,9 +86,9 @@ class InputDomain:
     def normalise(self, images: Tensor) -> Tensor:
         """Return the inputs for (batch, *shape) images with values in `pixel_range`.
 
-        The operation is differentiable. For the same image, the result is bit-identical
-        to that of `Samples.inputs`. The reason is that ``x / 255 * 255`` equals x for
-        all of the 256 values.
+        The operation is differentiable. ``x / 255 * 255`` equals x for all of the 256
+        values of a pixel. For the same image, the result is therefore bit-identical to
+        that of `Samples.inputs`.
         """
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)
@@ -126,14 +126,15 @@ class Samples:
 
     @property
     def domain(self) -> InputDomain:
-        """The rule by which these samples become inputs."""
+        """The rule that turns these samples into inputs."""
         pixel_range = (0.0, 1.0) if self.x.dtype == torch.uint8 else None
         return InputDomain(self.mean, self.std, pixel_range, self.augment, self.dtype)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Return the normalised inputs at `index`, (batch, *shape), in the run's dtype.
 
-        The operation is elementwise, so the division into batches does not change bits.
+        The operation is elementwise. The bits of a sample's input therefore do not
+        depend on its batch.
         """
         scale, shift = self._affine
         # index_select is 15 times faster than x[index].
@@ -152,7 +153,7 @@ class Samples:
 def count_classes(labels: Tensor, num_classes: int) -> Tensor:
     """Return how often each class occurs in `labels`, (classes,) int64.
 
-    `torch.bincount` synchronises a GPU.
+    `torch.bincount` is not used, because it synchronises a GPU.
     """
     counts = labels.new_zeros(num_classes)
     return counts.scatter_add_(0, labels, torch.ones_like(labels))

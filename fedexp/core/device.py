@@ -19,24 +19,24 @@ OutOfMemoryError = torch.OutOfMemoryError
 """The error of a device that lacks memory."""
 
 _UNTESTED = ("mps", "xpu")
-# Kinds of devices whose convolutions are faster channels last.
+# Kinds of devices on which convolutions are faster if tensors are channels last.
 _CHANNELS_LAST_ON = ("cuda",)
-# Bytes of inputs that are gathered together. More bytes save calls. On a CPU they must
-# fit into the cache, elsewhere into a small part of the memory.
+# Bytes of inputs that are gathered in one call. Larger chunks need fewer calls. A chunk
+# must fit into the cache of a CPU, or into a small part of another device's memory.
 _CHUNK_BYTES_ON_CPU = 1 << 22
 _CHUNK_BYTES = 1 << 28
 
 
 def device_name(name: str) -> str:
-    """Return the device of a config, where ``auto`` is ``cuda`` if there is one."""
+    """Return the device's name. ``auto`` is ``cuda`` if available, else ``cpu``."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def check_device(name: str, dtype: str = "float32") -> None:
-    """Refuse a device that torch cannot use, or one without the numbers of `dtype`.
+    """Refuse a device that torch cannot use, or that does not support `dtype`.
 
     Raises:
-        ConfigError: The device is absent or lacks the type.
+        ConfigError: The device is absent, or does not support the type.
     """
     try:
         torch.empty(0, device=name)
@@ -85,7 +85,10 @@ def num_devices(device: str) -> int:
 
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Make a device with an index the current one. Otherwise the first may work."""
+    """Make `device` torch's current device in a block, if it has an index.
+
+    Without it, a call that names no device would use the first device.
+    """
     if device.index is None or device.type in ("cpu", "mps"):
         yield
     else:
@@ -153,7 +156,10 @@ def chunk_bytes(device: torch.device) -> int:
 
 
 def has_started_cuda() -> bool:
-    """Return whether this process uses CUDA already. It then sees no other GPUs."""
+    """Return whether this process uses CUDA already.
+
+    If so, the set of GPUs that it sees can no longer be changed.
+    """
     return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -193,17 +199,17 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Return whether the device has float64 numbers."""
+    """Return whether the device supports float64."""
     return device.type != "mps"
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return a tensor in float64, on the CPU if its device has no float64."""
+    """Return a tensor in float64, on the CPU if its device does not support float64."""
     return value.double() if has_float64(value.device) else value.cpu().double()
 
 
 def prefers_channels_last(device: str) -> bool:
-    """Return whether convolutions on this kind of device are faster channels last."""
+    """Return whether convolutions on this device are faster if channels are last."""
     return device in _CHANNELS_LAST_ON
 
 

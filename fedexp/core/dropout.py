@@ -1,6 +1,6 @@
-"""Dropout whose random numbers are a function of names.
+"""Dropout whose random numbers depend only on the job's seed, the step and the layer.
 
-A resumed run and every engine therefore use the same dropout masks.
+Every engine therefore uses the same dropout masks, and so does a resumed run.
 """
 
 from __future__ import annotations

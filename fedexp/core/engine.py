@@ -39,7 +39,7 @@ class EngineContext:
             engine has made its choices.
         note: Callback that shows the user what was chosen and why.
         most_stacked: Upper bound on the number of clients per stack. It is set if
-            several processes share the jobs of a step, so that every process gets jobs.
+            several processes share the jobs of a step. Every process then gets jobs.
     """
 
     jobs: Sequence[ClientJob]
@@ -123,9 +123,9 @@ class Engine(ABC):
     ) -> Generator[ClientResult, None, None]:
         """Yield the results in the order of the jobs.
 
-        The runner closes the stream. Only one stream is open at a time. Probes run in
-        the process that trained the model. If a job is `trained`, its probes run in the
-        process that receives the model.
+        The runner closes the stream. Only one stream is open at a time. The probes of a
+        job run in the process that trained the model. If `ClientJob.trained` is true,
+        they run in the process that receives the model.
 
         Raises:
             ClientError: A job failed. The message names the client.
@@ -172,7 +172,7 @@ def describe(engine: Engine) -> dict[str, Any]:
 
 
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
-    """Return `result` with the answers of the job's probes for its model.
+    """Run the job's probes on the model of `result`, and return it with the answers.
 
     The probes run in this process. If `result` contains NaN or infinity, no probe runs.
     The runner raises an error for such a result or skips the client.
@@ -198,6 +198,6 @@ def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientR
 
 
 def answered(job: ClientJob, data: FederatedData) -> ClientResult:
-    """Return the result of a `trained` job: only the answers to its probes."""
+    """Return the result of a job that only runs probes (`ClientJob.trained`)."""
     model = ClientResult(job.client, job.start, data.partition.size(job.client), 0, {}, None, {})
     return replace(probed(job, model, data), weights=Weights(job.start.spec, {}, {}))

@@ -35,9 +35,9 @@ class Sampling:
     """The rule by which clients take part in a round.
 
     Args:
-        kind: ``fixed`` for exactly `m` clients, without replacement. ``bernoulli`` for
-            every client independently with probability m / N. Such a round is sampled
-            again until at least one client is chosen.
+        kind: ``fixed`` chooses exactly `m` clients, without replacement. ``bernoulli``
+            chooses each client independently with probability m / N, and samples a
+            round again until at least one client is chosen.
         m: Expected number of clients per round.
     """
 
@@ -45,10 +45,10 @@ class Sampling:
     m: float
 
     def draw(self, N: int, seed: int, round: int) -> list[int]:
-        """Return ascending client indices of a round.
+        """Return the indices of a round's clients in ascending order.
 
-        They depend only on the seed and the round, so every method sees the same
-        sequence.
+        They depend only on the seed and the round, so they are the same for every
+        method.
 
         Args:
             N: Number of clients.
@@ -141,21 +141,21 @@ class Env(_LimitedServerWork):
         local_training: The config's ``local.*``, with the step size of round 0.
         rounds: Number of communication rounds.
         sampling: The rule by which clients take part.
-        init: ``same`` (all clients with the same architecture share initial weights) or
-            ``different`` (every client has other initial weights).
+        init: ``same`` (all clients of an architecture have the same initial weights) or
+            ``different`` (every client has its own initial weights).
         device: Device of training.
         dtype: Type of parameters.
         num_classes: Number of classes.
         input_shape: Shape of one sample.
         proxy: Server data, or None.
-        validation: The clients' held-out parts together if a plug-in needs them, else
-            None.
+        validation: The clients' held-out parts in one set, if a plug-in needs them,
+            else None.
         domain: The rule by which images become inputs. Methods call
             ``env.domain.normalise(images)``.
         round: Communication round, from 0.
         step: Step within the round, from 0.
         trace: Receiver of the server's intermediate models within a round. It ignores
-            them unless the config asks for a trace.
+            these models unless the config asks for a trace.
         models: The storage behind `store`.
         legacy: State of the generator that sampled the split, or None. Methods call
             `after_split` instead of reading it.
@@ -231,8 +231,8 @@ class Env(_LimitedServerWork):
 
         Some published code seeds NumPy once, splits the data and then draws from the
         same stream. This generator continues that stream. If the split came from a
-        file, the generator is in its state right after seeding with ``seed_data``.
-        Nothing else in fedexp draws from it.
+        file, the generator was only seeded with ``seed_data``. Nothing else in fedexp
+        draws from this generator.
 
         Raises:
             ConfigError: The split was not sampled in this run.
@@ -246,7 +246,7 @@ class Env(_LimitedServerWork):
     def sample(self) -> list[int]:
         """Return this round's participants.
 
-        Clients without data would have weight 0 and are left out.
+        Clients without data are left out, because their weight would be 0.
         """
         return [
             c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]
@@ -287,7 +287,7 @@ class Env(_LimitedServerWork):
             start: The model that training starts from.
             shared: Trees that the server broadcasts.
             frozen: Names of parameters that must not change, besides those that the
-                model declares.
+                model's class declares.
             probes: Functions of the trained model and the client's data (see `Probe`).
             local_training: Local training of this job, made from
                 `local_training_this_round` by `dataclasses.replace`. None stands for

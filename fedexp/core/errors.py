@@ -48,8 +48,8 @@ class FedexpError(Exception):
         )
 
 
-# Longest part of an error message in characters, and the characters at its ends that
-# are shown of a longer part.
+# Largest length of a part of an error message, in characters. Of a longer part, only
+# the first and the last 200 characters are shown.
 _LONGEST, _ENDS = 2000, 200
 
 
@@ -62,7 +62,7 @@ def _shortened(text: str) -> str:
 class RemoteError(Exception):
     """The traceback of an error in another process, as text.
 
-    It is the cause of the error that is raised in this process.
+    It is the ``__cause__`` of the error that is raised in this process.
     """
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
     4. It is the only option whose initials (``weight_decay`` for ``wd``) or first word
        (``skip_client`` for ``skip``) equal `name`.
     """
-    # Among options with the same letters, the first in alphabetical order stays.
+    # If several options have the same letters, the first in alphabetical order is used.
     by_letters = {_letters(option): option for option in sorted(options, reverse=True)}
     known = sorted(by_letters.values())
     if (same := by_letters.get(_letters(name))) is not None:

@@ -76,8 +76,8 @@ class ClientResult:
 
     Args:
         client: Index of the client.
-        weights: The locally trained model. It has no tensors if the job was `trained`,
-            because the process that sent the job has the model.
+        weights: The locally trained model. It has no tensors if `ClientJob.trained` is
+            true, because the process that sent the job has the model.
         num_examples: Number of training samples of the client, or 0 if it is not known
             (models from ``client_models.path``).
         num_steps: Number of optimizer steps taken (tau_i).
@@ -89,8 +89,8 @@ class ClientResult:
         probes: Answers to ``job.probes`` by name. Empty if the result contains NaN or
             infinity.
         probe_seconds: Seconds that the probes took, a part of the job's time.
-        known_finite: The model, if it is known to have no NaN or infinity. Such a model
-            is not checked again.
+        known_finite: The model if it was already found to have no NaN or infinity, else
+            None. The model is then not checked again.
     """
 
     client: int
@@ -115,9 +115,9 @@ class ClientResult:
 
         Tensors are contiguous in memory. If the network computes channels last, 4-D
         tensors are channels last. Results from the client cache, a file or another
-        process get the same layout. The last bits of a matrix product can differ if an
-        operand is transposed in memory, and arithmetic on trees is slow if two trees
-        have different layouts. If all tensors have the layout already, the result
+        process get the same layout, for two reasons. The last bits of a matrix product
+        can differ if an operand is transposed in memory. Arithmetic on two trees is
+        slow if their layouts differ. If all tensors have the layout already, the result
         itself is returned.
         """
         first = next(iter(self.weights.params.values()), None)

@@ -51,7 +51,8 @@ class Vectors:
     def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
         """Return new tensors ``tensors + factor * along``.
 
-        On a CPU each tensor takes one pass, elsewhere all tensors take two launches.
+        On a CPU there is one pass per tensor. On other devices there are two launches
+        for all tensors together.
         """
         if on_cpu(factor.device):
             return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
@@ -167,8 +168,8 @@ def means(
         total: A number that is not finite if the model is not (`trees.total`).
 
     Returns:
-        Means over all steps in float64, and the mean loss of the last epoch. Whether
-        `total` is finite.
+        The metrics, and whether `total` is finite. The metrics are the means over all
+        steps in float64, and the mean loss of the last epoch.
     """
     check_measured(measured, len(schedule))
     stacked = {name: wide(torch.stack(values)) for name, values in measured.items()}
@@ -339,8 +340,8 @@ def batch_ranges(
 ) -> Iterator[tuple[int, int, int]]:
     """Iterate over (epoch, start, stop) of every step.
 
-    The last batch of an epoch may be short. A batch with fewer than `smallest` samples
-    is skipped.
+    The last batch of an epoch may be smaller than the others. A batch with fewer than
+    `smallest` samples is skipped.
     """
     epoch_ranges = [
         (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)
@@ -360,7 +361,7 @@ def batch_ranges(
 def num_steps(job: ClientJob, data: FederatedData) -> int:
     """Return the number of local steps of a job.
 
-    Batches of one sample count, although a network with BatchNorm skips them.
+    Batches of one sample are counted, although a network with BatchNorm skips them.
     """
     return sum(1 for _ in batch_ranges(data.partition.size(job.client), job.local_training, 1))
 
@@ -403,9 +404,9 @@ def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
 
 
 class StepNoise:
-    """A source of uniform numbers that are a function of job seed, step and name.
+    """A source of uniform numbers that depend on the job's seed, the step and a name.
 
-    A batch gets the same dropout mask in every forward pass of a step. This object is
+    Every forward pass of a step therefore uses the same dropout masks. This object is
     also the client's `Clock`.
     """
 
@@ -423,7 +424,7 @@ class StepNoise:
 
 
 class Once:
-    """A store of tensors by name that are computed once per local step (`Ctx.once`)."""
+    """A store of named tensors, each computed once per local step (`Ctx.once`)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._step = clock, -1
@@ -459,7 +460,8 @@ def _full_gradient(
     }
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.local_training.batch_size, 512))
-    # Equal parts, because BatchNorm has no statistics of a single left-over sample.
+    # The parts have nearly equal sizes. A last part of one sample would be too small
+    # for BatchNorm.
     for part in torch.tensor_split(to_device(index, samples.x.device), parts):
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)

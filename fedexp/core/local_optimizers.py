@@ -16,7 +16,7 @@ from fedexp.core.local_training import LocalTraining
 class LocalOptimizer:
     """The optimizer of one client, or of several stacked clients, for one round.
 
-    Every operation is elementwise. The optimizer's state starts empty.
+    Every operation is elementwise. The optimizer starts without a state.
 
     Args:
         local_training: Local training that defines the optimizer and its constants.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Demand:
-    """One key of the config that must have one value.
+    """A key of the config and the value that it must have.
 
     Args:
         key: A config key such as ``local.momentum``, or a group of plug-ins such as
@@ -43,8 +43,9 @@ class Needs:
             must not contradict each other.
         proxy: Server data must be configured.
         proxy_labels: Server data must be configured with labels.
-        unseen_proxy: In runs with a single round, server data must not be test data,
-            unless they come from another data set (``proxy.dataset``).
+        unseen_proxy: In runs with a single round, server data must not be test data of
+            the clients' data set. Test data of another set (``proxy.dataset``) are
+            allowed.
         validation: The config must cut a validation share. An aggregator gets the share
             as ``env.validation``.
         update_norms: ``RoundStats.squared_norms`` must be computed.
@@ -56,14 +57,15 @@ class Needs:
             another one.
         global_model: Clients must receive a model that combines several clients, not
             the model that they trained last.
-        broadcasts: Clients start from the server's model from the second round on. Runs
-            of several rounds therefore need the same architecture.
+        broadcasts: From the second round on, clients start from the server's model. In
+            runs of several rounds, all clients and the server must therefore have the
+            same architecture.
         images: Samples must be 8-bit images. Methods that generate images need it.
         augmented: Training batches must pass a random transform.
         local_steps: The numbers of local steps must be known, so ``client_models.path``
             must be null.
-        sample_counts: The numbers of the clients' training samples must be known. Like
-            the next two, it concerns models from ``client_models.path``.
+        sample_counts: The numbers of the clients' training samples must be known. This
+            need and the next two matter only for models from ``client_models.path``.
         class_counts: The clients' training samples of each class must be counted.
         client_inputs: The clients' training samples must be present, because probes run
             on them or later steps train on them.

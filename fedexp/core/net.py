@@ -31,8 +31,8 @@ _RANDOM_LAYERS = (
 class Observed:
     """The values observed in one run of a network.
 
-    A function under ``torch.vmap`` must return tensors. It can return these fields, but
-    not this object.
+    A function under ``torch.vmap`` must return tensors. It can therefore return the
+    fields of this object, but not the object itself.
 
     Args:
         output: The network's output.
@@ -123,7 +123,8 @@ class Net:
     def for_evaluation(cls, weights: Weights) -> Net:
         """Return a network for these weights, in evaluation mode.
 
-        Its device and dtype are those of the parameters. The weights are not bound.
+        Its device and dtype are those of the parameters. The tensors are not put into
+        the network yet.
         """
         first = next(iter(weights.params.values()))
         return cls(weights.spec, first.device, first.dtype).train(False)
@@ -220,8 +221,8 @@ class Net:
         }
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        # Replacing `forward` is cheaper than torch's hooks. It costs nothing if nothing
-        # is observed.
+        # Replacing `forward` is cheaper than a hook of torch. If nothing is observed,
+        # it costs nothing.
         for name, module in watched:
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
@@ -284,7 +285,8 @@ def _witnessed(
 def _channels_last(x: Tensor) -> Tensor:
     """Return an input with its channels last.
 
-    Under `torch.vmap` the layout of one client's part cannot be asked for or changed.
+    Under `torch.vmap` the input is returned as it is, because the layout of one
+    client's part cannot be read or changed.
     """
     if x.dim() != 4 or is_vmapped(x):
         return x
@@ -325,10 +327,10 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
 
 
 def same_author(kind: type, claim: str, about: str) -> bool:
-    """Return whether the class that declares `claim` also defines `about`.
+    """Return whether one class defines both attributes, `claim` and `about`.
 
-    `claim` names an attribute that describes the attribute `about`. If a subclass
-    overrides only one of the two, the description may be wrong.
+    `claim` is the name of an attribute that describes the attribute `about`. If a
+    subclass overrides only one of the two, the description may be wrong.
     """
 
     def author(name: str) -> type | None:
@@ -340,8 +342,9 @@ def same_author(kind: type, claim: str, about: str) -> bool:
 def _module(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Build a module whose tensors `Net.bind` will replace.
 
-    Modules of fedexp are built without values, which would be copied to the device for
-    nothing. Modules of users may need the values of tensors that are not registered.
+    Modules of fedexp are built without values, because copying the values to the device
+    would be wasted. Modules of users get values, because they may use tensors that are
+    not registered.
     """
     if not is_ours(spec.arch):
         return spec.module().to(device, dtype)

@@ -20,8 +20,8 @@ class Outcome:
         models: One global model, the members of an ensemble, or one model per client in
             client order.
         kind: ``global``, ``ensemble`` or ``local``.
-        combine: How an ensemble's outputs are combined: by the mean of the ``logits``,
-            or by the mean of the probabilities (``probs``).
+        combine: Rule for an ensemble's outputs. ``logits`` means the mean of the
+            logits, ``probs`` the mean of the probabilities.
         weights: Weights of an ensemble's members, (models,), or None for equal weights.
             With ``logits`` they may have shape (models, classes). Then class c's logit
             is ``sum_i w_ic z_ic / sum_i w_ic``, or 0 if every w_ic is 0.

@@ -66,11 +66,11 @@ class Renames:
         modules: New module by old module.
         names: New dotted path by old dotted path, for names that did not move with
             their module.
-        members: Renamed hooks, fields and properties. The keys are, from outside to
-            inside, the new path of the class and the old name. ``method.argument`` is
-            an argument of a method.
-        values: Renamed values of class attributes. The keys are, from outside to
-            inside, the new path of the class, the attribute and the old value.
+        members: Renamed hooks, fields and properties. ``members[CLASS][OLD]`` is the
+            new name of OLD, and CLASS is the new path of the class. If OLD is
+            ``method.argument``, it is an argument of a method.
+        values: Renamed values of class attributes. ``values[CLASS][ATTRIBUTE][OLD]`` is
+            the new value, and CLASS is the new path of the class.
         keys: Renamed config keys by the old dotted key.
     """
 
@@ -106,7 +106,7 @@ class Renames:
 
 
 def _of_class(table: Mapping[str, Mapping[str, T]], kind: type) -> dict[str, T]:
-    """Join the entries of a class and its bases. Those of a derived class win."""
+    """Join the entries of a class and its bases. Derived classes take precedence."""
     paths = (f"{base.__module__}.{base.__qualname__}" for base in reversed(kind.__mro__))
     return {name: new for path in paths for name, new in table.get(path, {}).items()}
 

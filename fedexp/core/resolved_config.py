@@ -48,7 +48,7 @@ class ResolvedConfig:
     def to_stored(self) -> dict[str, Any]:
         """Return the content of ``config.yaml`` as one flat mapping.
 
-        It has all fields. Interpolations replace their values.
+        It has all fields. Values with an interpolation are replaced by it.
         """
         return {
             **_replaced(self.values, self.interpolations),
@@ -76,7 +76,7 @@ class ResolvedConfig:
 def _replaced(
     node: Mapping[str, Any], texts: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return nested values with those at the dotted keys of `texts` replaced."""
+    """Return a copy of nested values, with the given texts at their dotted keys."""
     return {
         key: _replaced(value, texts, f"{name}.")
         if isinstance(value, Mapping)

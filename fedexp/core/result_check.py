@@ -1,6 +1,7 @@
 """Checks of what an aggregator or a server optimizer returns.
 
-PyTorch broadcasts shapes and promotes types, so a wrong result could train further.
+PyTorch broadcasts shapes and promotes types. Without the checks, training could go on
+with a wrong result.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _layout(spec: ModelSpec, dtype: torch.dtype) -> tuple[Tree, Tree]:
 
 
 def is_users(plugin: object) -> bool:
-    """Return whether the class of a plug-in is not fedexp's."""
+    """Return whether the class of a plug-in is a user's, not fedexp's."""
     return not is_ours(type(plugin).__module__)
 
 

@@ -51,7 +51,7 @@ class Step:
     Args:
         after: The snapshot after the step.
         round: Communication round of the step, from 0.
-        within: Number of the step in its round, from 0.
+        within: Number of the step within its round, from 0.
         ends_round: Whether it was the last step of that round.
         ends_run: Whether it was the last step of the run.
         metrics: Values to log.
@@ -77,7 +77,7 @@ def run(
     on_nonfinite: OnNonfinite = "raise",
     on_client: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Step]:
-    """Execute a method from `snapshot`, or from its start, and yield after every step.
+    """Execute a method and yield after every step.
 
     To stop the run, stop iterating. Client states change only after all results of a
     step have been consumed, so a step happens completely or not at all.
@@ -87,9 +87,9 @@ def run(
         env: The environment of the aggregator.
         engine: The engine that executes client jobs.
         data: The data.
-        snapshot: The snapshot to continue from, or None.
-        on_nonfinite: Reaction to NaN or infinity in a client's result: ``raise`` an
-            error, or ``skip_client``.
+        snapshot: The snapshot to continue from, or None to start from round 0.
+        on_nonfinite: Reaction to NaN or infinity in a client's result. ``raise`` raises
+            an error, ``skip_client`` leaves out the client.
         on_client: Callback with two arguments: the number of finished jobs and the
             number of all jobs of the step.
 
@@ -111,7 +111,8 @@ def run(
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
-            # An aggregator may stop reading early. The step ends after the last client.
+            # An aggregator may stop reading early, but the step ends only after the
+            # last client.
             for _ in results:
                 pass
 

@@ -12,8 +12,8 @@ from fedexp.core.trainer import RoundStats
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# The state of a server optimizer: a nest of dict, list, scalar, None, Tensor and
-# Weights. At run time it is a plain dict.
+# The state of a server optimizer: nested values of dict, list, scalar, None, Tensor and
+# Weights. At run time the outermost value is a plain dict.
 State = Any
 
 
@@ -21,8 +21,8 @@ State = Any
 class ServerOptimizer(ABC):
     """The server's step along an averaged update.
 
-    The update, ``direction``, is new minus old, so it points downhill. The plain step
-    is ``w + lr * direction``.
+    The averaged update is ``direction``, new weights minus old, so it points downhill.
+    The plain step is ``w + lr * direction``.
     """
 
     @property
@@ -40,7 +40,7 @@ class ServerOptimizer(ABC):
     def init(self, weights: Weights) -> State:
         """Return the state before round 0.
 
-        A state is a nest of dict, list, scalar, None, Tensor and Weights.
+        A state consists of nested dict, list, scalar, None, Tensor and Weights.
         """
         return {}
 

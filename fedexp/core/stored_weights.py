@@ -21,7 +21,7 @@ class StoredWeights:
 
     The tensors of the model must not be changed after the model has been stored. Two
     references are equal if their specs and the contents of their models are equal. This
-    class has the model in memory. A subclass may have the model on disk.
+    class keeps the model in memory. A subclass may keep it on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
@@ -78,7 +78,7 @@ class ModelStore:
 
 
 def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
-    """Yield the references in a nest of dict, list and tuple."""
+    """Yield the references in nested dict, list and tuple."""
     if isinstance(state, StoredWeights):
         yield state
     elif isinstance(state, dict | list | tuple):

@@ -39,7 +39,7 @@ class Task(ABC):
     # Whether `loss` is the mean softmax cross-entropy of logits and int64 labels.
     cross_entropy: ClassVar[bool] = False
 
-    # Targets of the data sets that the task is for.
+    # Kind of targets that a data set for this task must have.
     targets: ClassVar[Targets] = "labels"
 
     # Upper bound of all metrics that are to be maximised. The config must not set a
@@ -63,8 +63,8 @@ class Task(ABC):
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
         """Compute the model's output in evaluation mode.
 
-        By default it is the network's output. The inputs are those that `inputs`
-        returns, or only unlabelled samples.
+        By default it is the network's output. `inputs` are the values that the method
+        `inputs` returns, or only samples if there are no labels.
         """
         return net(params, buffers, *inputs)
 
@@ -74,7 +74,7 @@ class Task(ABC):
 
     @abstractmethod
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return sums over the batch as scalar tensors.
+        """Return the sums of the metrics over the batch, as scalar tensors.
 
         After the sums of all batches have been added, `metrics` turns them into means.
         """
@@ -102,7 +102,7 @@ class Task(ABC):
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's output for one sample of a data set.
 
-        By default it has one entry per class. The first entry is passed to the model as
-        its number of classes.
+        By default the output has one entry per class. The first number of the shape is
+        passed to the model as its number of classes.
         """
         return (num_classes,)

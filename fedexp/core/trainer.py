@@ -114,10 +114,10 @@ class Ctx:
         num_steps: Number of optimizer steps of this round, tau_i.
         net: The network that is trained.
         clock: The source of `step` and `epoch`.
-        once: Function. ``once(name, make)`` returns the result of ``make()`` and caches
-            the result during the step. The first call computes the result without a
-            graph. Every gradient computation of the step reuses it (SAM has two). Use
-            `once` for values that depend on the batch but not on trained parameters.
+        once: Function. ``once(name, make)`` returns the result of ``make()``. The first
+            call in a step computes the result, without a graph. Later calls in the step
+            return it again, for example in SAM's second gradient. Use `once` for values
+            that depend on the batch but not on trained parameters.
         noise: Uniform numbers in [0, 1) by name and shape. They depend on the client,
             the round and the step.
         full_gradient: Function that returns the mean gradient of the task's loss over
@@ -165,8 +165,9 @@ class Ctx:
     def reference(self) -> Net:
         """A second network with the trained network's spec, in evaluation mode.
 
-        It takes any parameters and buffers and does not change them. For example,
-        ``ctx.reference(*ctx.received, batch.x)`` is the output of the received model.
+        It runs on the parameters and buffers that it is given, and does not change
+        them. For example, ``ctx.reference(*ctx.received, batch.x)`` is the output of
+        the received model.
         """
         return self.net.beside(self.net.spec)
 
@@ -185,11 +186,11 @@ class Ctx:
 class Adjustment:
     """A change of the gradient that stays the same for a whole round.
 
-    Before clipping, the gradient g becomes
-    ``gradient * g + pull * (w - toward) + shift``. After the optimizer's step,
-    ``w -= lr * outside`` follows. Engines can apply an adjustment to the stacked
-    gradients of several clients. Most methods that change gradients can be expressed
-    this way.
+    Before clipping, the gradient g is replaced by
+    ``gradient * g + pull * (w - toward) + shift``. After the optimizer's step, the
+    parameters change by ``w -= lr * outside``. Engines can apply an adjustment to the
+    stacked gradients of several clients. Most methods that change gradients can be
+    expressed this way.
 
     Args:
         gradient: Factor of the gradient.
@@ -209,7 +210,9 @@ class Adjustment:
 
 @dataclass(frozen=True, eq=False)
 class ServerUpdate:
-    """The server's step of a round: trees of the trained parameters, new minus old.
+    """The server's step of a round, as two trees of the trained parameters.
+
+    Both are new minus old.
 
     Args:
         mean: The aggregated client update that the server optimizer received.
@@ -258,7 +261,7 @@ class TermValue(NamedTuple):
 class FeatureTerm:
     """The closed form of everything that `Trainer.loss` adds to the task's loss.
 
-    It is a function of the representations of a batch, called as
+    The term is a function of the representations of a batch. The function is called as
     ``of(z, received, share, task_gradient)``:
 
     - z is the representation of the batch by the trained model w, with shape (..., b,
@@ -267,8 +270,8 @@ class FeatureTerm:
       shape of z.
     - share is the weight of a sample in its client's mean: ``1 / b``, or a tensor (...,
       b) with zeros for padding.
-    - task_gradient is a function that returns the gradient of the task's loss with
-      respect to z, (..., b, d), at the same weights as z.
+    - task_gradient is a function without arguments. It returns the gradient of the
+      task's loss with respect to z, with the shape of z.
 
     Values and scalars of the result have shape (...), one per client.
 
@@ -290,8 +293,8 @@ class RoundStats:
         round: Communication round, from 0.
         N: Number of clients that may take part.
         m: Number of clients whose results were aggregated.
-        share: Weight of the m clients among the N clients, in (0, 1]: m / N, or their
-            share of all samples.
+        share: Weight of the m clients among all N clients, in (0, 1]. It is m / N, or
+            the share of all samples that the m clients have.
         lr: Local step size of this round.
         lr_0: Local step size of round 0.
         p: Aggregation weights in client order. They sum to 1.
@@ -442,7 +445,7 @@ class Trainer:
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:
-        """Return the trees that the server keeps for this trainer, before round 0.
+        """Return the trees that the server stores for this trainer, as of round 0.
 
         They are broadcast to every client.
 
@@ -462,7 +465,7 @@ class Trainer:
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
-        """Return the server's trees after a round. The model's weights do not change.
+        """Return the server's trees after a round. The model itself does not change.
 
         Args:
             shared: The trees before the round.
@@ -476,8 +479,9 @@ class Trainer:
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
         """Return how far `tau` steps with a constant unit gradient move the weights.
 
-        The distance is in units of lr. Wang et al. (2020) give ``tau`` for plain SGD
-        and ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)`` with momentum rho.
+        The distance is in units of lr. By Wang et al. (2020) it is ``tau`` for plain
+        SGD. For SGD with momentum rho it is
+        ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``.
 
         Args:
             tau: Number of local steps.

@@ -51,8 +51,8 @@ def clone(tree: Tree) -> Tree:
 def on_device(tree: Tree, device: torch.device) -> Tree:
     """Return the tree on `device`.
 
-    It is copied as one tensor per dtype, which takes one synchronisation each. If the
-    tree is there already, it is returned itself.
+    If it is there already, the tree itself is returned. Otherwise all tensors of one
+    dtype are copied as one tensor, with one synchronisation.
     """
     if all(is_there(value, device) for value in tree.values()):
         return tree
@@ -118,7 +118,7 @@ def sign(tree: Tree) -> Tree:
 def norm(tree: Tree) -> Tensor:
     """Return the Euclidean norm of the whole tree as one vector.
 
-    The result is a scalar tensor in the tree's dtype. Nothing is synchronised.
+    The result is a scalar tensor in the tree's dtype. The device is not synchronised.
     """
     return joint_norm(tensors(tree)) if tree else torch.zeros(())
 
@@ -126,7 +126,7 @@ def norm(tree: Tree) -> Tensor:
 def joint_norm(values: list[Tensor]) -> Tensor:
     """Return the Euclidean norm over all entries of several tensors, a scalar tensor.
 
-    Nothing is synchronised.
+    The device is not synchronised.
     """
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
     return norm
@@ -140,9 +140,10 @@ def squared_norm(tree: Tree) -> float:
 
 
 def total(values: Iterable[Tensor]) -> Tensor:
-    """Return a scalar that is NaN or infinite if a floating value is. It may overflow.
+    """Return a scalar that is NaN or infinite if a floating-point value is.
 
-    Nothing is synchronised.
+    The scalar may also overflow if all values are finite. The device is not
+    synchronised.
     """
     floating = [value for value in values if value.is_floating_point()]
     if not floating:

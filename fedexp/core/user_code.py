@@ -32,8 +32,9 @@ def is_ours(module: str) -> bool:
 def is_installed(file: Path) -> bool:
     """Return whether a file belongs to Python or to an installed package.
 
-    The package may be in another environment than this one, such as that of the user
-    (``pip install --user``), of the system, or a folder of ``pip install --target``.
+    The package may be outside this environment: in the user's packages
+    (``pip install --user``), in the system's, or in a folder of
+    ``pip install --target``.
     """
     if any(file.is_relative_to(home) for home in LIBRARIES):
         return True

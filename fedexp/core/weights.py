@@ -123,7 +123,7 @@ class ModelSpec:
         )
 
     def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
-        """Return the spec with the changes that a static method of the class gives.
+        """Return the spec with the changes that a static method of the class returns.
 
         The static method receives all constructor arguments (defaults included) and
         `arguments`. It returns the constructor arguments that change.
@@ -188,8 +188,8 @@ class Weights:
     """Parameters and buffers of the network `spec`.
 
     Models are passed between parts of fedexp only in this form. On CUDA, 4-D parameters
-    are stored channels last, unless the network's class refuses
-    (`computes_channels_last`).
+    are stored channels last, unless the network's class refuses this layout (see
+    `computes_channels_last`).
 
     Args:
         spec: Architecture of the network.
@@ -303,7 +303,7 @@ class Weights:
     def _check_shapes(self) -> None:
         """Refuse tensors of another network, before memory is allocated.
 
-        The spec may come from a file, whose widths may be of any size. A user's class
+        The spec may come from a file, and its widths may be of any size. A user's class
         that does not support torch's meta device is not checked.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Data sets and partition schemes, and how both become the data of a run.
+"""Data sets, partition schemes, and the steps from both to the data of a run.
 
-A `Dataset` declares and reads a data set, a `Partitioner` assigns its samples to
-clients, and `fedexp.data.federated` combines them. Partition schemes are in
-`fedexp.data.partitions`. The value types that training sees (`Samples`,
-`FederatedData`) are in `fedexp.core.data`, and training code does not belong here.
+A `Dataset` declares and reads a data set. A `Partitioner` assigns its samples to
+clients. `fedexp.data.federated` combines the two. Partition schemes are in
+`fedexp.data.partitions`. The value types that training uses (`Samples`,
+`FederatedData`) are in `fedexp.core.data`. Training code does not belong here.
 """

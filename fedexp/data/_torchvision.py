@@ -9,17 +9,17 @@ from types import ModuleType
 import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-# If a library is garbage-collected, its declarations disappear too
+# The libraries are kept, because garbage collection would remove their declarations
 _declared: list[torch.library.Library] = []
 
 
 def torchvision_datasets() -> ModuleType:
     """Import ``torchvision.datasets``.
 
-    torchvision registers kernels for its operators on import, even if its extension did
-    not load. An example is a build for CUDA beside torch for the CPU. Then the
-    operators do not exist and the import fails. Data sets need none of them, so two
-    empty declarations make the import succeed.
+    On import, torchvision registers kernels for the operators of its extension. If the
+    extension did not load (for example torchvision for CUDA with torch for the CPU),
+    the operators do not exist and the import fails. Data sets do not need the
+    operators. Two empty declarations of operators therefore make the import succeed.
     """
     try:
         return importlib.import_module("torchvision.datasets")

@@ -20,10 +20,10 @@ from fedexp.core.data import Noise
 class Augment:
     """A horizontal flip, then a random crop of the zero-padded image.
 
-    The batch is already normalised, so the padding is the data set's mean colour. Crop
-    offsets are uniform on {0, ..., 2 * crop_padding} in each direction. Crop and flip
-    are independent of each other. The order is that of FL-Simulator, which sets
-    crop_probability=0.5. The usual setting is 1.0.
+    The batch is already normalised, so a padding of 0 is the data set's mean colour.
+    Crop offsets are uniform on {0, ..., 2 * crop_padding} in each direction. Crop and
+    flip are independent of each other. FL-Simulator has the same order (first flip,
+    then crop), and sets crop_probability=0.5. The usual setting is 1.0.
 
     Args:
         flip: Probability of a horizontal flip.

@@ -1,4 +1,7 @@
-"""The cache of decoded arrays: a second start imports no decoder and opens one file."""
+"""The cache of decoded arrays.
+
+With an entry of the cache, a run imports no decoder and opens only one file.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ FOLDER = ".fedexp"
 
 # Fingerprints of the entries that this process decoded or looked up
 _fingerprints: dict[Path, str] = {}
-# Cache files of the sources that were already looked at, one dictionary per context of
-# `sources_stay`
+# A stack with one dictionary per open context of `sources_stay`. It has the cache file
+# of each source that was already looked at
 _entries: list[dict[tuple[str, ...], Path]] = []
 
 
 @contextlib.contextmanager
 def sources_stay() -> Iterator[None]:
-    """Make `ArrayCache.known` look at a data set's sources only once.
+    """Make `ArrayCache.known` look at a data set's source files only once in a block.
 
-    This holds inside the context. The sources may be a hundred thousand files.
+    This saves time, because there may be a hundred thousand files.
     """
     _entries.append({})
 
@@ -48,7 +51,7 @@ class ArrayCache:
     Args:
         root: Data root.
         name: Name of the data set.
-        recipe: Everything except the source files that decides the arrays' content.
+        recipe: Everything that decides the arrays' content, except the source files.
     """
 
     def __init__(self, root: Path, name: str, recipe: tuple[str, ...]) -> None:
@@ -101,7 +104,7 @@ class ArrayCache:
         try:
             with safe_open(self.path(files), framework="pt") as file:
                 return take(file), file.metadata()["sha256"]
-        # There is no entry, or a damaged one, which the next `store` replaces
+        # There is no entry, or it is damaged. The next `store` replaces a damaged one
         except (SafetensorError, OSError, TypeError, KeyError):
             return None
 

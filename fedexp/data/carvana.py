@@ -23,18 +23,18 @@ class Carvana(Dataset):
     """The photos and masks of the challenge's training archives.
 
     The files are ``carvana/train/CAR_VIEW.jpg`` and
-    ``carvana/train_masks/CAR_VIEW_mask.gif``, as the challenge's archives unpack.
+    ``carvana/train_masks/CAR_VIEW_mask.gif``, as in the challenge's archives.
 
     There are 5,088 photos of 1918 x 1280: sixteen views of each of 318 cars. Photos and
     masks are resized to `shape` (antialiased bilinear). A pixel of the resized mask
     belongs to the car if at least half of its area does. Masks of the challenge's own
-    test photos are not public. Cars are therefore withheld for the test set: the last
-    ones in the order of their names, which are random. NAFI (Xiao & Cheng 2023) states
-    neither image size nor test set. Both are assumed here.
+    test photos are not public. The test set therefore consists of the photos of some of
+    the cars: the last ones in the order of their names, which are random. NAFI (Xiao &
+    Cheng 2023) does not state the image size and the test set. Both are assumed here.
 
     Args:
-        test_fraction: Share of the cars, rounded, whose photos are the test set. At
-            least one car.
+        test_fraction: Share of the cars whose photos are the test set. The number of
+            cars is rounded, and at least one.
     """
 
     targets: ClassVar[Targets] = "masks"

@@ -14,7 +14,8 @@ class Cifar10Jpeg(ImageFolder):
     """CIFAR-10 re-encoded as ``cifar10-jpeg/{train,test}/<class>/*.jpg``.
 
     The 50,000 + 10,000 images have CIFAR-10's split and order of classes. Compression
-    has changed the pixels, so accuracies are close to CIFAR-10's, not equal to them.
+    has changed the pixels. Accuracies are therefore close to those on CIFAR-10, but not
+    equal.
     """
 
     name: ClassVar[str] = "cifar10_jpeg"

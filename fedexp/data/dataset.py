@@ -27,8 +27,8 @@ class Arrays:
     Args:
         train_x: Training samples of shape (n, *shape). Images are uint8, C x H x W,
             0..255. All other samples are floating point.
-        train_y: Labels of shape (n,), int64, 0 .. num_classes - 1. Alternatively masks
-            of the images, (n, H, W), uint8: 1 on the object, else 0.
+        train_y: Labels of shape (n,), int64, from 0 to num_classes - 1. Alternatively
+            masks of the images, (n, H, W), uint8: 1 on the object, else 0.
         test_x: Test samples, as `train_x`.
         test_y: Test labels or masks, as `train_y`.
         train_owner: Natural owner of each training sample (writer, domain ...), of
@@ -65,8 +65,8 @@ class Dataset(ABC):
     ``_target_`` in your YAML.
 
     Args:
-        num_classes: Number of classes. Labels run from 0 to num_classes - 1. For masks
-            it is 1, the class of every image.
+        num_classes: Number of classes. Labels run from 0 to num_classes - 1. A data set
+            with masks has one class.
         shape: Shape of one sample. C, H, W for images.
         mean: Mean per channel, of pixels divided by 255 (uint8) or of the samples
             themselves (floating point).
@@ -86,11 +86,11 @@ class Dataset(ABC):
     targets: ClassVar[Targets] = "labels"
     # Whether samples have 8 bits per value (False: floating point)
     pixels: ClassVar[bool] = True
-    # Whether the config determines the samples on its own. Sets that read files leave
-    # it False
+    # Whether the config alone determines the samples. It is False for data sets that
+    # read files
     pinned: ClassVar[bool] = False
     # Whether the samples are bit-identical to those of the papers. False means a
-    # re-encoding, which reproduces no published result
+    # re-encoding, which cannot reproduce a published result exactly
     faithful: ClassVar[bool] = True
     # Name of the data set that this one re-encodes
     copy_of: ClassVar[str | None] = None
@@ -98,8 +98,8 @@ class Dataset(ABC):
     # needs
     has_owners: ClassVar[bool] = False
     can_download: ClassVar[bool] = False
-    # If not 0, decoded arrays are cached in <root>/.fedexp. Raise it when `read`
-    # returns something else for the same files
+    # If not 0, decoded arrays are cached in <root>/.fedexp. Raise the number when you
+    # change what `read` returns for the same files
     cache_version: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -205,8 +205,8 @@ class Dataset(ABC):
 
         stored = _stored(cache, files)
         if stored is None:
-            # If several jobs start at once, one downloads and decodes, the others take
-            # its result
+            # If several jobs start at once, one of them downloads and decodes. The
+            # others read its result from the cache
             with cache.lock():
                 stored = _stored(cache, files)
                 if stored is None:
@@ -363,7 +363,7 @@ def labels_of(y: Tensor) -> np.ndarray:
     """Return class labels, given labels or masks.
 
     Returns:
-        Array of shape (n,), int64: the labels themselves, or zeros for masks, whose
-        images are all of one class.
+        Array of shape (n,), int64: the labels themselves, or zeros for masks, because
+        all images with masks are of one class.
     """
     return y.numpy() if y.dim() == 1 else np.zeros(len(y), np.int64)

@@ -42,8 +42,8 @@ class Digits(Dataset):
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
     """Return grey levels 0..16 of shape (1797, 64), and labels of shape (1797,)."""
-    # Importing scikit-learn takes longer than the demo's first round. Its file is a
-    # plain table
+    # The data are a plain text file. It is read without importing scikit-learn, because
+    # the import takes longer than the demo's first round
     spec = importlib.util.find_spec("sklearn")
     if spec is not None and spec.origin is not None:
         file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -32,7 +32,7 @@ class DomainNet(Dataset):
     Args:
         domains: The domains that are read.
         per_class: Largest number of images of each class, domain and split. The first
-            ones of the lists are used. None means all.
+            images of a list are used. None means all.
     """
 
     cache_version: ClassVar[int] = 1

@@ -25,8 +25,8 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
 from fedexp.storage.tensors import load_sealed, save_sealed
 
-# Images per forward pass. The number is fixed, because the last bits of features may
-# depend on it
+# Images per forward pass. The number is fixed, because it may affect the last bits of
+# features
 _BATCH = 128
 
 

@@ -1,6 +1,7 @@
 """The steps from a data set and a partition scheme to the data of a run.
 
-They are limits, proxy, partition, validation cut and the copy to the device.
+The steps are limits, proxy, held-out samples, partition, validation cut and the copy to
+the device.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Proxy:
-    """The server's data, taken before the partition. Clients and test set lack them.
+    """The server's data, taken before the partition.
+
+    The samples that the server takes are not in the clients' data or the test set.
 
     Args:
         source: Split from which the samples are taken, class-balanced as far as the
-            split allows. ``none`` means no server data. ``noise`` makes 8-bit images
-            whose values are uniform and independent.
-        size: A count (int), or a fraction of the split (float, at most 1).
+            split allows. ``none`` means no server data. ``noise`` generates 8-bit
+            images whose values are uniform and independent.
+        size: Number of samples (int), or fraction of the split (float, at most 1).
         labelled: Whether the server knows the labels. If not, they are -1.
         dataset: Another data set that provides the split. Its samples are normalised
             with the statistics of the clients' data set.
@@ -92,7 +95,7 @@ class Proxy:
 
         Raises:
             ConfigError: The clients' networks cannot take the proxy's samples, or the
-                proxy's data set is the clients' own or a declared copy of it.
+                proxy's data set is the clients' own or its copy (`Dataset.copy_of`).
         """
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
@@ -156,8 +159,8 @@ class Division:
         held_out: Number of training samples that become the validation samples in place
             of `val_fraction`, class-balanced as far as possible.
         proxy: The server's data.
-        limit_train: Largest number of training samples, or None for all. The first of
-            each class are kept, class-balanced as far as possible.
+        limit_train: Largest number of training samples, or None for all. The first
+            samples of each class are kept, class-balanced as far as possible.
         limit_test: Largest number of test samples, chosen in the same way.
         limit_proxy: Largest number of samples for the server, or None for no limit.
     """
@@ -230,8 +233,8 @@ class Division:
     def proxy_count(self, n: int) -> int:
         """Return how many of a split's `n` samples the server takes.
 
-        With ``proxy.source=noise`` the samples come from no split. `Proxy` then allows
-        only a count as size, so the result does not depend on `n`.
+        With ``proxy.source=noise`` the samples do not come from a split. `Proxy` then
+        allows only a number of samples as `size`, so the result does not depend on `n`.
         """
         size = self.proxy.size
         count = max(1, round(size * n)) if isinstance(size, float) else size
@@ -240,7 +243,7 @@ class Division:
     def _take_proxy(
         self, labels: np.ndarray, at: np.ndarray, num_classes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Divide the positions `at` into the proxy's and the rest, both ascending."""
+        """Divide the positions `at` into those of the proxy and the rest, ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
 
@@ -302,7 +305,7 @@ def federate(
         dtype: Dtype of normalised inputs.
 
     Raises:
-        DataError: Data are absent, damaged, or cannot be split as asked.
+        DataError: Data are absent or damaged, or cannot be split as configured.
     """
     proxy = division.proxy
     arrays = dataset.load(root, download)
@@ -386,7 +389,7 @@ def federate(
 
 
 def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
-    """Refuse a split by a property that the data lack: natural owners, or classes."""
+    """Refuse a scheme that needs owners or several classes if the data have none."""
     if partitioner.deals == "owners" and not dataset.has_owners:
         raise ConfigError(
             f"data set '{dataset.name}' does not name the owners of its samples",
@@ -413,8 +416,8 @@ def balanced(
     """Choose `size` samples with class counts as equal as the given samples allow.
 
     The first samples of each class are chosen, or random ones if `rng` is given. A
-    remainder that cannot be divided equally goes to the first classes (of a random
-    order, if `rng` is given).
+    remainder that cannot be divided equally goes to the first classes. If `rng` is
+    given, the order of the classes is random.
 
     Returns:
         Ascending positions of the chosen samples.
@@ -424,7 +427,7 @@ def balanced(
 
     quota = np.zeros(num_classes, dtype=np.int64)
 
-    # Each pass fills a class to its supply, or is the last one
+    # In each pass but the last, all samples of at least one class are chosen
     while (rest := size - int(quota.sum())) > 0:
         open_classes = np.flatnonzero(quota < supply)
         share = rest // len(open_classes)
@@ -444,14 +447,14 @@ def balanced(
 def cut_validation(partition: Partition, fraction: float, seed_data: int) -> CutPartition:
     """Hold out round(fraction * size) random samples of each client.
 
-    Each client keeps at least one sample, and the remaining ones keep their order. One
-    stream serves all clients: each sample of the pool has a random key, and a client
-    gives the samples with the smallest keys. The cut of a client therefore does not
-    depend on the number of the client or on other clients.
+    Each client keeps at least one sample. The kept samples keep their order. Each
+    sample of the training pool gets a random key, and a client's samples with the
+    smallest keys are held out. They therefore do not depend on the index of the client
+    or on other clients.
 
     Raises:
-        DataError: The fraction is less than half a sample at every client, or clients
-            share samples.
+        DataError: The fraction is less than half a sample for every client, or several
+            clients have the same sample.
     """
     if repeated := partition.info.get("repeated_samples"):
         raise DataError(
@@ -476,7 +479,7 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
 
     pool_keys = numpy_generator(seed_data, "val").random(int(partition.indices.max()) + 1)
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    # Client after client, each ordered by key
+    # Sorted by client, and within a client by key
     ranked = np.lexsort((pool_keys[partition.indices], owner))
 
     rank = np.empty(len(owner), dtype=np.int64)
@@ -523,8 +526,8 @@ def _hold_out(
 def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
     """Resize 8-bit images (n, c, height, width) to `size`, in parts.
 
-    The parts limit memory, because images of floating-point numbers are four times as
-    large.
+    The parts limit memory, because resizing needs floating-point copies of the images,
+    which are four times as large.
     """
     parts = [
         F.interpolate(part.float(), size, mode="bilinear", antialias=True)
@@ -538,10 +541,9 @@ def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_validation(held_out: int, in_split: bool) -> None:
-    """Refuse two sets of validation samples.
+    """Refuse to take validation samples in two ways at once.
 
-    One set is held out before the split, the other is cut from the clients' own
-    samples.
+    They are either held out before the split, or cut from the clients' own samples.
     """
     if held_out and in_split:
         raise ConfigError(

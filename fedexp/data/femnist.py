@@ -21,9 +21,10 @@ DIGITS, ALL = 10, 62  # classes: digits first, then capitals, then small letters
 class Femnist(Dataset):
     """FEMNIST in the format of LEAF (Caldas et al. 2018).
 
-    The files are ``femnist/{train,test}/*.json`` with users, num_samples and user_data.
-    Pixels are LEAF's 0..1 times 255, rounded, because they come from 8-bit grey.
-    Strokes are dark, the background is white. ``num_classes=10`` keeps only the digits.
+    The files are ``femnist/{train,test}/*.json`` with the keys ``users``,
+    ``num_samples`` and ``user_data``. LEAF's pixels are 8-bit grey values divided by
+    255. They are multiplied by 255 again and rounded. Strokes are dark, the background
+    is white. ``num_classes=10`` keeps only the digits.
     Writers are numbered in the sorted order of their names. The test samples of all
     writers together are the test set.
     """

@@ -112,7 +112,7 @@ def _damaged(file: Path, error: Exception) -> DataError:
 
 
 def require_image_shape(shape: tuple[int, ...]) -> None:
-    """Check for ``__post_init__`` that the shape is C x H x W with C of 1 or 3.
+    """Check for ``__post_init__`` that the shape is C x H x W, where C is 1 or 3.
 
     Raises:
         ValueError: The shape is not that of grey or RGB images.

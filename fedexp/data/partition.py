@@ -21,15 +21,15 @@ FORMAT = "fedexp-partition-1"
 
 @dataclass(frozen=True, eq=False)
 class CutPartition(Partition):
-    """A partition of which a share was cut for validation.
+    """A partition from which a share was cut for validation.
 
-    The clients train on `indices`.
+    The clients train on the remaining samples, `indices`.
 
     Args:
         held: Positions of the validation samples in the training pool, (n_val,), int64,
-            client after client.
-        held_offsets: Bounds of each client in `held`, (clients + 1,), int64, as
-            `offsets`.
+            sorted by client.
+        held_offsets: Offsets of the clients in `held`, (clients + 1,), int64, like
+            `offsets` in `indices`.
     """
 
     held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -46,13 +46,13 @@ class Partitioner(ABC):
         val_fraction: Share of each client's samples that is held out for validation
             after the split.
         min_size: Smallest number of samples that a client must have.
-        on_small: Policy for clients with fewer samples. ``error`` stops with an error,
+        on_small: Policy for clients with fewer samples. ``error`` stops with an error.
             ``allow`` allows them. ``drop`` drops them with their samples and renumbers
-            the others. ``repair`` gives them the last samples of the client that has
-            most.
+            the other clients. ``repair`` moves samples to them, each time the last
+            sample of the client that has most.
     """
 
-    # Property of the training samples that `sample` receives
+    # Property by which the scheme splits the samples. `sample` receives its values
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
@@ -112,7 +112,7 @@ class Partitioner(ABC):
     def split(
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
-        """Return a valid partition: `sample`, then the policy for small clients.
+        """Return a valid partition: call `sample`, then apply the small-client policy.
 
         Raises:
             DataError: The scheme fails on these labels, or breaks a rule of `validate`.
@@ -144,8 +144,8 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
     Args:
         owner: Client of each sample, (n,).
         clients: Number of clients.
-        order: Order of each client's samples. None: ascending, so that ``order[i]`` is
-            i.
+        order: Order in which samples are appended to their clients, (n,). None means
+            ascending, ``order[i]`` = i.
     """
     offsets = offsets_of(np.bincount(owner, minlength=clients))
     if order is None:
@@ -158,9 +158,10 @@ def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None
 def validate(partition: Partition, n: int) -> Partition:
     """Return `partition` if it assigns every sample of a pool of `n` exactly once.
 
-    Samples of clients that ``on_small=drop`` dropped (their number is in ``info``) and
-    the validation share of a `CutPartition` count as assigned. A scheme that assigns
-    samples more than once states how often in ``info`` (``repeated_samples``).
+    Samples of dropped clients (``on_small=drop``) and the validation share of a
+    `CutPartition` count as assigned. The number of dropped samples is in ``info``. If a
+    scheme assigns samples more than once, it states how often in ``info``
+    (``repeated_samples``).
 
     Raises:
         DataError: A sample is missing, is assigned twice or is not in the pool.
@@ -285,7 +286,7 @@ def _repair(partition: Partition, small: np.ndarray, min_size: int) -> Partition
         for _ in range(min_size - int(sizes[client])):
             negative, donor = heapq.heappop(donors)
             left = -negative - 1
-            # The last of the samples that the donor still has
+            # The last sample that the donor still has
             owner[partition.offsets[donor] + left] = client
             if left > min_size:
                 heapq.heappush(donors, (-left, donor))

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Colormap
 
-# Largest number of clients in the picture. If there are more, evenly spread ones are
+# Largest number of clients in the picture. If there are more, evenly spaced clients are
 # shown
 MAX_ROWS = 200
 _INK, _MUTED, _BAR = "#1f2933", "#66727f", "#4a6fa5"
 
 
 def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
-    """Write a PNG: a map of the clients' class counts beside their sizes.
+    """Write a PNG with a map of the clients' class counts and bars of their sizes.
 
     Cells show their counts if they are large enough to read. Colour follows the square
     root of the count, so that small shares remain visible. White means a count of 0.
@@ -111,7 +111,7 @@ def _span(values: np.ndarray) -> str:
 
 
 def _ticks(n: int, length: float) -> np.ndarray:
-    """Return at most one tick per 0.24 inches, at round steps from 0."""
+    """Return ticks from 0 at round steps, at most one per 0.24 inches."""
     steps = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500)
     return np.arange(0, n, next((step for step in steps if n / step * 0.24 <= length), steps[-1]))
 

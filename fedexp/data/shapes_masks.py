@@ -27,11 +27,11 @@ _CONTRAST = 0.2
 class ShapesMasks(Dataset):
     """Images of one shape each on a background with a brightness gradient.
 
-    The shape is an ellipse, rectangle or triangle of any colour, place, size and
-    rotation. Colours differ from image to image, so that no threshold separates objects
-    from backgrounds. Only the outline tells an object from its background. Masks are 1
-    at pixels whose centre is in the shape. A smaller set consists of the first samples
-    of a larger one.
+    The shape is an ellipse, rectangle or triangle of random colour, place, size and
+    rotation. The colours of object and background are random in each image. A threshold
+    for brightness therefore cannot separate objects from backgrounds. Masks are 1 at
+    pixels whose centre is in the shape. A smaller data set consists of the first
+    samples of a larger one.
 
     Args:
         samples: Number of training samples.

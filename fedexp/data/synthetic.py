@@ -1,6 +1,6 @@
-"""Gaussian clusters of any size, made in memory.
+"""Gaussian clusters, made in memory.
 
-They are for tests of speed and scale, and for every use without data files.
+They need no files. Tests of speed and scale use them, because any size is possible.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ class Synthetic(Dataset):
     """One Gaussian cluster per class.
 
     The clusters are ``N(m_k, I)`` with ``m_k ~ N(0, separation^2 I)``, and sample i has
-    class ``i % num_classes``. Each feature is stored as one byte: ``128 + 24 x``,
-    rounded and clipped. A smaller set consists of the first samples of a larger one.
+    class ``i % num_classes``. Each feature x is stored as one byte: ``128 + 24 x``,
+    rounded and clipped. A smaller data set consists of the first samples of a larger
+    one.
 
     Args:
         samples: Number of training samples.
         test_samples: Number of test samples.
         features: Number of features of a sample.
         separation: Standard deviation of each coordinate of the centres. 0 makes the
-            classes equal. At 1, two centres are about ``sqrt(2 features)`` apart.
+            classes equal. At 1, the distance of two centres is about
+            ``sqrt(2 features)``.
         seed: Seed of centres and samples. It is independent of the run's seed.
     """
 
@@ -74,7 +76,7 @@ class Synthetic(Dataset):
     def _split(self, split: str, n: int, centres: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return samples (n, features), uint8, and labels (n,).
 
-        In addition to the result, only one chunk is in memory at a time.
+        Memory holds the result and one chunk at a time.
         """
         y = np.arange(n, dtype=np.int64)
         y %= self.num_classes

@@ -16,9 +16,9 @@ _EDGE = 5  # clients shown from each end of a long list
 def partition_table(counts: np.ndarray) -> Table:
     """Build the table of each client's samples per class, with sizes and totals.
 
-    More than 40 clients are summarised: the first and last five, and quantiles over
-    all. With more than 20 classes, a column of each client's largest classes replaces
-    the columns of the classes.
+    With more than 40 clients, the table has the first and last five clients, and
+    quantiles over all clients. With more than 20 classes, one column with each client's
+    largest classes replaces the columns of the classes.
 
     Args:
         counts: Class counts of shape (clients, classes), int64.

@@ -1,6 +1,6 @@
-"""Tiny ImageNet: 200 classes, 64 x 64 images, 100,000 of them for training.
+"""Tiny ImageNet: images of 64 x 64 pixels in 200 classes.
 
-10,000 more are for validation.
+100,000 images are for training and 10,000 for validation.
 """
 
 from __future__ import annotations

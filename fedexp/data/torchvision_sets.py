@@ -1,7 +1,7 @@
 """Five classic data sets, read and fetched by torchvision.
 
-torchvision checks the publishers' checksums of all files except MNIST's and
-Fashion-MNIST's unpacked ones, which are checked here.
+torchvision compares the files with the publishers' checksums, except the unpacked files
+of MNIST and Fashion-MNIST. These are checked here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _FILES = {
     "CIFAR100": tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
     "SVHN": ("train_32x32.mat", "test_32x32.mat"),
 }
-# Size and sha256 of the publishers' files, unpacked. torchvision checks only the packed
-# files, when it downloads them
+# Size and sha256 of the publishers' unpacked files. torchvision checks only the packed
+# files, and only when it downloads them
 _PUBLISHED = {
     "MNIST": (
         (47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
@@ -74,9 +74,9 @@ class TorchvisionSet(Dataset):
 
     source: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"]
 
-    # Whether files of MNIST and Fashion-MNIST that have the publisher's size must have
-    # the publisher's content. A subclass for other images in this format sets it to
-    # False
+    # Whether files of MNIST and Fashion-MNIST with the publisher's size must also have
+    # the publisher's content. Set it to False in a subclass for other images in this
+    # format
     checks_content: ClassVar[bool] = True
     can_download: ClassVar[bool] = True
     cache_version: ClassVar[int] = 2
@@ -137,10 +137,10 @@ class TorchvisionSet(Dataset):
         return Arrays(*arrays)
 
     def _check_content(self, root: Path) -> None:
-        """Refuse a file that has the publisher's size and other content.
+        """Refuse a file that has the publisher's size, but other content.
 
-        A file of another size is a user's own, because the format contains the number
-        of samples.
+        A file of another size is taken for a user's own data, because the format states
+        the number of samples.
         """
         published = _PUBLISHED.get(self.source, ())
         for path, (size, sha256) in zip(self.expected_files(root), published, strict=False):

@@ -1,7 +1,7 @@
 """Choice of the engine that is expected to be fastest for a run.
 
-The engine is chosen when the first clients train. From then on it is part of the run's
-numerics.
+The engine is chosen just before the first clients train. From then on it is part of the
+run's numerics.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fedexp.engines.workers import Workers
 
 @dataclass
 class Auto(Engine):
-    """The automatic choice among the engines.
+    """The automatic choice among the engines, by the first of these rules that applies.
 
-    The choice is `Vectorized` if stacking is expected to be faster. Otherwise it is
-    `Workers` if the device is a CPU and local workers are expected to be faster
-    (`fedexp.engines.rule`). In all other cases it is `Serial`.
+    1. `Vectorized`, if stacking is expected to be faster.
+    2. `Workers`, if the device is a CPU and local workers are expected to be faster
+       (`fedexp.engines.rule`).
+    3. `Serial`.
     """
 
     def choose(self, context: EngineContext) -> Engine:
@@ -36,8 +37,8 @@ class Auto(Engine):
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
         """Return the engine that an earlier launch chose.
 
-        The choice was `Workers` if a process of that launch had fewer threads than all
-        processes of this launch share.
+        In that launch, the processes of `Workers` had fewer threads each than all
+        processes share. The choice is recognised by this.
         """
         return (
             Workers().restore(computing, threads, num_threads)

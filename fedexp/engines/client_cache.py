@@ -1,7 +1,8 @@
 """Cache of client work that is shared by all runs.
 
-Jobs that do not depend on earlier rounds are trained once. One-shot methods then fuse
-the same local models, and a sweep over methods trains its first round once.
+Jobs of the first step do not depend on other steps, so they are trained only once.
+One-shot methods then fuse the same local models. A sweep over methods trains its first
+round only once.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from fedexp.storage.tensors import load_sealed, save_sealed
 
 
 class ClientCache(Engine):
-    """A wrapper of an engine that looks up first-round jobs by content.
+    """A wrapper of an engine that looks up the jobs of the first step by their content.
 
     Only jobs that are not found are run. A cache key is a hash of the start model,
     trainer, task, local training and seed. The hash also covers the broadcast trees,
-    the client's state and the bytes of the client's samples. If several processes ask
-    for the same jobs, one trains them and the others wait. If the folder cannot be used
-    or an entry is damaged, the jobs are trained again and the user sees a note.
+    the client's state and the bytes of the client's samples. If several processes
+    request the same jobs, one trains them and the others wait. If the folder cannot be
+    used or an entry is damaged, the jobs are trained again and the user sees a note.
 
     Args:
         inner: Engine that trains what is missing.
         root: Folder that runs share.
-        max_gb: Maximum size of the folder. Beyond it, the least recently used entries
-            are deleted.
-        numerics: Numerics of the run. They are a part of every key, because other
-            numerics may give results with other bits.
+        max_gb: Maximum size of the folder in GB. If it is larger, the least recently
+            used entries are deleted.
+        numerics: Numerics of the run. They are a part of every key, because they affect
+            the last bits of results.
         code: Fingerprint of the code, a part of every key.
     """
 
@@ -157,8 +158,8 @@ class ClientCache(Engine):
 
         The wrapped engine trains the other models and answers the probes of `jobs`.
         """
-        # Stored results whose models must be probed, by position of the job. All of
-        # them are in memory at once.
+        # Stored results whose models must still be probed, by position of the job. All
+        # of them are in memory at once.
         loaded = {
             i: stored
             for i, job in enumerate(jobs)
@@ -220,9 +221,9 @@ class ClientCache(Engine):
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                # The last bits of a result depend on the sizes of all clients in its
-                # part. The sizes decide about padding, and which clients take a step
-                # together.
+                # The clients of a part are stacked. Their numbers of samples decide
+                # about padding, and which clients take a step together. The last bits
+                # of each result therefore depend on the sizes of all of them.
                 batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
@@ -243,8 +244,8 @@ class ClientCache(Engine):
             sorted(job.frozen),
             job.trained,
             batch_group,
-            # The client's samples in the order of `index`, then how they are
-            # normalised and augmented.
+            # The client's samples in the order of `index`, then their normalisation and
+            # augmentation.
             digest({"x": data.train.x[index], "y": data.train.y[index]}),
             data.train.mean,
             data.train.std,
@@ -258,8 +259,7 @@ class ClientCache(Engine):
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
         """Store a tree and JSON values (`facts`) under a key.
 
-        Nothing is stored if this call of `map` has written as much as the folder may
-        hold.
+        Nothing is stored if this call of `map` has already written `max_gb`.
         """
         if self._written < self.max_bytes:
             try:
@@ -304,9 +304,9 @@ class ClientCache(Engine):
         )
 
     def _evict(self) -> None:
-        """Delete the least recently used entries beyond the limit.
+        """Delete the least recently used entries until the folder fits `max_gb`.
 
-        Stale temporary files, which killed processes leave, are deleted too.
+        Old temporary files of killed processes are deleted too.
         """
         for folder in self.root.glob("??"):
             for path in stale_files(folder):
@@ -333,9 +333,8 @@ class _InnerRequests:
     """The requests to the wrapped engine.
 
     The wrapped engine trains the missing models and answers probes about stored models,
-    in one stream if possible. If one model of a part is missing, the whole part is
-    trained. The reason is that the last bits of a result may depend on all jobs of its
-    part.
+    in one stream if possible. The last bits of a result may depend on all jobs of its
+    part. If one model of a part is missing, the whole part is therefore trained.
 
     Args:
         inner: Wrapped engine.
@@ -370,8 +369,9 @@ class _InnerRequests:
             if i not in self.missing
         }
         self._done: dict[int, ClientResult] = {}
-        # A shorter list of jobs could be split into other parts. One stream is used
-        # only if all parts have one job, or if no job or every job is trained.
+        # The wrapped engine might split a shorter list of jobs into other parts. One
+        # stream is used only if this cannot matter: all parts have one job, or no job
+        # or every job is trained.
         each_alone = all(len(part) == 1 for part in parts)
         self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
@@ -406,7 +406,7 @@ class _InnerRequests:
 
 
 def _answer_key(key: str, probe: Probe) -> str:
-    """Return the cache key of a probe's answer.
+    """Return the cache key of the answer of `probe`.
 
     `key` is the cache key of the job that trained the probed model.
     """

@@ -1,6 +1,7 @@
 """Engine that executes client jobs on a Ray cluster.
 
-Actors on the nodes of the cluster each run an engine. Lost actors are replaced.
+Actors are processes on the nodes of the cluster. Each runs an engine. Lost actors are
+replaced.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from fedexp.engines.ray_cluster import (
 from fedexp.engines.ray_wire import JobBatch, Packer, Reply, SentData, SentResult
 
 MAX_LOSSES = 3  # jobs fail once this many actors have died while working on them
-# Approximate number of clients per actor, for the choice of the inner engine if
-# `actors` is auto.
+# Approximate number of clients per actor if `actors` is auto. The inner engine is
+# chosen for this number.
 _STACK = 8
 # A message costs about a millisecond, so small jobs are sent in batches of up to this
 # many chunks and bytes.
@@ -43,9 +44,9 @@ _BATCH_BYTES = 1 << 24
 class Ray(Engine):
     """An engine that hands chunks of jobs to actors.
 
-    The results are bit-identical to those of `inner` with `threads` threads, whatever
-    the number of actors. Data are sent once per node. Weights and broadcast trees are
-    sent once per round. This process aggregates. It must run on a machine of the
+    The results are bit-identical to those of `inner` with `threads` threads, for any
+    number of actors. Data are sent once per node. Weights and broadcast trees are sent
+    once per round. The run's own process aggregates. It must run on a machine of the
     cluster.
 
     Args:
@@ -209,8 +210,8 @@ class Ray(Engine):
     ) -> Callable[[Packer, list[list[int]]], JobBatch]:
         """Return a function that makes a batch from chunks of jobs.
 
-        Each batch has the reference to the data and the fingerprint of the code that
-        the jobs use.
+        Each batch has a reference to the data, and the fingerprint of the code that its
+        jobs use.
         """
         import ray
 
@@ -239,9 +240,9 @@ class _SentBatch:
 class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
-    `result` returns the results in job order. The number of results that wait here or
-    are not finished yet is bounded. Memory therefore does not grow with the number of
-    jobs.
+    `result` returns the results in job order. The number of jobs that were sent and
+    whose results were not returned yet is bounded. Memory therefore does not grow with
+    the number of jobs.
     """
 
     def __init__(
@@ -259,8 +260,8 @@ class _Sending:
 
         self._packer = Packer(jobs, lambda value: _put(value, ray))
         self._waiting = deque(chunks)
-        # The chunks of a lost actor are sent again in separate batches. If another
-        # actor dies, the chunk that it worked on is then known.
+        # The chunks of a lost actor are sent again, each in its own batch. If another
+        # actor dies, it is then known which chunk the actor worked on.
         self._retries: deque[list[int]] = deque()
         # Number of actors that died while they worked on a chunk, by the position of
         # the first job of the chunk.
@@ -274,7 +275,7 @@ class _Sending:
         pool.fill()
 
     def result(self, position: int) -> SentResult:
-        """Return the result of job `position`. Results must be asked for in order.
+        """Return the result of job `position`. Results must be requested in order.
 
         Raises:
             ClientError: The job failed, or `MAX_LOSSES` actors died while they worked
@@ -319,7 +320,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return the chunks of the next batch: several while many wait, else one."""
+        """Return the chunks of the next batch: several if many wait, else one."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 

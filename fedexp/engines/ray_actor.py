@@ -140,8 +140,8 @@ class Worker:
     def _trees(self, travelling: Mapping[int, Any]) -> dict[int, Tree]:
         """Return the trees of a batch.
 
-        A tree in the object store is fetched once. The actor keeps the tree until a
-        batch does not use it.
+        A tree in the object store is fetched once. The actor keeps the tree until it
+        gets a batch that does not use the tree.
         """
         import ray
 

@@ -23,12 +23,13 @@ from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.engines.ray_actor import Worker
 
-# Longest path of the folder for temporary files, in bytes. fedexp and Ray add 84 bytes
-# to it. A system allows 103 (macOS) or 107 bytes for the path of a socket.
+# Largest length of the path of the folder for temporary files, in bytes. fedexp and Ray
+# add 84 bytes to this path. The path of a socket may have 103 bytes on macOS and 107 on
+# Linux.
 _LONGEST_PARENT = 19
 START_SECONDS = 60.0  # seconds until at least one actor must have started
-# Batches that an actor holds: one that runs and one that waits, so that the actor is
-# never idle between two batches.
+# Number of batches that an actor holds: one that runs, and one that waits. The actor
+# is then never idle between two batches.
 DEPTH = 2
 
 _QUIET = {
@@ -78,8 +79,8 @@ class Connection:
             }
         else:
             _check_reachable(address)
-            # Several nodes may run on the loopback interface of one machine, so the
-            # node to join must be named.
+            # On the loopback interface, one machine may run several nodes. The node to
+            # join must therefore be named.
             if address.startswith("127."):
                 options["_node_ip_address"] = address.partition(":")[0]
 
@@ -269,7 +270,7 @@ class ActorPool:
     def fill(self) -> None:
         """Start missing actors.
 
-        Among the nodes with room, each actor gets the node with the fewest actors.
+        Each actor is started on the node with the fewest actors among those with room.
         """
         if len(self.actors) >= self.size:
             return
@@ -297,7 +298,8 @@ class ActorPool:
         try:
             refusal = self._ray.get(actor.starting)
         except lost_actor_errors() as error:
-            # If the node is still alive, a new actor on it would fail too.
+            # A new actor is started only if the node is gone. On the same node it would
+            # fail too.
             self.lose(actor, refill=actor.node not in self._room())
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__
@@ -377,7 +379,7 @@ class ActorPool:
 
         Args:
             seconds: Maximum number of seconds to wait.
-            patience: Maximum number of seconds to wait in total if an actor is ready.
+            patience: Maximum number of seconds to wait if at least one actor is ready.
 
         Returns:
             The reason of the last failed start, or None if no start failed.
@@ -427,7 +429,7 @@ def _own_path() -> str:
     """Return the import path of this process, except for its libraries.
 
     The folders of the interpreter and its libraries are left out, because every node
-    has them itself.
+    has its own.
     """
     libraries = {Path(path) for path in sysconfig.get_paths().values()}
     own = [Path(entry or ".").resolve() for entry in sys.path]

@@ -78,7 +78,7 @@ def unpack(packed: PackedTree, device: torch.device) -> Tree:
 class SentData:
     """The part of `FederatedData` that the training of a client needs.
 
-    `rest` holds no samples. The test set stays with the run's process.
+    The field `rest` has no samples. The test set stays in the run's process.
     """
 
     x: Packed
@@ -124,8 +124,8 @@ class JobBatch:
 
     Args:
         data: Reference to a `SentData` in the object store.
-        trees: Each distinct tree once, by key. The value is a reference if several jobs
-            use the tree, else the packed tree.
+        trees: Each distinct tree once, by key. If several jobs use a tree, the value is
+            a reference to it in the object store. Otherwise it is the packed tree.
         chunks: Jobs of each chunk.
         targets: Import paths of the plug-ins that the jobs use.
         code: Fingerprint of the code of the run's process for these plug-ins.
@@ -203,8 +203,8 @@ class Reply:
 class Packer:
     """The jobs of one `map` call as `SentJob` objects.
 
-    A tree is identified by its tensor objects, so that two dictionaries with the same
-    tensors are sent once.
+    A tree is identified by its tensor objects. Two dictionaries with the same tensors
+    are therefore sent only once.
 
     Args:
         jobs: Jobs of the call.
@@ -274,8 +274,8 @@ def rebuilt(
 ) -> ClientJob:
     """Return the original job of a `SentJob`.
 
-    Jobs that shared a start model share it again. `starts` collects the start models,
-    by the keys of their parameters and buffers.
+    Jobs that shared a start model share it again. For this, the start models are stored
+    in `starts`, by the keys of their parameters and buffers.
     """
     key = (sent.params, sent.buffers)
     if key not in starts:

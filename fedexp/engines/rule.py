@@ -3,12 +3,12 @@
 The rule uses the model, the work and the number of threads.
 
 - Chains of linear layers are stacked in this process, with any number of threads.
-- All other jobs train one client after the other. They train in local workers of one
-  thread each if the gain repays starting the workers, or else in this process. They are
-  stacked only if the user asks for it (``engine.kernel=vmap``).
+- All other jobs train one client after the other. If this repays starting local
+  workers, they train in workers of one thread each. Otherwise they train in this
+  process. They are stacked only if the user asks for it (``engine.kernel=vmap``).
 
-Nothing is timed. Equal runs have the same engine, whatever else runs on the machine.
-The constants were measured on two cores and are first estimates.
+Nothing is timed. Equal runs therefore have the same engine, also on a busy machine. The
+constants were measured on two cores and are first estimates.
 ``scripts/bench_engines.py`` compares the choice with the fastest engine on a machine.
 """
 
@@ -20,15 +20,15 @@ from fedexp.core.engine import EngineContext
 from fedexp.core.kernel import num_steps
 from fedexp.core.trees import num_bytes
 
-# A stack saves calls and autograd: 20 small MLPs train three times as fast stacked as
-# one by one. The gain ends when the weights, which every step reads and writes, do not
-# fit into the cache. Stacks above 20 MiB gain nothing.
+# A stack saves calls and autograd: 20 small MLPs train three times as fast in a stack
+# as one by one. Every step reads and writes all weights of the stack, so there is no
+# gain if they do not fit into the cache. Stacks above 20 MiB are not faster.
 _STACK, _STACK_BYTES = 32, 20 << 20
 # A network with 1.7 million parameters trained faster in workers. A network with 11
 # million (ResNet-18) did not. The limit between the two is not known.
 _WORKERS_PARAMETERS = 4_000_000
-# Work in parameters times samples. One process needs a few seconds for this much. For
-# less work, starting workers is assumed to cost more than they gain.
+# Amount of work, in parameters times samples, that takes one process a few seconds. For
+# less work, starting workers is assumed to cost more time than the workers save.
 _LONG = 1e10
 _STEP = 2_500_000  # overhead of a step besides its arithmetic, in the same unit
 
@@ -83,8 +83,8 @@ class Workload:
     def is_long(self) -> bool:
         """Whether training is expected to take at least a few seconds.
 
-        The measure is the number of parameters times samples, plus a fixed overhead per
-        step. The answer is the same on every machine.
+        The work is measured in parameters times samples, plus a fixed overhead per
+        step. The answer is therefore the same on every machine.
         """
         return self.steps * (_STEP + self.parameters * self.batch_size) >= _LONG
 
@@ -92,7 +92,7 @@ class Workload:
     def repays_workers(self) -> bool:
         """Whether unstacked clients are expected to train faster in workers.
 
-        The alternative is one process that uses all threads.
+        Workers are compared with one process that uses all threads.
         """
         return (
             self.threads > 1

@@ -1,7 +1,6 @@
 """Memory that processes share.
 
-Values with tensors are passed through this memory, so that no tensor is sent through a
-pipe.
+Values with tensors are passed through this memory and not through a pipe.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _MOST_VIEWS = 8192  # maximum number of cached views per segment
 _DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 _NUMBER = {dtype: number for number, dtype in enumerate(_DTYPES)}
 
-# The place of a tensor in a segment: offset in bytes, shape, strides, number of the
-# dtype, and whether the packed tensor was on an accelerator.
+# The place of a tensor in a segment: offset in bytes, shape, strides, index of the
+# dtype in `_DTYPES`, and whether the packed tensor was on an accelerator.
 Place = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]
 
 
@@ -116,10 +115,10 @@ def pack(
         value: Value to write.
         segment: Segment to write into.
         at: Offset of the first byte.
-        constants: Number of each object that the reader already has, by the object's
+        constants: Numbers of the objects that the reader already has, by the object's
             ``id``. None if the reader has no objects.
         move_tensors: Whether the CPU tensors of `value` are changed in place to use the
-            memory of the segment, so that there is no second copy.
+            memory of the segment. Their old memory is then free.
 
     Returns:
         Offset and length of the pickled part in bytes, which `unpack` needs.
@@ -171,8 +170,8 @@ class _Pickler(pickle.Pickler):
         self.end = at
         self.constants = constants
         self.places: dict[int, Place] = {}
-        # The tensors are stored, because an id is valid only as long as its object
-        # exists.
+        # The tensors are stored to keep them alive, because an id is valid only as long
+        # as its object exists.
         self.tensors: list[Tensor] = []
 
     def persistent_id(self, value: Any) -> Any:
@@ -226,7 +225,7 @@ class _Unpickler(pickle.Unpickler):
 def _anonymous_file() -> int:
     """Return a file descriptor of memory without a name.
 
-    `memfd_create` is not limited by the size of /dev/shm.
+    `memfd_create` is used if available, because /dev/shm does not limit its size.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("fedexp", os.MFD_CLOEXEC)

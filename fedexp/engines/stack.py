@@ -1,15 +1,14 @@
 """Training of several clients as one.
 
-Their tensors are stacked along a first axis, and their steps are taken together. The
-step kernel (`fedexp.core.kernel`) decides the order of a step's operations. Each client
-takes the same steps as if it trained on its own. Its results do not depend on other
-clients, except for the last bits. These depend on the sizes of all clients in the
-stack.
+The clients' tensors are stacked along a first axis, and their steps are taken together.
+The order of operations in a step is that of the step kernel (`fedexp.core.kernel`).
+Each client takes the same steps as if it trained on its own. Only the last bits of its
+results depend on other clients, namely on the sizes of all clients in the stack.
 
-A kernel that pads batches takes one step of all clients together. For other kernels the
-clients of a step are divided into groups. The clients of a group have batches of the
-same length and are in the same epoch. Clients are sorted by their number of samples, so
-that a group is a range of clients and its tensors are views.
+If the kernel pads batches, all clients take a step together. For other kernels the
+clients are divided into groups in each step. The clients of a group have batches of the
+same length and are in the same epoch. Clients are sorted by their number of steps and
+samples, so a group is a range of clients and its tensors are views.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ def train_stack(
     """Train `jobs` as one.
 
     The jobs agree in everything except client, start, seed and trees. Training is over
-    when this function returns. The payload and the new state of a client are made when
-    its result is requested. They are then still in the processor's cache when the
-    server reads them.
+    when this function returns. The payload and the new state of a client are computed
+    only when its result is requested. When the server reads them, they are then still
+    in the processor's cache.
 
     Args:
         jobs: Jobs of the stack.
@@ -96,8 +95,8 @@ def train_stack(
         kind: Class of the kernel that computes the gradients.
 
     Returns:
-        For each job, the number of steps that were taken together with another client.
-        The results in the order of the jobs.
+        For each job, the number of steps that were taken together with another client,
+        and the results in the order of the jobs.
     """
     clients = []
     for job, index in zip(jobs, indices, strict=True):
@@ -105,8 +104,9 @@ def train_stack(
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
         clients.append(_StackedClient(job, index, schedule, noise, ctx))
 
-    # The order is by descending number of steps, so that clients that still train are
-    # always the first ones. Clients with more samples take at least as many steps.
+    # Clients are ordered by descending number of steps. The clients that still train
+    # are then always the first ones. Clients with more samples take at least as many
+    # steps.
     def position(i: int) -> tuple[int, int]:
         return -len(clients[i].schedule), 0 if kind.pads else -len(clients[i].index)
 
@@ -264,8 +264,9 @@ class _Training:
     ) -> tuple[dict[str, list[list[float]]], bool]:
         """Return the measured values, and whether all models are known to be finite.
 
-        The device is synchronised only once. On a CPU, where that costs nothing, models
-        are checked when the server reads them, because they are then in the cache.
+        The device is synchronised only once. On a CPU, synchronisation costs nothing,
+        so models are not checked here. They are checked when the server reads them,
+        because they are then in the cache.
 
         Args:
             places: The clients of each batch, as a range of positions.
@@ -395,7 +396,7 @@ def _part(stack: StackTrees, clients: slice) -> StackTrees:
 def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
     """Return the context of an elementwise hook for all clients of a stack.
 
-    Members that such a hook may not use raise an error or are NaN.
+    If a hook uses a field that elementwise hooks may not use, it gets an error or NaN.
     """
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
@@ -481,7 +482,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
 
 
 def _identity(ctx: Ctx) -> tuple[int, ...]:
-    """Return a value that is equal for contexts with the very same tensors."""
+    """Return a value that is equal for contexts with the same tensor objects."""
     return tuple(
         id(v)
         for tree in (ctx.start, *ctx.shared.values(), *ctx.state.values())
@@ -539,8 +540,8 @@ def _batches(
     Args:
         clients: Clients by descending number of steps.
         samples: Training pool.
-        pads: Whether one batch has all clients of a step. Otherwise the clients of a
-            batch have as many samples in it and are in the same epoch.
+        pads: Whether one batch has all clients of a step. Otherwise all clients of a
+            batch are in the same epoch and have the same number of samples in it.
     """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
@@ -561,7 +562,7 @@ def _batches(
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # steps of one epoch. The order has their samples in sequence.
+                run = list(group)  # steps of one epoch. Their samples are adjacent.
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

@@ -19,8 +19,8 @@ from fedexp.core.weights import Weights
 from fedexp.storage.client_data import CLIENT_DATA, ClientData, probe_name
 from fedexp.storage.model_folder import CLIENTS, Clients, ModelFolder
 
-# Facts about the clients that a method may need, each with the file that contains it
-# and the argument of `fedexp.save_models` that stores it.
+# Facts about the clients that a method may need. For each fact, the file that contains
+# it and the argument of `fedexp.save_models` that stores it.
 Fact = Literal["numbers of samples", "class counts", "samples"]
 _STORED_BY: dict[Fact, tuple[str, str]] = {
     "numbers of samples": (CLIENTS, "num_examples"),
@@ -28,8 +28,8 @@ _STORED_BY: dict[Fact, tuple[str, str]] = {
     "samples": (CLIENT_DATA, "data"),
 }
 
-# Key of `Partition.info`, and its values: the source of the clients' samples in a run
-# with stored models.
+# Key of `Partition.info` for the source of the clients' samples in a run with stored
+# models, and the values of this key.
 SAMPLES = "samples_of_clients"
 FROM_FOLDER, UNKNOWN = "client_models.path", "unknown"
 
@@ -40,8 +40,8 @@ class StoredModels:
     Args:
         folder: Folder with one model per client. Its ``clients.json`` assigns the
             models to clients. Without this file, model i belongs to client i.
-        data: The training samples behind the models, or facts about them, if the folder
-            has any.
+        data: The samples that the models were trained on, or facts about them. None if
+            the folder has neither.
     """
 
     def __init__(self, folder: ModelFolder, data: ClientData | None = None) -> None:
@@ -99,7 +99,10 @@ class StoredModels:
         )
 
     def answer(self, client: int, probe: Probe) -> Tree | None:
-        """Return the answer that the folder's records or its stored answers give."""
+        """Return the answer to a probe from the folder's counts or stored answers.
+
+        The result is None if the folder does not contain the answer.
+        """
         answer = probe.from_record(self.record(client))
         if answer is None and self.data.answers:
             answer = self.data.answers[self.number[client]].get(probe_name(probe))
@@ -112,8 +115,10 @@ class StoredModels:
 
         Args:
             fact: The missing fact.
-            why: The reason why it is needed, a sentence about "them" without a period.
-            do: Other next step than saving the models with the fact.
+            why: The reason why it is needed: a clause without a period, in which the
+                fact is called "them".
+            do: Next step for the message. By default it is to save the models with the
+                fact.
             unfit: The reason why the folder's split cannot be used, if it has one.
         """
         file, argument = _STORED_BY[fact]
@@ -138,9 +143,9 @@ def knows_samples(data: FederatedData) -> bool:
 class FromStoredModels(Engine):
     """A wrapper of an engine that takes the models of the first round from a folder.
 
-    The wrapped engine trains later rounds. It also answers the probes that cannot be
-    answered from the folder's records. A step that needs samples which are not known
-    is refused.
+    The wrapped engine trains later rounds. It also runs the probes whose answers the
+    folder does not contain. If the clients' samples are not known, later steps are
+    refused.
     """
 
     def __init__(self, inner: Engine, models: StoredModels) -> None:
@@ -174,7 +179,7 @@ class FromStoredModels(Engine):
                 yield replace(result, probes={**recorded[i], **result.probes})
 
     def _recorded(self, job: ClientJob, device: torch.device) -> dict[str, Tree]:
-        """Return the answers that follow from the folder's records, by probe name."""
+        """Return the answers that the folder contains, by probe name."""
         answers = {probe.name: self.models.answer(job.client, probe) for probe in job.probes}
         return {
             name: {key: value.to(device) for key, value in tree.items()}

@@ -16,8 +16,8 @@ from fedexp.core.jobs import ClientJob
 
 _SECONDS = 0.4  # seconds for one candidate
 _REPEATS = 5
-# Maximum local steps of a client. With this many steps, the steps take most of the
-# client's time, and not its preparation.
+# Maximum number of local steps of a client. With this number, most of the client's time
+# is spent on steps, not on preparation.
 _STEPS = 8
 
 
@@ -33,7 +33,7 @@ def shortened_jobs(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
 def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     """Return the seconds per local step in the fastest of a few passes over `jobs`.
 
-    The jobs are shortened. The first pass, which builds networks, does not count.
+    The jobs are shortened. The first pass does not count, because it builds networks.
     """
     first = shortened_jobs(jobs, 1)
     _seconds(engine, first, data)  # builds networks and starts processes

@@ -32,8 +32,8 @@ Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
 _STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
-# Jobs are stacked within blocks of consecutive jobs. A block has this many stacks. At
-# most the results of one block wait for results of earlier jobs.
+# Jobs are stacked within blocks of consecutive jobs. A block has this many stacks.
+# Results are returned in job order, so at most those of one block wait for others.
 _WINDOW = 8
 _SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
 
@@ -65,11 +65,11 @@ class Vectorized(Engine):
     def choose(self, context: EngineContext) -> Engine:
         """Return an engine with a fixed stack and kernel, or `Serial`.
 
-        `Serial` is returned if no kernel fits or stacking is not expected to be faster.
-        If the user set `stack`, this engine is returned unchanged. Otherwise, on a CPU,
-        a rule decides (`fedexp.engines.rule`). On a GPU a short timing decides if the
-        run is long enough to repay the timing. Shorter runs use the first kernel that
-        fits, without a timing.
+        If the user set `stack`, this engine is returned unchanged. Otherwise `Serial`
+        is returned if no kernel fits or stacking is not expected to be faster. On a
+        CPU, a rule decides this (`fedexp.engines.rule`). On a GPU, a short timing
+        decides for long runs, which repay the timing. Shorter runs use the first kernel
+        that fits, without a timing.
         """
         engine = self.choose_quietly(context)
         if (
@@ -89,10 +89,10 @@ class Vectorized(Engine):
         return engine
 
     def choose_quietly(self, context: EngineContext) -> Engine:
-        """Choose as `choose` does, for a caller that did not ask for stacks.
+        """Choose as `choose` does, but with fewer notes.
 
-        On a CPU, no note is written if the jobs can be stacked but stacking is not
-        expected to be faster.
+        It is for callers that did not ask for stacks. On a CPU, no note is written if
+        the jobs could be stacked, but stacking is not expected to be faster.
         """
         jobs = context.jobs
         self.open(context.numerics, context.threads)
@@ -182,7 +182,8 @@ class Vectorized(Engine):
 
         stacks = []
         for (_, kind, *_), members in groups.items():
-            # Without padding, clients of the same size take the most steps together.
+            # Without padding, clients with equal numbers of samples can take the most
+            # steps together.
             sizes = [0 if kind is None or kind.pads else n for n in number_of_samples]
             ordered = sorted(members, key=lambda i: (-steps[i], -sizes[i]))
             number = -(-len(ordered) // size)  # number of stacks, all of about the same size
@@ -230,8 +231,8 @@ class Vectorized(Engine):
                 stacked_steps, results = train_stack(
                     jobs, net, data.train, indices, data.num_classes, kind
                 )
-                # All results are computed here if the device has its own memory,
-                # because only here a lack of memory leads to smaller stacks.
+                # If the device has its own memory, all results are computed here. If
+                # memory is lacking here, smaller stacks are tried.
                 if not on_cpu(data.train.x.device):
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
@@ -248,10 +249,11 @@ class Vectorized(Engine):
             results, self._limit = None, half
         finally:
             net.release()
-        # The retry starts only after the frames of the failed attempt, and the memory
-        # that they hold, are gone.
+        # The retry starts after the `except` blocks. The frames of the failed attempt
+        # and their memory are then gone.
         if parts:
-            # Clients of one size may have the same adjustment, for example.
+            # Smaller parts may be stackable. For example, clients with the same number
+            # of samples may have the same adjustment.
             trained = chain(*(self._train([jobs[i] for i in part], data) for part in parts))
             positions = chain(*parts)
             numbered = sorted(zip(positions, trained, strict=True), key=itemgetter(0))
@@ -284,7 +286,7 @@ class Vectorized(Engine):
     def _why_serial(self, job: ClientJob) -> str:
         """Return the note that explains why no kernel fits `job`.
 
-        The note gives the reason of the most general kernel.
+        The note has only the reason why the most general kernel does not fit.
         """
         return _one_by_one(job, str(KERNELS[self._names[-1]].misfit(job, self._serial.net(job))))
 

@@ -1,9 +1,9 @@
 """Processes of the workers engine: the fork server and the workers.
 
-The fork server has everything imported and forks the workers. Each of these processes
-lives as long as the run's process holds the other end of its socket. Every message is a
-`Message`. Values that do not fit into a message are in shared memory. Nothing here
-starts a thread before the fork.
+The fork server has imported everything, and forks the workers. Each of these processes
+has a socket. It ends when the run's process closes the other end. Every message is a
+`Message`. Values that do not fit into a message are in shared memory. No thread is
+started before the fork.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ FORK, END, ASK = range(3)
 # Messages to a worker: the setup with the worker's segments, the training data with
 # their segment, or a chunk of jobs.
 SETUP, DATA, CHUNK = range(3, 6)
-# Messages from a worker: it is ready, a chunk is done, or it cannot continue. Message
-# from the fork server: a worker's exit status.
+# Messages from a worker: the worker is ready, a chunk is done, or the worker cannot
+# continue. The last one is from the fork server: the exit status of a worker.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
-# Offset in bytes of a round's constants in the board, the segment that workers read.
-# A `_HEADER` is before the constants.
+# The board is a segment that all workers read. It has a `_HEADER` and, from this offset
+# in bytes on, the constants of a round.
 BOARD_START = 64
 _HEADER = struct.Struct("<3q")
 _MESSAGE = struct.Struct("<6qd")
@@ -172,8 +172,8 @@ def serve_forks(fd: int) -> None:
 
     The process has one thread, so that a fork is safe.
     """
-    # The run's process handles Ctrl-C and the end of the terminal. This process ends
-    # when that process is gone.
+    # The run's process handles Ctrl-C and the end of the terminal. The fork server ends
+    # when the run's process is gone.
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     requests = socket.socket(fileno=fd)

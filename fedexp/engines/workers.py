@@ -35,11 +35,11 @@ from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
 from fedexp.engines.worker_process import Done, Message, Setup, Training
 
-# Chunks that a worker may hold: one that it trains, and one that waits or whose results
-# are on their way.
+# Number of chunks that a worker may hold: one that it trains, and one that waits or
+# whose results are being sent.
 _SLOTS = 2
-# In seconds. A worker whose chunks take less time gets its next chunk in advance. For
-# longer chunks, the wait for the next one is negligible.
+# In seconds. If the chunks of a worker take less time, it gets the next chunk in
+# advance. For longer chunks, the wait for the next chunk is negligible.
 _SHORT = 0.05
 _MOST_DEATHS = 3
 _FORK_SERVER = (
@@ -51,15 +51,16 @@ _FORK_SERVER = (
 
 @dataclass
 class Workers(Engine):
-    """An engine that hands jobs to worker processes, which stay for the whole run.
+    """An engine that hands jobs to worker processes, which live for the whole run.
 
     Weights and data are passed through shared memory. If a worker dies, its work is
-    repeated. The third death over the same jobs raises a `ClientError`.
+    repeated. If three workers die while working on the same jobs, a `ClientError` is
+    raised.
 
     Args:
-        workers: Number of workers. With ``auto`` it is as many as fit into the run's
-            threads, or one per GPU on CUDA. If ``auto`` gives one worker on a CPU or a
-            single GPU, this process does the work itself.
+        workers: Number of workers. ``auto`` means one per GPU on CUDA, and as many as
+            the run's threads allow on a CPU. If ``auto`` gives one worker, the run's
+            process does the work itself.
         threads: Number of threads of each process, including the run's process.
         inner: Config node of the engine that each worker runs. Workers receive the
             parts into which this engine splits the jobs (`Engine.split`).
@@ -213,9 +214,11 @@ class _WorkerPool:
                     self._hand_out(work)
                 yield work.take()
         finally:
-            # A stream may outlive its engine, in the traceback of an error.
+            # The traceback of an error may keep a stream alive after its engine was
+            # closed.
             if not self.board.closed:
-                # Chunks that no process waits for any more are not begun.
+                # Workers then skip the chunks of this round, because no process waits
+                # for their results.
                 wire.write_header(self.board, 0)
 
     def close(self) -> None:
@@ -263,7 +266,7 @@ class _WorkerPool:
     def _hand_out(self, work: _Work) -> None:
         """Hand out chunks to workers that have none.
 
-        Then hand out chunks to workers that will soon have none.
+        Then hand out second chunks to workers whose chunks are short.
         """
         for held in range(_SLOTS):
             for link in self._links:
@@ -368,7 +371,7 @@ class _Work:
             position: number for number, chunk in enumerate(self.chunks) for position in chunk
         }
         self._handed = 0  # number of jobs handed out
-        # Maximum number of jobs that are handed out beyond `position`. It bounds the
+        # Maximum number of jobs after `position` that are handed out. It bounds the
         # memory for waiting results.
         self._ahead = 3 * workers * max(map(len, chunks))
 
@@ -483,7 +486,8 @@ _fork_servers: list[_ForkServer] = []
 def _fork_server(inner: Any) -> _ForkServer:
     """Return the fork server of this process.
 
-    It outlives an engine, so that the next run of a sweep can fork workers at once.
+    It lives longer than an engine. The next run of a sweep can therefore fork workers
+    at once.
     """
     if not _fork_servers or not _fork_servers[0].alive:
         _fork_servers[:] = [_ForkServer(inner["_target_"].rpartition(".")[0])]
@@ -493,7 +497,8 @@ def _fork_server(inner: Any) -> _ForkServer:
 class _ForkServer:
     """The process that forks workers.
 
-    It has torch and fedexp imported, one thread, and none of the state of this process.
+    It has imported torch and fedexp, has one thread, and shares no state with this
+    process.
     """
 
     def __init__(self, preload: str) -> None:
@@ -501,8 +506,8 @@ class _ForkServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
-            # There must be no thread pool before a fork. Workers set their own number
-            # of threads.
+            # With one thread there is no thread pool, which would make a fork unsafe.
+            # Workers set their own number of threads.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _FORK_SERVER, str(fd), json.dumps(sys.path), preload],
                 stdin=subprocess.DEVNULL,
@@ -525,8 +530,8 @@ class _ForkServer:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, number: int, theirs: socket.socket) -> None:
-        # If the fork server is gone, the worker is gone too. This is noticed when its
-        # messages are awaited.
+        # If the fork server is gone, the worker is gone too. This is noticed when a
+        # message of the worker is awaited.
         with contextlib.suppress(ConnectionError):
             wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
 

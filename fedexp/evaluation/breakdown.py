@@ -1,7 +1,7 @@
 """Metrics of parts of the data: of each class and of each client's data.
 
-They show what a mean over a split hides. They are measured only if the config enables
-them.
+They show differences that a mean over a split hides. They are measured only if the
+config enables them.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-# Endings of a metric's names by the kind of outcome. For "local" they name the mean,
-# standard deviation and minimum over the clients' models.
+# Endings of metric names by the kind of the outcome. For "local", the values are the
+# mean, standard deviation and minimum over the clients' models.
 ENDINGS: dict[Delivers, tuple[str, ...]] = {
     "global": ("",),
     "ensemble": ("",),
@@ -30,7 +30,7 @@ ENDINGS: dict[Delivers, tuple[str, ...]] = {
 def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
     """Return the metric names of an evaluation on `split`.
 
-    By default, runs are compared by the first one.
+    By default, runs are compared by the first metric.
     """
     return [
         f"{split}/{delivers}/{name}{ending}"
@@ -42,7 +42,7 @@ def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
 class Evaluator:
     """An evaluator of outcomes.
 
-    It caches the networks of the architectures that it evaluated last.
+    It caches the networks of the latest architectures.
 
     Args:
         task: Task that defines predictions and metrics.
@@ -59,7 +59,7 @@ class Evaluator:
 
         Returns:
             ``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble,
-            ``<split>/local/*_mean|_std|_min`` for one model per client. In the last
+            ``<split>/local/*_mean|_std|_min`` for one model per client. In this last
             case, every model is measured on the whole split. The values are the mean,
             the standard deviation and the minimum over the models.
         """
@@ -101,7 +101,7 @@ class Evaluator:
     ) -> list[Metrics]:
         """Compute the task's metrics of each part of `samples`.
 
-        Parts share forward passes.
+        A forward pass may have samples of several parts.
 
         Args:
             models: Models of the outcome that are evaluated.

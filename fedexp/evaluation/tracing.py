@@ -40,11 +40,11 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """Return the finite float values of the row of a step, by name.
+        """Return the finite float values of a step's row, by name.
 
-        Steps are counted within a round, from 1. `within` is the number of the step.
-        The result is empty for step 0, if the step was not evaluated, and if the
-        method's iterations are not the steps of a round.
+        It is for methods with one iteration per step. `within` is the number of the
+        step within its round, from 1. The result is empty if `within` is 0, if the step
+        was not evaluated, and for other methods.
         """
         row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
         return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}
@@ -95,7 +95,7 @@ class Tracer(Trace):
         if iteration in self._stored_iterations:
             for series, outcome in outcomes.items():
                 for number, model in enumerate(outcome.models):
-                    # Copies, because the method may change the tensors in place.
+                    # Copies are stored, because the method may change tensors in place.
                     self._traced.weights |= {
                         f"{iteration}/{series}/{number}/{name}": value.to("cpu", copy=True)
                         for name, value in model.params.items()

@@ -20,29 +20,31 @@ from fedexp.models.heads import head
 
 
 class ConvNet(nn.Module):
-    """Convolutions of stride 1, then linear layers with ReLU between.
+    """Convolutions of stride 1, then linear layers with ReLU between them.
 
-    Each convolution is followed by BatchNorm (or none), ReLU, dropout and max pooling.
+    Each convolution is followed by BatchNorm (if `norm` is ``batch``), ReLU, dropout
+    and max pooling.
 
     Args:
         input_shape: (channels, height, width).
         num_classes: Number of logits.
         channels: Output channels of each convolution.
         kernel: Side of every convolution, odd if `padding` is ``same``.
-        padding: ``same`` pads with zeros to keep height and width, ``valid`` does not
+        padding: ``same`` pads with zeros and keeps height and width. ``valid`` does not
             pad.
-        pool: Window and stride of the max pooling after each convolution, one for all
-            or one for each. 1 means none.
+        pool: Window and stride of the max pooling: one number for all convolutions, or
+            one number per convolution. 1 means no pooling.
         hidden: Widths of the hidden linear layers.
         bias: Whether convolutions and linear layers have biases.
-        conv_dropout: Probability after each convolution's ReLU, element by element.
-        fc_init: ``default`` is torch's. ``xavier_normal`` draws the linear layers'
-            weights from N(0, 2 / (fan_in + fan_out)). Convolutions have torch's default
-            in both cases.
+        conv_dropout: Probability of elementwise dropout after the ReLU of each
+            convolution.
+        fc_init: Initialisation of the linear layers. ``default`` is torch's.
+            ``xavier_normal`` draws weights from N(0, 2 / (fan_in + fan_out)).
+            Convolutions always have torch's default.
         norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) after each
             convolution.
-        cosine_scale: Scale of a head of cosines (`fedexp.models.heads.CosineHead`).
-            None: a linear head.
+        cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
+            means a linear head.
     """
 
     def __init__(
@@ -145,8 +147,8 @@ class ConvNet(nn.Module):
                 x = self.dropouts[index](x)
             if self.pools[index] > 1:
                 x = functional.max_pool2d(x, self.pools[index])
-            # After the pooling there are fewer numbers. Values and gradients are the
-            # same
+            # ReLU and max pooling can be exchanged without changing values or
+            # gradients. After pooling, ReLU has fewer numbers to handle
             x = torch.relu(x)
 
         x = x.flatten(1)
@@ -159,10 +161,9 @@ class ConvNet(nn.Module):
 def _channels_innermost(x: Tensor) -> Tensor:
     """Lay out (batch, channels, height, width) values with channels innermost.
 
-    The layout in memory is (batch, height, width, channels). Layers keep it, and max
-    pooling in it is ten times faster on a CPU. The permutation is written out because
-    ``contiguous`` leaves images of one channel as they are, and vmap does not support
-    it.
+    The layout in memory is (batch, height, width, channels). Layers keep this layout,
+    and max pooling is ten times faster with it on a CPU. ``contiguous`` is not used,
+    because it leaves images of one channel as they are and vmap does not support it.
     """
     n, c, h, w = x.shape
     return x.permute(0, 2, 3, 1).flatten(1).view(n, h, w, c).permute(0, 3, 1, 2)

@@ -1,8 +1,8 @@
 """Conditional variational autoencoders of linear layers.
 
 References are Kingma & Welling 2014 and Sohn et al. 2015. MA-Echo generates digits with
-decoders 30-256-512-784 (Section 7.5). The 30 inputs are the latent code and the one-hot
-label, 20 + 10.
+decoders of widths 30-256-512-784 (Section 7.5). The 30 inputs are the latent code (20)
+and the one-hot label (10).
 """
 
 from __future__ import annotations
@@ -107,17 +107,21 @@ class Cvae(nn.Module):
         self.logvar = nn.Linear(widths[-1], latent)
 
     def forward(self, x: Tensor, y: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """Compute the parts of the negative evidence lower bound, or bounds, in nats.
+        """Compute the loss terms for given labels, or a lower bound for every label.
+
+        All values are in nats.
 
         Args:
             x: Normalised images, (batch, *input_shape).
-            y: Labels, (batch,). None: the bounds of all classes are returned.
-            noise: Draws of N(0, 1), (batch, latent). None: z is the posterior's mean.
+            y: Labels, (batch,), or None for the bounds of all labels.
+            noise: Draws of N(0, 1), (batch, latent). With None, z is the posterior's
+                mean.
 
         Returns:
-            (batch, 2): reconstruction loss and KL divergence of each image given its
-            label. Without labels, (batch, classes): the bound on log p(x | y) under
-            each label, which orders the labels as a classifier would.
+            With labels, (batch, 2): reconstruction loss and KL divergence of each image
+            given its label. Without labels, (batch, classes): the evidence lower bound
+            on log p(x | y) for each label y. It can be used as the logit of a
+            classifier.
         """
         if y is None:
             bounds = [
@@ -157,7 +161,7 @@ class Cvae(nn.Module):
 
 @lru_cache(maxsize=16)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a constant. A copy to a GPU in every step would synchronise it."""
+    """Return a cached constant. Copying it to a GPU in each step would synchronise."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 

@@ -12,8 +12,8 @@ class CosineHead(nn.Linear):
     """A head with logits ``s cos(h, w_c)`` of features h, without bias.
 
     w_c is the weight row of class c. The head is LDAM's normalised classifier (Cao et
-    al. 2019). The scale s is inside the network, so that every loss and metric gets
-    scaled logits.
+    al. 2019). The scale s is applied inside the network. Every loss and metric
+    therefore gets scaled logits.
     """
 
     def __init__(self, inputs: int, num_classes: int, scale: float) -> None:
@@ -29,9 +29,9 @@ class CosineHead(nn.Linear):
 
 
 def head(inputs: int, num_classes: int, bias: bool, cosine_scale: float | None) -> nn.Linear:
-    """Return a linear head, or one of cosines if a scale is given.
+    """Return a linear head, or a `CosineHead` if a scale is given.
 
-    A head of cosines has no bias.
+    A `CosineHead` has no bias.
     """
     return (
         nn.Linear(inputs, num_classes, bias=bias)

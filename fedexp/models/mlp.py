@@ -20,15 +20,15 @@ class MLP(nn.Module):
     Every layer but the last is followed by ReLU (and dropout).
 
     Args:
-        input_shape: Shape of one sample with any number of axes. (channels, height,
-            width) for images.
+        input_shape: Shape of one sample, with any number of axes. For images it is
+            (channels, height, width).
         num_classes: Number of logits.
         hidden: Widths of the hidden layers. An empty tuple gives a linear classifier.
         bias: Whether the layers have biases.
-        init: ``default`` is torch's, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and
-            biases. ``normal`` draws every weight from N(0, 0.1^2) and sets every bias
-            to 0.1, those of the output included (PFNM, NAFI).
-        dropout: Probability after each hidden ReLU.
+        init: Initialisation. ``default`` is torch's, U(-1/sqrt(fan_in), 1/sqrt(fan_in))
+            for weights and biases. ``normal`` draws every weight from N(0, 0.1^2) and
+            sets every bias to 0.1, also in the output layer (PFNM, NAFI).
+        dropout: Probability of dropout after each hidden ReLU.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MLP(nn.Module):
     def linear_chain(self) -> tuple[tuple[str, str | None], ...]:
         """Return the (weight, bias) names of the layers.
 
-        The result is empty if anything but ReLU is between them.
+        The result is empty if another operation than ReLU is between the layers.
         """
         if self.dropouts:
             return ()

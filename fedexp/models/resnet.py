@@ -1,4 +1,4 @@
-"""ResNet-18 and -34 with GroupNorm or BatchNorm, for large or for 32x32 images.
+"""ResNet-18 and ResNet-34 with GroupNorm or BatchNorm, for large or for 32x32 images.
 
 Reference: He et al. 2016, Table 1.
 """
@@ -19,9 +19,9 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # basic blocks of each stage
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norms, added to the input.
+    """Two 3x3 convolutions with norms. Their output is added to the input.
 
-    If the shape changes, they are added to a 1x1 projection of the input.
+    If the shape changes, the output is added to a 1x1 projection of the input.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, four stages of basic blocks, an average pool and a linear output.
 
-    The last three stages halve height and width. With ``norm=batch`` a training batch
-    of one sample fails if the last map is 1x1, because BatchNorm has no variance then.
-    An example is an ImageNet stem on images of up to 32x32.
+    The last three stages halve height and width. With ``norm=batch``, the last map must
+    be larger than 1x1 for a training batch of one sample, because BatchNorm needs a
+    variance. With an ImageNet stem, the last map of images of up to 32x32 is 1x1.
 
     Args:
         input_shape: (channels, height, width). Any size works.
@@ -62,16 +62,16 @@ class ResNet(nn.Module):
             (momentum 0.1). Both are affine with eps 1e-5.
         groups: Number of GroupNorm's groups. It must divide `width`.
         stem: ``imagenet`` is a 7x7 convolution of stride 2 and a 3x3 max pool of stride
-            2 (32x32 images reach the stages as 8x8). ``cifar`` is a 3x3 convolution of
-            stride 1 without pool.
+            2 (32x32 images become maps of 8x8). ``cifar`` is a 3x3 convolution of
+            stride 1 without pooling.
         init: Initialisation of the convolutions. ``kaiming`` draws from N(0, 2 /
-            fan_out), ``default`` is torch's. Norms start at ones and zeros, the output
-            layer has torch's default.
+            fan_out), ``default`` is torch's. The scales of norms start at 1 and their
+            shifts at 0. The output layer has torch's default.
         width: Channels of the stem and the first stage. Each further stage doubles it.
         final_pool: Window of the last average pool, which must fit the last map exactly
-            once. null: the whole map.
-        cosine_scale: Scale of a head of cosines (`fedexp.models.heads.CosineHead`).
-            None: a linear head.
+            once. None means the whole map.
+        cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
+            means a linear head.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ResNet(nn.Module):
 
         if final_pool is not None:
             halvings = 5 if stem == "imagenet" else 3
-            # Each halving rounds up
+            # Each halving of height and width rounds up
             last = [-(-side // 2**halvings) for side in input_shape[1:]]
             require(
                 all(1 <= final_pool <= side < 2 * final_pool for side in last),

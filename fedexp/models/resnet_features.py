@@ -45,8 +45,8 @@ class ResNetExtractor(nn.Module):
         pretrained: File of torchvision's weights (``resnet18-....pth``, or safetensors
             with the same names).
         sha256: Expected hash of the file's bytes. None accepts any.
-        random_features: Whether to use, instead of a file, He initialisation under a
-            fixed seed, which is the same for all clients and runs.
+        random_features: Whether to use random weights instead of a file. They are drawn
+            by He initialisation under a fixed seed, the same for all clients and runs.
         resize: Side to which images are scaled (bilinear) first, or None.
         width: Channels of the first stage: 64 in torchvision's weights.
     """
@@ -178,7 +178,7 @@ class ResNetFeatures(nn.Module):
         random_features: As for `ResNetExtractor`.
         resize: As for `ResNetExtractor`.
         width: As for `ResNetExtractor`.
-        hidden: Width between the two layers.
+        hidden: Number of outputs of the first linear layer.
         bias: Whether the two layers have biases.
     """
 

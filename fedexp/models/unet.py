@@ -19,9 +19,9 @@ _Widths = tuple[tuple[int, ...], ...]
 
 
 class Block(nn.Module):
-    """3x3 convolutions, each followed by BatchNorm (or none) and ReLU.
+    """3x3 convolutions, each followed by BatchNorm (if `norm`) and ReLU.
 
-    One zero on each side keeps height and width.
+    Inputs are padded with one zero on each side, which keeps height and width.
     """
 
     def __init__(self, inputs: int, widths: tuple[int, ...], norm: bool, bias: bool) -> None:
@@ -42,30 +42,32 @@ class Block(nn.Module):
 class UNet(nn.Module):
     """Blocks of convolutions down to the smallest maps and up again.
 
-    Each block on the way up also reads the maps of the same level on the way down.
-    Going down, a 2x2 max pool is before every block but the first. Going up, maps are
-    doubled bilinearly and concatenated after the maps that the block of that size
-    produced on the way down. A 1x1 convolution with biases makes the logits.
+    On the way down, a 2x2 max pool is before every block but the first. On the way up,
+    the height and width of maps are doubled bilinearly before each block. The result is
+    concatenated after the maps of the block of that size on the way down. The last
+    layer is a 1x1 convolution with biases, whose outputs are the logits.
 
     NAFI (Xiao & Cheng 2023) trains "U-Net with batch normalization" of 19 layers and
-    gives no further details. The defaults fit this: 18 3x3 convolutions and the 1x1
-    convolution, and no layer with weights for upsampling. The following is assumed:
+    gives no further details. The defaults fit this: there are 18 3x3 convolutions and
+    the 1x1 convolution, and upsampling has no weights. The following is assumed:
 
-    - Ronneberger's 64 to 512 channels and 512, not 1024, in the last block down, so
-      that blocks on the way up read his 1024, 512, 256 and 128 channels.
-    - Padding, so that masks have the images' size (his network crops).
-    - BatchNorm (momentum 0.1, affine, eps 1e-5) between each 3x3 convolution, which
-      then needs no biases, and its ReLU.
-    - torch's initialisation.
+    - Blocks down have 64 to 512 channels as in Ronneberger's network. The last one has
+      512, not 1024. Blocks up then read 1024, 512, 256 and 128 channels as in his
+      network.
+    - Convolutions are padded, so masks have the images' size (his network crops).
+    - BatchNorm (momentum 0.1, affine, eps 1e-5) follows each 3x3 convolution, before
+      its ReLU. The convolution then needs no biases.
+    - Weights have torch's initialisation.
 
     Args:
         input_shape: (channels, height, width). Height and width must be multiples of
             ``2 ** (len(down) - 1)``.
         num_classes: Channels of logits. 1 for masks.
-        down: Output channels of each convolution, block by block, largest maps first.
-        up: Output channels on the way up, smallest maps first. `up` has one block fewer
-            than `down`.
-        norm: ``batch``, or ``none``.
+        down: Output channels of each convolution on the way down, block by block,
+            largest maps first.
+        up: Output channels of each convolution on the way up, block by block, smallest
+            maps first. `up` has one block fewer than `down`.
+        norm: ``batch`` for BatchNorm, or ``none``.
         bias: Whether the 3x3 convolutions have biases.
     """
 

@@ -13,10 +13,10 @@ from fedexp.models.heads import head
 
 
 class PreActivationBlock(nn.Module):
-    """BatchNorm, ReLU and 3x3 convolution, twice, added to the input.
+    """BatchNorm, ReLU and 3x3 convolution, twice. The output is added to the input.
 
-    If the width changes, they are added to a 1x1 projection (without BatchNorm) of the
-    activated input. Otherwise they are added to the raw input.
+    If the width changes, the output is added to a 1x1 projection of the values after
+    the first ReLU instead. The projection has no BatchNorm.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -40,17 +40,17 @@ class PreActivationBlock(nn.Module):
 class WideResNet(nn.Module):
     """A 3x3 convolution, three groups of blocks, BatchNorm, ReLU, average pool, head.
 
-    The last two groups halve height and width. Convolutions start from N(0, 2 / (k^2 *
-    outputs)), BatchNorms (momentum 0.1, eps 1e-5) at ones and zeros, the head's bias at
-    zero.
+    The last two groups halve height and width. Weights of convolutions with kernel size
+    k are drawn from N(0, 2 / (k^2 * outputs)). The scales of BatchNorms (momentum 0.1,
+    eps 1e-5) start at 1 and their shifts at 0. The head's bias starts at 0.
 
     Args:
         input_shape: (channels, height, width). Any size works.
         num_classes: Number of logits.
-        depth: 6 n + 4, with n blocks per group. DENSE uses 16 and 40.
-        widen: The groups have 16, 32 and 64 channels times this.
-        cosine_scale: Scale of a head of cosines (`fedexp.models.heads.CosineHead`).
-            None: a linear head.
+        depth: Number of layers, 6 n + 4 with n blocks per group. DENSE uses 16 and 40.
+        widen: Factor of the widths. The groups have 16, 32 and 64 channels times this.
+        cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
+            means a linear head.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
 
-# A misspelled key is reported before torch is imported, which takes seconds.
+# Importing torch takes seconds. It is imported later, so that a misspelled key is
+# reported at once.
 if TYPE_CHECKING:
     from fedexp.data.dataset import Arrays
     from fedexp.data.partition import Partitioner
@@ -88,8 +89,8 @@ def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
     """Draw every split of several jobs before the first job starts.
 
-    A split that cannot be drawn is thus reported early. A job is skipped if files of
-    its data sets are absent.
+    If a split cannot be drawn, this is thus reported early. A job is skipped if files
+    of its data sets are absent.
 
     Args:
         jobs: Pairs of a job's name, for messages, and its experiment.
@@ -125,10 +126,10 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
 @contextmanager
 def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Print a notice that names the block's work if the work takes more than 3 s.
+    """Print a notice if the work of the block takes more than 3 s.
 
     Args:
-        what: Work that the block does, for the message.
+        what: Name of the block's work, for the message.
         partitioner: Partitioner of the split. Its time limit, if it has one, is part of
             the message.
     """
@@ -169,8 +170,8 @@ def name_job_in_errors(job: str) -> Iterator[None]:
     Exceptions of a user's own code become `FedexpError`.
 
     Args:
-        job: Name of one of several jobs. Empty for the only job, whose errors are
-            unchanged.
+        job: Name of one of several jobs. Empty if there is only one job. Its errors do
+            not get a name.
     """
     try:
         yield

@@ -14,8 +14,8 @@ from fedexp.running.peak_memory import Peak, largest
 class Meter:
     """A counter of the local steps that an engine executes.
 
-    It is read once per step of the run. Local steps whose results come from the client
-    cache (memo) are not counted.
+    It is read once per step of the run. A local step is not counted if its result comes
+    from the client cache (memo).
 
     Args:
         engine: Engine that runs the jobs, including a `ClientCache` around it.
@@ -46,7 +46,7 @@ class Meter:
 def read_timing(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Read ``timing.jsonl``, without the lines that are damaged.
 
-    Costs are not worth the refusal of a run.
+    Damaged lines are no error, because a run should not be refused for its costs.
 
     Args:
         path: The file, which may be absent.
@@ -89,12 +89,12 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
     """Compute the costs in ``result.json``.
 
     ``steps_per_second`` is the number of executed local steps divided by training
-    seconds. Only steps of the run in which at least one local step was executed count
-    towards these seconds. ``steps_per_second`` is None if no local step was executed.
+    seconds. Training seconds are counted only for steps of the run in which a local
+    step was executed. ``steps_per_second`` is None if no local step was executed.
 
     ``stacked_share`` is the share of the executed local steps that ran stacked with
-    local steps of other clients. A step that a client of a stack takes on its own does
-    not count. The share is 0 if no local step was executed.
+    local steps of other clients. It is 0 if no local step was executed. A local step
+    that a client of a stack takes on its own is not counted as stacked.
 
     Args:
         timing: Rows of ``timing.jsonl``. If a step was computed again, its last row

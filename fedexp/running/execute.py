@@ -87,8 +87,8 @@ def execute(
         experiment: Experiment that was already built from `config`. If None, it is
             built when the run is executed.
         group: Sweep that the run belongs to, for trackers.
-        name: Prefix of every line that is shown, for runs that show lines at the same
-            time. Empty for no prefix.
+        name: Prefix of every line that is shown. It tells apart runs that show lines at
+            the same time. Empty for no prefix.
         say: Shows a note to the user. If None, neither notes nor progress are shown.
 
     Returns:
@@ -106,7 +106,7 @@ def execute(
     try:
         folder.acquire(config["on_running"], announce)
     except StorageError:
-        # The lock cannot be taken, for example, in a folder that may only be read.
+        # The lock cannot be taken if, for example, the folder is read-only.
         if (stored := _reusable(config, folder)) is None:
             raise
         announce(f"already done: {folder.path}")
@@ -139,8 +139,8 @@ def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | Non
 def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """Refuse a stored result that was computed on other data.
 
-    Data that the config pins by hashes need no check. Other data are compared if their
-    files are present.
+    Data that the config alone determines, such as ``synthetic``, are not checked. Other
+    data are compared if their files are present.
     """
     present = data_content(config)
     if present is None:
@@ -246,8 +246,8 @@ class _Run:
                 else f"{type(described).__name__}: {described}"
             )
 
-            # Writing fails, for example, on a full disk. Then only the status has the
-            # error.
+            # Writing fails if, for example, the disk is full. Only the status then has
+            # the error.
             with contextlib.suppress(OSError):
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
@@ -484,7 +484,8 @@ class _Run:
         paths = sorted((path / "trace").glob("*.json"), key=lambda path: int(path.stem))
         traced = [{"round": int(path.stem), **row} for path in paths for row in trace_rows(path)]
         summary = summarise(journal.rows, experiment, traced)
-        # `data` may contain features, which are not normalised. The images are.
+        # `data` may contain features instead of images. The normalisation of the images
+        # is therefore taken from the data set.
         images = experiment.dataset
         clients = Clients.of(outcome, config.clients, data, images.mean, images.std)
         if experiment.stored_models is not None and clients is not None:
@@ -561,7 +562,7 @@ class _Run:
 
 
 def _memory_gb(state: StateMemory, device: torch.device) -> float:
-    """Return the GB of client states and stored models that may be on the device."""
+    """Return how many GB of client states and stored models may be on the device."""
     if state.memory_gb != "auto":
         return state.memory_gb
     free = free_device_memory(device)
@@ -612,16 +613,17 @@ class _Saver:
 def interrupt_on_sigterm() -> Iterator[None]:
     """Raise `Interrupted` on SIGTERM or SIGHUP inside a block.
 
-    SIGHUP is sent when the terminal is closed. It stays ignored if it was ignored
-    before, as ``nohup`` does. Ctrl-C raises KeyboardInterrupt also outside the block.
-    Outside the main thread, nothing is changed.
+    SIGHUP is sent when the terminal is closed. If it was ignored before (``nohup``), it
+    stays ignored. Ctrl-C raises KeyboardInterrupt also outside the block. In a thread
+    other than the main thread, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, frame: object) -> None:
-        # A closed terminal may send SIGHUP twice, and the run is being saved meanwhile.
+        # A closed terminal may send SIGHUP twice. The second signal must not interrupt
+        # the saving of the run.
         if signum == signal.SIGHUP:
             signal.signal(signum, signal.SIG_IGN)
         raise Interrupted(signum)

@@ -60,10 +60,10 @@ class Experiment:
         dataset: Data set of the clients.
         partitioner: Splits the data set among clients.
         proxy: Data of the server.
-        specs: Trained networks, which take samples of `input_shape`. With a frozen
-            extractor, they are the trained part of the network. If training batches are
-            augmented, features would change with every batch. `specs` are then the
-            whole networks.
+        specs: Trained networks, which take samples of `input_shape`. If the model has a
+            frozen extractor, they are the part behind the extractor. If training
+            batches are augmented, the features of the extractor would change with every
+            batch. `specs` are then the whole networks.
         input_shape: Shape of one sample that the trained networks take.
         extractor: Frozen network whose features the trained networks take, or None.
         task: Loss and metrics.
@@ -256,9 +256,9 @@ class Experiment:
 
     @property
     def extent(self) -> Extent:
-        """Rounds, clients and cohorts of the config.
+        """Rounds, clients and client sampling of the config.
 
-        A split that drops clients has fewer clients.
+        If the split drops clients, the run has fewer clients than this.
         """
         config = self.config
         sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
@@ -279,10 +279,10 @@ class Experiment:
 
     @property
     def metric_names(self) -> list[str]:
-        """Metrics on the test set and, if there is one, on the validation set.
+        """Names of the metrics on the test set and on the validation set, if any.
 
-        The headline is first. Metrics of ``eval.per_client`` on training data are not
-        included, because runs cannot be compared by them.
+        The headline is first. Metrics of ``eval.per_client`` on training data are left
+        out, because runs must not be compared by them.
         """
         splits = ("test", "val") if self.has_validation else ("test",)
         delivers, classes = self.aggregator.delivers, self.dataset.num_classes
@@ -301,7 +301,7 @@ class Experiment:
 
     @property
     def headline(self) -> str:
-        """The metric that runs are compared by."""
+        """The metric by which runs are compared."""
         name = self.config.headline.metric
         return self.metric_names[0] if name == "auto" else name
 
@@ -373,10 +373,10 @@ class Experiment:
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
         """Refuse draws from a global random generator in a block.
 
-        The block contains work of plug-ins in the run's own process.
+        In the block, plug-ins work in the run's own process.
 
         Args:
-            where: Work that is done in the block, for messages.
+            where: Name of the block's work, for messages.
         """
         plugins = {
             "aggregator": class_path(self.aggregator),
@@ -429,14 +429,14 @@ class Experiment:
 
 
 def data_content(config: ResolvedConfig) -> list[str | None] | None:
-    """Return the fingerprints of the data and of the proxy's own data set.
+    """Return the fingerprints of the clients' data set and of ``proxy.dataset``.
 
     Files are read only if they changed.
 
     Returns:
         The two fingerprints. Each is None if its data are absent. The second is also
-        None if the proxy has no separate data set. The result is None if the config
-        pins all data by their hashes.
+        None if there is no ``proxy.dataset``. The whole result is None if the config
+        alone determines all data.
     """
     own = Config.of(config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
@@ -601,14 +601,15 @@ def _check_model(
 def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     """Apply ``limit.*`` to the config.
 
-    A split that cannot be scaled, such as one from a file, keeps its clients and
-    samples. With stored models (``client_models``), the number of clients is kept.
+    If the split cannot be scaled (for example one from a file), the clients and
+    training samples are not limited. With stored models (``client_models``), the number
+    of clients is not limited.
     """
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     if config.client_models.path is not None:
         limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
-    # Ranges are expanded for all clients first. The limit then keeps the first clients.
+    # Names are assigned to all clients first. The limit then keeps the first clients.
     names = config.architectures.names(config.clients)
     m = config.clients_per_round
 
@@ -628,7 +629,7 @@ def load_data(config: ResolvedConfig) -> FederatedData:
 
 
 def choose_numerics(config: Config) -> Numerics:
-    """Choose device, threads and types for a first launch, but no engine yet.
+    """Choose device, threads and types for a first launch. The engine is chosen later.
 
     Raises:
         ConfigError: The device is absent.

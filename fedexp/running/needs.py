@@ -1,6 +1,6 @@
-"""Checks for combinations that a plug-in declares impossible.
+"""Checks that the needs of all plug-ins are met.
 
-Such combinations are refused before any data are loaded.
+A combination in which a need is not met is refused before any data are loaded.
 """
 
 from __future__ import annotations

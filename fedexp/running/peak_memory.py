@@ -1,7 +1,8 @@
 """The peak memory of a run in bytes.
 
-The peak is measured. If an estimate is near the free memory, two training steps and an
-evaluation batch measure the peak before the first round (`probe_memory`).
+The peak is measured while the run computes. If an estimate is near the free memory, the
+peak is also measured before the first round, in two training steps and one evaluation
+batch (`probe_memory`).
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from fedexp.tracking.terminal import memory_text
 
 Peak = dict[str, int]
 
-# Local steps of a probe. The second step runs with the memory that the first step left
-# allocated.
+# Number of local steps of a probe. The second step may need more memory, because the
+# first one leaves memory allocated.
 _STEPS = 2
-# Size of the activations that are kept for the backward pass, as a multiple of the
-# input's size. The value is that of ResNet-18 on 32x32 pixels. For small CNNs it is 90.
+# Size of the activations that are stored for the backward pass, as a multiple of the
+# input's size. 400 is the value of ResNet-18 on 32x32 pixels. For small CNNs it is 90.
 _ACTIVATIONS = 400
 # Share of the free memory that an estimate may reach. The estimate is rough.
 _NEAR = 0.5
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peaks, so that the runs of a sweep in one process report their own."""
-    # Without Linux or permission, the RAM peak counts from the start of the process.
+    """Reset the peaks. Each run of a sweep in one process then reports its own peak."""
+    # Without Linux or permission, the RAM peak is that since the start of the process.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     reset_device_peak(device)
@@ -51,12 +52,11 @@ def reset_peak(device: torch.device) -> None:
 def peak_memory(device: torch.device) -> Peak:
     """Return the peak memory so far.
 
-    The peaks of several processes need not occur at the same time.
-
     Returns:
-        ``ram`` is the largest resident size of this process plus the most that each
-        living descendant process added to it. ``gpu``, on CUDA and XPU only, is the
-        most that tensors of this process occupied.
+        ``ram`` is the sum of the peaks of this process and its living descendant
+        processes. Memory that a descendant shares is counted once. The processes need
+        not reach their peaks at the same time. ``gpu``, on CUDA and XPU only, is the
+        most memory that tensors of this process occupied.
     """
     peak = {"ram": _ram()}
     gpu = device_peak(device)
@@ -86,14 +86,14 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
 
     The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)`` with these sizes:
 
-    - d: training data, which worker processes hold a second time
-    - p: the largest model plus the largest state of a client
+    - d: size of the training data, which worker processes hold a second time
+    - p: size of the largest model plus the largest state of a client
     - c: number of the round's jobs, because all their results may wait at once
-    - s: clients that train at once, each with weights, gradients and two buffers of an
-      optimizer
-    - a: activations of a sample, 400 times its input. Evaluation keeps the activations
-      of a few layers only.
-    - b, e: batch sizes of training and evaluation
+    - s: number of clients that train at once. Each has weights, gradients and two
+      buffers of an optimizer.
+    - a: size of the activations of a sample, 400 times its input
+    - b, e: batch sizes of training and evaluation. Evaluation stores the activations of
+      a few layers only, so e is divided by 4.
     """
     starts = {id(job.start): job.start for job in jobs}.values()
     states = {id(job.state): job.state or {} for job in jobs}.values()
@@ -109,8 +109,8 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
 def free_memory(device: torch.device) -> int:
     """Return the bytes that this process may still allocate.
 
-    On the CPU, the control group (of a container or a Slurm job) may set a lower limit
-    than the machine's memory.
+    On the CPU, the limit may be lower than the machine's memory. It is then set by the
+    control group of a container or a Slurm job.
     """
     on_device = free_device_memory(device)
     if on_device is not None:
@@ -139,13 +139,13 @@ def probe_memory(
 ) -> dict[str, Any]:
     """Measure the peak of the heaviest parts of the coming round.
 
-    The round's largest clients, as many as train at once, take two steps each. Ray's
-    workers are not counted. The model that the largest client starts from is evaluated
-    on one test batch. The results are discarded.
+    As many clients as train at once, the largest ones of the round, take two steps
+    each. Ray's workers are not counted. The model from which the largest client starts
+    is evaluated on one test batch. The results are discarded.
 
     Returns:
-        ``ram`` and ``gpu`` (see `peak_memory`), ``clients``, ``steps`` of each, and
-        ``text`` for the user.
+        ``ram`` and ``gpu`` (see `peak_memory`), the ``clients`` that trained, the
+        number of ``steps`` of each, and a ``text`` for the user.
     """
     tried = sorted(jobs, key=lambda job: -data.partition.size(job.client))[: engine.jobs_at_once]
     steps = max(result.num_steps for result in engine.map(shortened_jobs(tried, _STEPS), data))
@@ -163,7 +163,7 @@ def probe_memory(
 
 def _ram() -> int:
     own = _sizes(Path("/proc/self/status"))
-    # There is no /proc. macOS counts in bytes, other systems in kB.
+    # There is no /proc. The peak is in bytes on macOS, and in kB on other systems.
     if "VmHWM" not in own:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024

@@ -27,10 +27,11 @@ PROFILE = "profile.json"
 def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> Iterator[None]:
     """Profile this process in a block. Worker processes are not profiled.
 
-    If the block ends without an exception, the trace and `PROFILE` beside it are
-    written. `PROFILE` has the trace's path and the costliest phases and ops. Each entry
-    has a name, seconds and the share of the profiled time. The time of a phase does not
-    include nested phases. The time of ops is kernel time on CUDA.
+    If the block ends without an exception, the trace is written, and the file `PROFILE`
+    next to it. `PROFILE` has the trace's path and the costliest phases and ops. Each
+    entry has a name, seconds and the share of the profiled time. The time of a phase
+    does not include nested phases. On CUDA, the time of an op is the time of its
+    kernels.
 
     Args:
         trace: File to write, ``.json`` or ``.json.gz``.

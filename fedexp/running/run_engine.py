@@ -1,6 +1,6 @@
 """The engine of a run.
 
-It is chosen for the first jobs that are trained. From then on, the run's numerics
+The engine is chosen when the first jobs are trained. From then on, the run's numerics
 contain the choice.
 """
 
@@ -62,13 +62,13 @@ class RunEngine(Engine):
     If the client cache (memo) is enabled, it wraps the chosen engine.
 
     Attributes:
-        save_steps: Function that saves the steps so far. It is called before the choice
-            of the engine changes the numerics under which these steps ran.
-        numerics: Numerics in the run's folder, with the engine once it is chosen.
-        notes: Notes of the engine in this launch on its choices and fallbacks, each
-            once.
-        memory_probe: Result of `probe_memory` on the first jobs, or None if the memory
-            was not probed, because there is plenty.
+        save_steps: Function that saves the steps so far. It is called before the engine
+            is chosen, because the choice changes the numerics.
+        numerics: Numerics in the run's folder. They have the engine once it is chosen.
+        notes: Notes of the engine in this launch on its choices and fallbacks, without
+            repetition.
+        memory_probe: Result of `probe_memory` on the first jobs, or None if there was
+            enough memory without a probe.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        # Before the engine is chosen, the first launch's number of threads counts.
+        # Until the engine is chosen, the number of threads is that of the first launch.
         num_threads = (
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )
         rounds = config.rounds - jobs[0].round
-        # Stored models replace the training of this round. If there are later rounds,
-        # the engine is chosen as if this round's jobs trained.
+        # Jobs with stored models do not train. If there are later rounds, the engine is
+        # chosen as if the jobs of this round trained.
         if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)

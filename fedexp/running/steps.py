@@ -34,9 +34,9 @@ class RecordedStep:
     Args:
         after: Snapshot after the step.
         row: Line of ``metrics.jsonl``. ``step`` counts the run's steps. If each
-            iteration of the method is a step, ``traced/...`` has the values traced in
+            iteration of the method is a step, ``traced/...`` has the traced values of
             this step.
-        within: Number of the step in its round, from 0.
+        within: Number of the step within its round, from 0.
         seconds: Seconds by phase.
         ends_round: Whether it is the last step of its round.
         ends_run: Whether it is the last step of the run.
@@ -90,8 +90,8 @@ def steps(
 
     while True:
         with experiment.server_work("a step of the server"):
-            # Training is nested in this phase: the server consumes results as they
-            # arrive.
+            # The server consumes results as they arrive, so clients train within this
+            # phase.
             with phase("aggregate"):
                 step = next(following, None)
             if step is None:
@@ -102,7 +102,7 @@ def steps(
             if is_users(aggregator):
                 check_outcome(outcome, env.dtype, aggregator, ("fuse", "update", "outcome"))
 
-            # Models of clients were checked as they arrived.
+            # Clients' models need no check, because each was checked when it arrived.
             if aggregator.delivers == "global":
                 nonfinite = trees.nonfinite(outcome.models[0].params)
                 _raise_problem(
@@ -127,7 +127,8 @@ def steps(
                         row |= evaluator(outcome, data.val, "val")
                     row |= breakdown(outcome)
 
-        # Finite weights may overflow in the network.
+        # Metrics can be NaN although the weights are finite, because values in the
+        # network may overflow.
         nan_metrics = [name for name, value in row.items() if math.isnan(value)]
         _raise_problem(f"{nan_metrics[0]} is NaN" if nan_metrics else None, step.round, experiment)
         seconds = {**step.seconds, "evaluate": time.perf_counter() - began + traced.seconds}

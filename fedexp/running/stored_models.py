@@ -123,7 +123,7 @@ def check_stored_models(
 
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
-        # Architectures are compared first, so that no class of the folder is imported.
+        # Architectures are compared before a class of the folder is imported.
         if stored.arch != spec.arch or stored.arguments != spec.arguments:
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, "
@@ -151,8 +151,8 @@ def check_stored_models(
 def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torch.dtype) -> None:
     """Refuse tensors that do not fit the networks.
 
-    They do not fit if the network's code has changed since the models were trained, or
-    if other code wrote the file.
+    This happens if the network's code has changed since the models were trained, or if
+    other code wrote the file.
     """
     initial = {
         spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)
@@ -196,8 +196,9 @@ class Requirement:
 
     Args:
         fact: The fact.
-        why: Who needs it, a sentence without a period.
-        by_probe: Whether stored answers to probes may replace it.
+        why: The reason why the run needs the fact: a clause without a period, in which
+            the fact is called "them".
+        by_probe: Whether stored answers to probes may replace the fact.
     """
 
     fact: Fact
@@ -290,8 +291,9 @@ def place_clients(
         required: Facts about the clients that the run needs.
 
     Returns:
-        The data with the folder's split. If it has none, or one of other data, the
-        partition's info says that the clients' samples are not known.
+        The data with the folder's split. If the folder has no split, or the split of
+        other data, the ``info`` of the partition says that the clients' samples are not
+        known.
 
     Raises:
         ConfigError: The split is needed and cannot be used.
@@ -389,9 +391,9 @@ def _split_of_folder(
 def _pool(
     source: str, other: bool, size: object, limit: object, held_out: int, seed: int
 ) -> tuple[object, ...] | None:
-    """Return the keys that decide which training samples are left for the clients.
+    """Return the values that decide which training samples are left for the clients.
 
-    The result is None if all of them are left.
+    The result is None if all training samples are left.
     """
     cut = source == "train" and not other
     return (held_out, size if cut else 0, limit if cut else None, seed) if cut or held_out else None
@@ -505,7 +507,7 @@ def check_clients(
 
 
 def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
-    """Describe `spec` by the arguments in which it differs from `other`."""
+    """Describe `spec` by those of its arguments that differ from `other`."""
     if spec.arch != other.arch:
         return spec.arch
     own, others = spec.arguments, other.arguments

@@ -16,22 +16,23 @@ def summarise(
 ) -> dict[str, Any]:
     """Compute the metrics of ``result.json``.
 
-    ``best`` has the best value over rounds of each metric on the test or validation
-    set. A best value on the test set is an oracle: it is also listed under ``oracle/``
-    and is never the headline.
+    ``best`` has, for each metric on the test or validation set, its best value over the
+    rounds. A best value on the test set uses test data for the choice of the round. It
+    is therefore also listed under ``oracle/``, and is never the headline.
 
     ``last_10`` has the values of the last ten evaluated rounds, or of all evaluated
-    rounds if there are fewer. The values of several runs can thus be pooled.
+    rounds if there are fewer. With them, the values of several runs can be pooled.
     ``mean_last_10`` and ``std_last_10`` are the mean and the standard deviation of
     these values (divided by their number, like NumPy's).
 
-    ``rounds_to`` has the first evaluated round that reaches each of
-    ``headline.targets``, and infinity if none does. Its keys have two decimals (0.30),
-    or as many as the target (0.385).
+    ``rounds_to`` has, for each of ``headline.targets``, the first evaluated round that
+    reaches the target, or infinity. A key has two decimals (0.30), or as many as the
+    target (0.385).
 
-    ``traced`` is about the headline's metric in every traced series of one model. It
-    has the ``last`` value, the ``best`` value, and the round and iteration of the best
-    value (``at``). A best value on test data is also listed under ``oracle/``.
+    ``traced`` is about the headline's metric in the traced series of single models. By
+    series, it has the ``last`` value, the ``best`` value, and the round and iteration
+    of the best value (``at``). A best value on test data is also listed under
+    ``oracle/``.
 
     Args:
         rows: Rows of ``metrics.jsonl``.

@@ -1,5 +1,5 @@
-"""Settings of a process before it trains.
+"""Settings of a process, made before it trains.
 
-The package has numerics, resources, the random-number guard and the allocator. Nothing
-in it depends on a particular method, engine or run.
+They concern numerics, threads and GPUs, the guard of random numbers and the allocator.
+Nothing here depends on a particular method, engine or run.
 """

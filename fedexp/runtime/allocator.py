@@ -1,7 +1,7 @@
-"""Setting of the C library's allocator.
+"""A setting of the C library's allocator.
 
-It decides what happens to the memory of tensors that each training step creates and
-frees.
+Each training step creates and frees tensors. The setting decides whether their memory
+stays with the process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _LARGEST = 1 << 25  # bytes, the largest threshold that glibc accepts
 def keep_freed_memory() -> bool:
     """Reuse freed memory instead of giving it back to the system.
 
-    Memory from the system has to be cleared page by page for the next tensor. With
-    glibc's defaults, stacked training spends half of its time on page faults.
+    Memory that is given back must be requested again for the next tensor, and the
+    system clears it page by page. With glibc's defaults, stacked training spends half
+    of its time on page faults.
 
     Returns:
         False if there is no glibc, or if glibc refuses a setting.

@@ -1,12 +1,12 @@
 """Guard against plug-ins that draw from a process's global random-number generators.
 
 The random numbers of a run are a function of names (`fedexp.core.seeds`). A run that
-draws from a global generator could not be resumed bit-exactly and would differ between
-engines. Its run ID would stand for several results. Such a run is therefore refused at
-the first client or step that draws.
+draws from a global generator could not be resumed bit-exactly. Its results would differ
+between engines, so one run ID would have several results. Such a run is therefore
+stopped at the first client or step that draws.
 
 The guard compares the states of the generators before and after the work of a plug-in.
-It detects every draw, whether from `torch.rand`, an unseeded `DataLoader` or a library.
+It therefore detects every draw, also by an unseeded `DataLoader` or in a library.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _numpy_state() -> object:
     """Return the state of NumPy's global generator, to be compared for equality.
 
     `numpy.random.get_state` takes longer than a training step of a small client. The
-    state of a Mersenne Twister is therefore copied from the memory at the address that
-    NumPy's public attribute ``ctypes.state_address`` gives. It holds 624 words of 32
+    state of a Mersenne Twister is therefore copied from memory. NumPy's public
+    attribute ``ctypes.state_address`` gives the address, which holds 624 words of 32
     bits and the position among them. If a user has installed another bit generator, its
     ``state`` is read.
     """
@@ -68,9 +68,9 @@ class WatchedPlugins(NamedTuple):
 
     Args:
         paths: Class paths by config group.
-        watch_python: Whether the generator of Python is compared. This is so only if a
-            user's module among the plug-ins imports `random`, because the threads of
-            trackers draw from this generator too.
+        watch_python: Whether the generator of Python is compared. Threads of trackers
+            draw from this generator too. It is therefore compared only if a user's
+            module among the plug-ins imports `random`.
     """
 
     paths: Mapping[str, str]

@@ -12,10 +12,10 @@ from typing import Any, Literal
 def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
     """Return how many of a sweep's jobs share the cores at a time.
 
-    joblib runs ``n_jobs`` jobs. A negative ``n_jobs`` counts down from the number of
-    cores, so -1 stands for all cores. submitit_local starts all jobs together. Slurm
-    and Ray give every job its own cores. Hydra's basic launcher runs one job after the
-    other.
+    joblib runs ``n_jobs`` jobs at a time. A negative ``n_jobs`` counts down from the
+    number of cores: -1 stands for all cores, -2 for one core fewer. submitit_local
+    starts all jobs together. Slurm and Ray give every job its own cores. Hydra's basic
+    launcher runs one job after the other.
 
     Args:
         launcher: Config node of Hydra's launcher.
@@ -31,7 +31,7 @@ def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
 def gpu_of(worker: int, visible: str | None, count: int) -> str:
     """Return the CUDA device of a launcher's worker.
 
-    The workers take the devices in turn.
+    The devices are assigned to the workers in turn.
 
     Args:
         worker: Number of the worker, from 0.

@@ -1,7 +1,7 @@
 """Checkpoints of a run.
 
-A checkpoint is a manifest, which is written after all files that it refers to. These
-files are the trees of the server's state, named by their content, and segments of
+A checkpoint is a manifest and the files that it refers to, which are written first.
+These files are the trees of the server's state, named by their content, and segments of
 client states.
 """
 
@@ -28,10 +28,10 @@ _VERSION = 3
 class Checkpoint:
     """The latest snapshot of a run, in ``<folder>/checkpoint``.
 
-    The server's state is stored by content, so a repeated tree is stored once. A
-    run that is going on can also store data here that do not fit into memory. These are
-    the `client_states`, if its first snapshot uses them, and the `models`, if its
-    environment (`Env`) uses them. A save writes only what is not on disk yet.
+    The server's state is stored by content, so a repeated tree is stored once. Between
+    saves, a run can also store data here that do not fit into memory. Client states are
+    stored if its first snapshot uses `client_states`. Models are stored if its
+    environment (`Env`) uses `models`. A save writes only what is not on disk yet.
 
     Args:
         folder: Folder of the run.
@@ -55,9 +55,9 @@ class Checkpoint:
     def save(self, snapshot: Snapshot, changed: set[int], journal: Any) -> None:
         """Write `snapshot`.
 
-        The save is atomic: a crash leaves the previous snapshot. If the snapshot does
-        not use this object's `client_states`, the states of the `changed` clients are
-        copied into them.
+        The save is atomic: after a crash, the previous snapshot is still valid. If the
+        snapshot does not use this object's `client_states`, the states of the `changed`
+        clients are copied into them.
 
         Args:
             snapshot: Snapshot to write.
@@ -82,7 +82,8 @@ class Checkpoint:
         }
 
         names = set(references(manifest["state"]))
-        # If the save is interrupted below, either checkpoint may be the last one.
+        # If the save is interrupted below, the last checkpoint may be the old or the
+        # new one. The models of both must stay.
         self.models.saved = self.models.saved | names
         write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
         self.client_states.delete_obsolete()
@@ -92,11 +93,11 @@ class Checkpoint:
         """Return the last snapshot and its `journal`, or None before the first save.
 
         Files written since that save are deleted. Stored models are read only when they
-        are asked for.
+        are used.
 
         Raises:
-            StorageError: A file is missing or damaged. Damage of a single file may show
-                only when it is read.
+            StorageError: A file is missing or damaged. Damage may be detected only
+                later, when the file is read.
         """
         manifest = read_json(self._manifest)
         if manifest is None or manifest.get("version") != _VERSION:

@@ -1,4 +1,4 @@
-"""Training samples of the clients whose models a folder contains, or facts about them.
+"""Training samples of the clients whose models are in a folder, or facts about them.
 
 ``client_data.safetensors`` beside ``model.safetensors`` contains one of three things:
 answers to probes, the samples, or the positions of the samples in a data set.
@@ -23,9 +23,10 @@ CLIENT_DATA = "client_data.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """The training samples behind the models of a folder, as far as they are known.
+    """The samples that the models of a folder were trained on, or facts about them.
 
-    Each sequence has one entry per model, or none if the folder lacks this content.
+    Each sequence has one entry per model. It is empty if the folder does not have this
+    content.
 
     Args:
         answers: Answers to probes, by `probe_name`.

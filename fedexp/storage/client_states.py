@@ -19,29 +19,29 @@ from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
 from fedexp.storage.tensors import opened, read_facts, save_tree
 
-# Most states per segment. More states make fewer files. Fewer states make shorter
-# headers, which are read with every state.
+# Maximum number of states per segment. More states mean fewer files. Fewer states mean
+# shorter headers, which are read with every state.
 _MOST = 128
-_MOST_BYTES = 16e6  # bytes per segment, which is composed in memory
+_MOST_BYTES = 16e6  # maximum bytes per segment, which is composed in memory
 _SLACK = 1024  # see `_clean_up`
 
 
 class StoredClientStates(ClientStates):
-    """Client states in memory, up to a limit, and beyond it on disk.
+    """Client states in memory up to a limit. Further states are on disk.
 
-    The latest changes are in memory, the rest is in ``<folder>``. A segment is a
-    safetensors file. Segments are numbered in the order of writing. If several segments
-    contain a state of a client, the one with the highest number has the current state.
-    A segment is deleted when all its states are superseded. Segments of the last
-    checkpoint are not deleted before the next checkpoint. When more than half of the
-    states on disk are superseded, the remaining states of the emptiest segments are
-    written again.
+    The states that changed last are in memory, the others in the folder. A segment is a
+    safetensors file with several states. Segments are numbered in the order of writing.
+    If several segments contain a state of a client, the one with the highest number has
+    the current state. The other states of the client are superseded. A segment is
+    deleted when all its states are superseded. Segments of the last checkpoint are not
+    deleted before the next checkpoint. When more than half of the states on disk are
+    superseded, the current states of the emptiest segments are written again.
 
     Args:
         folder: Folder of the segments.
         device: Device on which states that are read from disk are put.
         limit: Maximum bytes of tensors in memory, on the device where training left
-            them. Beyond it, the states that changed longest ago move to disk.
+            them. If there are more, the states that changed longest ago move to disk.
     """
 
     def __init__(self, folder: Path, device: torch.device, limit: float) -> None:
@@ -73,15 +73,15 @@ class StoredClientStates(ClientStates):
         self._durable = last
         # Segments up to this number were not written by this object.
         self._inherited = last
-        # Verified states of those segments, as (segment, client).
+        # States of those segments that were verified, as (segment, client).
         self._verified: set[tuple[int, int]] = set()
 
     def put(self, client: int, state: Trees) -> None:
         old = self._held.get(client)
         if old is state:
             return
-        # An interruption anywhere may leave an unused segment counted as in use. The
-        # reverse cannot happen.
+        # After an interruption anywhere below, an unused segment may be counted as in
+        # use. The reverse cannot happen.
         self._unsaved[client] = None
         self._held.pop(client, None)
         self._held[client] = state
@@ -106,14 +106,15 @@ class StoredClientStates(ClientStates):
     def flush(self) -> dict[str, Any]:
         """Write the states that are not on disk.
 
-        Call `delete_obsolete` once the returned values are stored.
+        After the returned values have been stored, call `delete_obsolete`.
 
         Returns:
             The values that `restore` needs.
         """
         self._save(list(self._unsaved))
         self._durable = self._next - 1
-        # A missing or exchanged segment would bring back earlier states of clients.
+        # The digests are stored to detect a missing or exchanged segment. Without it,
+        # earlier states of clients would be used.
         segments = [[number, self._digests[number]] for number in sorted(self._live)]
         return {
             "first": self._first,
@@ -125,7 +126,7 @@ class StoredClientStates(ClientStates):
     def delete_obsolete(self) -> None:
         """Delete the segments that only the previous checkpoint referred to.
 
-        Call it when a checkpoint refers to all present states.
+        Call it after a checkpoint with all present states has been written.
         """
         while self._obsolete:
             self._path(self._obsolete.pop()).unlink(missing_ok=True)
@@ -139,7 +140,7 @@ class StoredClientStates(ClientStates):
             range_: The values that `flush` returned, or None for no states.
 
         Raises:
-            StorageError: A file is missing or damaged, or is another one. The message
+            StorageError: A file is missing or damaged, or was exchanged. The message
                 names it.
         """
         first, last = (range_["first"], range_["last"]) if range_ else (1, 0)

@@ -1,4 +1,4 @@
-"""Description of the software and hardware that a result was made with."""
+"""Description of the software and hardware with which a result was computed."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _processor() -> str:
 def _commit() -> str | None:
     """Return the Git commit of fedexp's checkout, or None for an installed package.
 
-    A ``+`` follows if tracked files have changes. Git is asked once per process,
-    because imported code does not change with the checkout.
+    A ``+`` follows if tracked files have changes. Git is called only once per process,
+    because later changes of the checkout do not affect imported code.
     """
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():

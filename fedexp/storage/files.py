@@ -1,6 +1,6 @@
 """Atomic replacement of files, and reading and checking of their contents.
 
-Whenever the process dies, a file is either the old or the new version.
+If the process dies at any time, a file is either the old or the new version.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedexp.core.errors import StorageError
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file next to `path` that replaces it at the end.
 
-    At the end the file is flushed to disk and renamed to `path`. After an error it is
-    deleted.
+    At the end of the block, the temporary file is flushed to disk and renamed to
+    `path`. After an error it is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary_path(path, "part")
@@ -44,8 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
     """Return the path of a temporary file or folder next to `path`.
 
-    This process creates and removes the temporary file. The file contains data that are
-    not complete yet or are being deleted. Its name contains the host name and the
+    The temporary file contains data that are not complete yet or are being deleted.
+    Only this process creates and removes it. Its name contains the host name and the
     process ID.
     """
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{kind}")
@@ -54,14 +54,15 @@ def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
 def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
     """Yield the temporary files and folders that killed processes left in `folder`.
 
-    The processes ran on this machine, and the files are at least an hour old. The age
-    is checked because containers may share a host name, and the IDs of their live
-    processes may be unknown here. No process needs a temporary file for an hour.
+    The processes ran on this machine, and the files are at least an hour old. A process
+    of another container may have the same host name, and may be alive although its ID
+    is unknown here. The age is checked because no process needs a temporary file for an
+    hour.
 
     Args:
         folder: Folder to search.
         ours: Whether the folder belongs to this process only. If so, its subfolders are
-            searched too, and every temporary file in all these folders is stale.
+            searched too, and all temporary files found are stale.
     """
     for path in folder.rglob(".*") if ours else folder.glob(".*"):
         if (found := _TEMPORARY.fullmatch(path.name)) and (
@@ -158,7 +159,8 @@ def parse_yaml(text: str) -> Any:
     # libyaml, if PyYAML was built with it, takes a tenth of the time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     if sum(map(text.count, ("[", "{", "- ", "? "))) > _DEEPEST:
-        # libyaml recurses without a limit when it builds values, but not here.
+        # The depth is checked here, because libyaml recurses without a limit when it
+        # builds values.
         depth = 0
         for event in yaml.parse(text, loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
@@ -171,7 +173,7 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError("too many values are nested") from error
 
 
-_DEEPEST = 500  # nested lists and mappings in a YAML file, at most
+_DEEPEST = 500  # maximum depth of nested lists and mappings in a YAML file
 _SEAL = "seal"
 
 
@@ -189,8 +191,8 @@ def damaged(
     Args:
         path: The damaged file.
         how: What was found, for the message.
-        do: Next step. ``reuse=false`` moves all files of a run aside except the lock
-            and ``identity.json``.
+        do: Next step for the message. The default suggests ``reuse=false``, which moves
+            all files of a run aside except the lock and ``identity.json``.
     """
     return StorageError(
         f"{path.name} is damaged",
@@ -216,9 +218,8 @@ _REFUSALS = {
 def refused(error: BaseException, where: Path | None = None) -> StorageError | None:
     """Return the error to report if the system refused an operation.
 
-    The reasons are missing disk space, a limit of file sizes, missing permission,
-    missing file descriptors and a path that is too long. For any other `error` the
-    result is None.
+    Reasons are a full disk, a limit of file sizes, missing permission, too many open
+    files and a path that is too long. For any other `error` the result is None.
     """
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None

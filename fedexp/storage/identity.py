@@ -18,7 +18,7 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import is_installed, is_ours
 
 # Keys that do not change the numbers of a result. They decide only where and how fast a
-# run computes and what it shows. Increase the version when the list changes.
+# run computes, and what it shows. Increase this version when you change the list.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
@@ -36,8 +36,8 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
-# Keys that were added later, with the value that keeps the earlier behaviour. Keys with
-# this value are left out of the hash, so that earlier results keep their run ID.
+# Keys that were added later, with the value that gives the earlier behaviour. A key
+# with this value is left out of the hash. Earlier results thus keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "client_models.data": "folder",
@@ -47,8 +47,9 @@ _LATER: Mapping[str, object] = {
     "limit.proxy": None,
     "proxy.resize": False,
 }
-# The same for arguments of plug-ins, by class. Another class may have always had an
-# argument of this name. Names are relative to the node of the plug-in.
+# The same for arguments of plug-ins. They are listed by class, because another class
+# may always have had an argument of the same name. Names are relative to the node of
+# the plug-in.
 _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "fedexp.methods.dense.Dense": {"reestimate_batch_norm": False},
     "fedexp.methods.fedcda.FedCDA": {
@@ -80,7 +81,7 @@ SEEDS = ("seed", "seed_data")  # config keys in which repetitions with other see
 def scientific(config: ResolvedConfig) -> dict[str, Any]:
     """Return the part of a resolved config that decides the result.
 
-    A file counts by the hash in the config's ``contents`` and not by its path.
+    A file is represented by the hash in the config's ``contents``, not by its path.
     """
     left_out = {*NON_SCIENTIFIC, *config.contents}
     return {**_without(left_out, config.values), "contents": dict(config.contents)}
@@ -94,8 +95,8 @@ def _without(
 ) -> dict[str, Any]:
     """Return the nested values of `config` without the dotted keys in `left_out`.
 
-    Later keys are left out too if they have the value that is given for them. These are
-    the keys in `later` and in `_LATER_ARGUMENTS`.
+    Keys in `later` and in `_LATER_ARGUMENTS` are left out too, if they have the value
+    that is given for them there.
 
     Args:
         left_out: Dotted keys, from the top of the config.
@@ -128,7 +129,8 @@ def code_hash(config: Mapping[str, Any]) -> str:
     It covers syntax trees without docstrings and comments. Imports are followed inside
     fedexp and inside the packages of plug-ins. They are also followed into modules that
     are not installed, such as a plug-in's own helpers. An installed package that such a
-    module imports counts by its version. So do torch and torchvision in every run.
+    module imports is represented by its version. So are torch and torchvision, in every
+    run.
     """
     return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
 
@@ -160,8 +162,8 @@ def imports_random(modules: tuple[str, ...]) -> bool:
     """Return whether user code imports Python's `random`.
 
     Args:
-        modules: Modules of plug-ins. Those outside fedexp and the user's modules that
-            they import are searched.
+        modules: Modules of plug-ins. Modules of fedexp are not searched. The user's
+            modules that the others import are searched too.
     """
     return any(
         name.partition(".")[0] == "random"
@@ -196,8 +198,8 @@ def _walk(modules: Iterable[str], ours: bool = True) -> dict[str, Source]:
 def _fingerprint(modules: frozenset[str]) -> str:
     seen = _walk(modules)
 
-    # Without this check, a module that was moved would drop out of the hash. After
-    # edits of it, stored results of the earlier code would be returned.
+    # Without this check, a module that was moved would no longer be part of the hash.
+    # After changes to it, stored results of the earlier code would be returned.
     lost = sorted((modules & {*_ALWAYS}) - seen.keys())
     if lost:
         raise RuntimeError(f"the code hash names modules that have no source: {', '.join(lost)}")

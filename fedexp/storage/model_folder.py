@@ -1,10 +1,10 @@
 """Folders of models, in the format in which every run delivers models.
 
 Models from elsewhere are read in the same format. ``model.safetensors`` has parameters
-and buffers. Their keys have the prefix ``<index>/`` if there are several models. The
-metadata has the class and the constructor arguments of each model. If each model
-belongs to a client, ``clients.json`` has the client's number and describes its training
-data.
+and buffers. If there are several models, keys begin with the number of the model
+(``<index>/``). The metadata have the class and the constructor arguments of each model.
+If each model belongs to a client, ``clients.json`` has the numbers of the clients and
+describes their training data.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Clients:
     """The clients that the models of a folder belong to, one entry per model, in order.
 
     Args:
-        num_clients: Number of clients of the federation, those without a model
-            included.
+        num_clients: Number of clients of the federation, including those without a
+            model.
         clients: For each model, the number of its client in the federation, from 0.
         num_examples: Number of training samples of each client, or None if unknown.
         class_counts: Number of training samples of each class, of shape (models,
@@ -148,8 +148,8 @@ class ModelFolder:
             ``per_client``.
         specs: Spec of each model.
         buffers: Keys in the file that are not parameters.
-        keys: Key in the file of each tensor, by the tensor's name, for each model. The
-            tensors are in the order of the network.
+        keys: For each model, a mapping from each tensor's name to its key in the file.
+            The tensors are in the order of the network.
         clients: Clients that the models belong to, if the folder has them.
     """
 
@@ -234,7 +234,7 @@ def digests(folder: Path) -> dict[str, str]:
 def fingerprint(folder: Path) -> str:
     """Return the sha256 of the folder's models and of the files about their clients.
 
-    A run's split does not count, because ``clients.json`` and the models follow it.
+    A run's split is not included, because ``clients.json`` and the models depend on it.
     """
     found = digests(folder)
     if (folder / CLIENT_DATA).is_file():
@@ -247,7 +247,8 @@ def fingerprint(folder: Path) -> str:
 def verify(folder: Path) -> None:
     """Check that the model files of a finished run are those that the run delivered.
 
-    The digests of the files are in ``result.json``. A file that is missing is accepted.
+    The files are compared with the digests in ``result.json``. Missing files are
+    accepted.
 
     Raises:
         StorageError: A file differs from its digest.
@@ -266,7 +267,7 @@ def verify(folder: Path) -> None:
 def refuse_other_classes(
     classes: Iterable[str], allowed: Iterable[str], path: Path, do: str
 ) -> None:
-    """Refuse networks whose code must not be imported because a file names them.
+    """Refuse classes of networks that a file names and that may not be imported.
 
     Classes of fedexp are accepted.
 
@@ -334,7 +335,8 @@ def _read_clients(path: Path) -> Clients | None:
         raise StorageError(
             f"{CLIENTS} is not an object", where=str(path), got=type(stored).__name__
         )
-    # `build` would import the class that this key names. The file may be a stranger's.
+    # `build` would import the class that this key names. This is unsafe, because the
+    # file may come from another person.
     if "_target_" in stored:
         raise ConfigError("unknown key '_target_'", where=f"{path}._target_", do="remove it")
     return build(Clients, stored, str(path))

@@ -37,14 +37,14 @@ RunStatus = Literal["queued", "running", "done", "failed", "interrupted"]
 
 
 _IDENTITY = "identity.json"
-_LONGEST = 80  # characters of a method's or data set's name in a folder's name, at most
+_LONGEST = 80  # maximum characters of a method's or data set's name in a folder's name
 
 
 class RunFolder:
     """The files of one run.
 
-    Each file is replaced atomically. A crash between two files leaves a run that
-    resumes.
+    Each file is replaced atomically. After a crash between two files, the run can
+    resume.
 
     Args:
         path: Path of the folder.
@@ -71,9 +71,9 @@ class RunFolder:
         return cls(runs / name / hashes["code"][:8], hashes)
 
     def acquire(self, on_running: Literal["wait", "fail"], announce: Any) -> None:
-        """Become the only process that works in this folder.
+        """Lock this folder for this process.
 
-        The system frees the lock when a process dies, for whatever reason.
+        The system frees the lock when the process dies, for whatever reason.
 
         Args:
             on_running: What to do if another process executes the run: wait for it, or
@@ -122,7 +122,8 @@ class RunFolder:
         try:
             return self.once(_IDENTITY, self.hashes)
         except StorageError as error:
-            # `reuse=false` does not help, because the file is read before.
+            # The usual advice, `reuse=false`, does not help, because this file is read
+            # in any case.
             do = "delete the file, then run the same command again, which writes it again"
             raise damaged(self.path / _IDENTITY, do=do) from error
 
@@ -178,7 +179,8 @@ class RunFolder:
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
         aside.mkdir()
-        # Wherever a crash stops the move, the rest is a run that can resume or begin.
+        # These are moved first. Wherever a crash stops the move, the remaining files
+        # are then those of a run that can resume or begin.
         first = {"result.json": 0, "checkpoint": 1}
         for entry in sorted(contents, key=lambda entry: first.get(entry.name, 2)):
             entry.replace(aside / entry.name)
@@ -204,8 +206,8 @@ class RunFolder:
     def set_ended(self, status: Literal["failed", "interrupted"], **facts: Any) -> None:
         """Store how the run ended, as `set_status` does.
 
-        If no file can be written any more, the word "running" in the old file is
-        replaced in place.
+        If no file can be written, for example on a full disk, the word "running" in the
+        old file is replaced in place.
         """
         try:
             self.set_status(status, **facts)
@@ -219,7 +221,7 @@ class RunFolder:
     def set_done(self) -> None:
         """Set the status to done if the result exists.
 
-        This also repairs the status after a crash between the two files.
+        This also repairs the status if a crash occurred after the result was written.
         """
         result = self.result()
         if result is not None and self._state().get("status") != "done":
@@ -232,7 +234,7 @@ class RunFolder:
     def _state(self) -> dict[str, Any]:
         """Return the contents of status.json, empty if it is absent or damaged.
 
-        A damaged file raises no error, because every change of the status writes the
+        A damaged file is not an error, because the next change of the status writes the
         whole file again.
         """
         return read_mapping(self.path / "status.json")
@@ -291,9 +293,9 @@ class Journal:
 
     Args:
         folder: Folder of the run.
-        mark: Value of `mark` when the resumed checkpoint was saved, or None without a
-            checkpoint. Later rows are cut off. The run computes them again with the
-            same bytes.
+        mark: Value of the property `mark` when the resumed checkpoint was saved, or
+            None without a checkpoint. Later rows are cut off. The run computes the same
+            rows again.
         attempt: Number of the attempt, stored with timings.
 
     Raises:
@@ -380,7 +382,7 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
     """
     state = read_mapping(run.path / "status.json")
     # The lock is checked before the result is read. A run that finishes in between is
-    # therefore not taken for dead.
+    # therefore not mistaken for a dead run.
     dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()
 
     try:

@@ -43,8 +43,8 @@ class Condition:
     Args:
         key: Key of a run (see `value_of`).
         sign: Sign of the comparison.
-        values: Values to compare with. With ``=`` one of them must match, with ``!=``
-            none of them.
+        values: Values to compare with. With ``=`` one of them must match. With ``!=``
+            none of them may match.
     """
 
     key: str
@@ -155,7 +155,7 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
 
 
 def select(runs: Sequence[StoredRun], clauses: Sequence[str]) -> list[StoredRun]:
-    """Return the runs that meet all conditions in `clauses`, in their order."""
+    """Return the runs that meet all conditions in `clauses`, in the order of `runs`."""
     conditions = [Condition.of(text) for text in clauses]
     check_keys(runs, [condition.key for condition in conditions])
     return [run for run in runs if all(condition(run) for condition in conditions)]

@@ -1,7 +1,7 @@
-"""Storage of user code that a run was made with.
+"""Storage of the user code that a run used.
 
-The sources that the run's code hash covers are stored once by content. The Git commits
-that contain them are recorded.
+The user's modules that are part of the run's code hash are stored by content, each
+version once. The Git commits that contain them are recorded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FOLDER = "sources"  # folder under output_root
 def store_sources(config: Mapping[str, Any], folder: Path) -> None:
     """Write ``sources.json`` of a run and the sources that it names.
 
-    The sources are in ``<output_root>/sources``. Nothing is written if the user has no
-    code in the run. In ``sources.json``, ``modules`` maps each module to its file and
+    The sources are stored in ``<output_root>/sources``. Nothing is written if the run
+    uses no user code. In ``sources.json``, ``modules`` maps each module to its file and
     sha256, and ``commits`` maps each folder to its Git commit. A ``+`` follows a commit
-    if files of the run are changed or missing in it. Outside of Git, the commit is
+    if files of the run differ from it or are not in it. Outside of Git, the commit is
     None.
 
     Args:

@@ -42,7 +42,7 @@ class StoredRun:
 
     @property
     def is_aside(self) -> bool:
-        """Whether the folder has earlier files that ``reuse=false`` moved aside."""
+        """Whether the folder has files of earlier runs that ``reuse=false`` moved."""
         return "." in self.path.name
 
     @cached_property
@@ -106,9 +106,9 @@ class StoredRun:
 
         It is the status in ``status.json``, with these exceptions:
 
-        - ``stale``: the file says running, and no process holds the lock.
-        - ``done``: there is no status, and there is a result.
-        - ``unknown``: there is no status or the status done, and there is no result.
+        - ``stale``: the status in the file is running, but no process holds the lock.
+        - ``done``: there is a result, but no status.
+        - ``unknown``: there is no result, and the status is done or absent.
         - ``damaged``: the result of a finished run is damaged, or there is no result
           and ``status.json`` is damaged.
         """
@@ -164,10 +164,10 @@ class StoredRun:
         return found if isinstance(found, dict) else {}
 
     def choice(self, group: str) -> str:
-        """Return the method or the data set of the run.
+        """Return the method or the data set of the run, as `group` asks.
 
-        It is the chosen option of the group, or else the matching part of the folder's
-        name.
+        It is the chosen option of the group. If the option is unknown, it is the
+        matching part of the folder's name.
         """
         method, _, dataset = self.path.parent.name.rpartition("-")[0].partition("-")
         return str(self.choices.get(group) or {"method": method, "dataset": dataset}[group])
@@ -191,7 +191,7 @@ class StoredRun:
 
     @cached_property
     def updated(self) -> datetime.datetime:
-        """Time of the last status, or else of the last change of the folder."""
+        """Time of the last status, or of the folder's last change without a status."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             moment = datetime.datetime.fromisoformat(self.state["updated"])
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
@@ -205,8 +205,8 @@ class StoredRun:
     def is_of_other_code(self) -> bool:
         """Return whether the present code differs from the code of the run.
 
-        The fingerprints are compared. The result is False if the config is missing or a
-        plug-in is not found.
+        Fingerprints of the code are compared. The result is False if they cannot be
+        compared because the config is missing or a plug-in is not found.
         """
         from fedexp.storage.identity import code_hash, find_module, targets
 

@@ -49,10 +49,10 @@ class FileBackedWeights(StoredWeights):
 class FileBackedModelStore(ModelStore):
     """A store of the models that a run's state refers to.
 
-    The models share the checkpoints and the memory limit of the run with the client
-    states. A model moves to disk when a checkpoint refers to it or when the limit is
-    exceeded. The model that has been stored longest moves first. A file is deleted once
-    neither the last checkpoint nor the state of the last step refers to it.
+    Models and client states share one memory limit and are saved in the same
+    checkpoints. A model moves to disk when a checkpoint refers to it or when the limit
+    is exceeded. The model that was stored first moves first. A file is deleted when the
+    last checkpoint and the state of the last step no longer refer to it.
 
     Args:
         store: Store of the files.

@@ -30,8 +30,8 @@ from fedexp.storage.files import damaged, replacing
 def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
     """Write a tree as one safetensors file, atomically.
 
-    safetensors sorts its keys and refuses tensors that share memory. The order is
-    therefore stored, and shared tensors are copied.
+    safetensors sorts its keys and refuses tensors that share memory. The order of the
+    keys is therefore stored too, and shared tensors are copied.
 
     Args:
         path: File to write.
@@ -54,7 +54,8 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         try:
             safetensors.torch.save_file(data, part, metadata=about)
         except safetensors.SafetensorError as error:
-            # The message contains the system's error code, for example no space left.
+            # The message contains the system's error code, for example that of a full
+            # disk.
             code = re.search(r"os error (\d+)", str(error))
             if code is None:
                 raise
@@ -68,8 +69,8 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
     Args:
         path: File to read.
         device: Device on which tensors are put.
-        verify: Whether the contents are compared with the seal, if there is one
-            (`save_sealed`).
+        verify: Whether the contents are compared with the digest that `save_sealed`
+            stores. Files of `save_tree` have none.
 
     Raises:
         StorageError: The file is damaged. The message names it.
@@ -104,7 +105,7 @@ def opened(path: Path, device: torch.device) -> Iterator[Any]:
 
 
 def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """Write a tree as `save_tree` does, sealed with a digest of tree and facts."""
+    """Write a tree as `save_tree` does, with a digest (seal) of tree and facts."""
     size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
     _trusted.add(path)
     return size
@@ -113,7 +114,7 @@ def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> 
 def load_sealed(
     path: Path, device: torch.device, dropped: Callable[[], None] = lambda: None
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """Return the tree and facts of `save_sealed`, or None if absent or damaged.
+    """Return what `save_sealed` wrote, or None if the file is absent or damaged.
 
     The file's time is set to now, because caches delete the least recently used files.
     A file that another process wrote is verified when it is first read. A damaged file
@@ -170,9 +171,9 @@ class TensorStore:
         """Store `tree` unless it is already stored, and return its name.
 
         A quick hash covers names, dtypes, shapes and the first four numbers of each
-        tensor. If no earlier tree has the same quick hash, the tree is new. A new tree
-        is hashed while it is written. Any other tree is hashed first, because its file
-        may exist.
+        tensor. If no earlier tree has the same quick hash, the tree is new. It is then
+        hashed while it is written. Otherwise the tree is hashed before writing, because
+        its file may exist.
 
         Args:
             tree: Tree to store.
@@ -266,7 +267,7 @@ def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeig
     """Return nested state as JSON.
 
     Args:
-        value: Nest of dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
+        value: Nested dict, list, tuple, scalars, Tensor, Weights and StoredWeights.
         put: Function that stores a tree and returns its name.
         name_of: Function that returns the name of a stored model.
     """

@@ -48,7 +48,7 @@ def read_yaml_mapping(path: Path, what: str) -> dict[str, Any]:
 
 
 def defaults_of(preset: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the entries of the defaults list in a preset's file.
+    """Yield the entries of the defaults list of a preset.
 
     Args:
         preset: Content of the file.

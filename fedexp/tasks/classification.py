@@ -34,10 +34,10 @@ class Classification(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Compute the mean of logits, or the log of the mean of softmax probabilities.
 
-        ``rule='logits'`` selects the former, ``rule='probs'`` the latter. Means are
-        weighted if weights are given. Weights of shape (models, classes), which need
-        the rule ``logits``, give each class a separate weighted mean. The mean of a
-        class is 0 if all its weights are 0.
+        ``rule='logits'`` selects the first, ``rule='probs'`` the second. Means are
+        weighted if weights are given. With the rule ``logits``, weights may have shape
+        (models, classes). Each class then has its own weighted mean, which is 0 if all
+        weights of the class are 0.
         """
         stacked = torch.stack(list(outputs))
         if weights is not None and weights.dim() == 2:
@@ -53,8 +53,8 @@ class Classification(Task):
         )
         share = share.to(stacked).reshape(-1, 1, 1)
 
-        # Without log-space, a probability below float32's smallest number would give an
-        # infinite loss.
+        # The mean is computed in log-space. Otherwise a probability that is too small
+        # for float32 would give an infinite loss.
         if rule == "probs":
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)

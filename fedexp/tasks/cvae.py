@@ -30,12 +30,13 @@ class CvaeTask(Task):
     and its first term ``reconstruction_loss``, in nats per image. For the metrics, z is
     the posterior's mean instead of a random code.
 
-    With labels, a prediction has the reconstruction loss and the KL divergence of each
-    image, (b, 2). Without labels it has the evidence lower bound of log p(x | y) for
-    every label y, (b, classes).
+    If labels are given, a prediction has the reconstruction loss and the KL divergence
+    of each image, (b, 2). Without labels it has, for every label y, the evidence lower
+    bound of log p(x | y), (b, classes).
 
     Args:
-        latent: Width of z in the model. None, for a model without z, is refused.
+        latent: Width of z in the model. None means that the model has no z, and is
+            refused.
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "reconstruction_loss")
@@ -56,8 +57,8 @@ class CvaeTask(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Return the mean of the members' outputs, weighted if weights are given.
 
-        The mean loss is at least the loss of the members' mixture (Jensen). `rule` has
-        no effect.
+        By Jensen's inequality, the mean loss is at least the loss of a mixture of the
+        members. `rule` has no effect.
         """
         share = torch.ones(len(outputs)) if weights is None else weights
         return torch.einsum(
@@ -69,8 +70,9 @@ class CvaeTask(Task):
 
 
 def standard_normal(uniform: Tensor) -> Tensor:
-    """Transform pairs of uniform [0, 1) numbers, (2, ...), to N(0, 1), (...).
+    """Transform pairs of uniform numbers in [0, 1) to draws of N(0, 1).
 
-    The transform is that of Box and Muller (1958).
+    The shape changes from (2, ...) to (...). The transform is that of Box and Muller
+    (1958).
     """
     return torch.sqrt(-2 * torch.log1p(-uniform[0])) * torch.cos(2 * math.pi * uniform[1])

@@ -26,11 +26,11 @@ class Segmentation(Task):
     Dice and does not state its loss, so the loss is an assumption. It is the two-class
     form of U-Net's loss (Ronneberger et al. 2015), but without weights of pixels.
 
-    A pixel is found if its predicted probability exceeds 0.5. Metrics:
+    A pixel counts as found if its predicted probability exceeds 0.5. The metrics are:
 
-    - ``dice`` is ``2 |F & M| / (|F| + |M|)`` of the found pixels F and the mask M, and
-      1 if both are empty. It is averaged over images (as the Carvana challenge scores)
-      and is in [0, 1].
+    - ``dice`` is ``2 |F & M| / (|F| + |M|)`` for the set F of found pixels and the set
+      M of pixels in the mask. It is 1 if both sets are empty. The value is in [0, 1]
+      and is averaged over images, as in the Carvana challenge.
     - ``pixel_acc`` is the share of pixels that are classified correctly, in [0, 1].
     - ``loss`` is in nats per pixel.
     """
@@ -45,15 +45,15 @@ class Segmentation(Task):
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
         """Compute the mean of logits, or the logit of the mean probability.
 
-        ``rule='logits'`` selects the former, ``rule='probs'`` the latter. Means are
-        weighted if weights are given. Weights per class, (models, 1), act as weights
-        (models,).
+        ``rule='logits'`` selects the first, ``rule='probs'`` the second. Means are
+        weighted if weights are given. As there is one class, weights of shape (models,
+        1) have the same effect as weights of shape (models,).
         """
         stacked = torch.stack(list(outputs))
         weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
         share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
 
-        # In log-space, neither of the two probabilities is rounded to 0.
+        # The means are computed in log-space, so that no probability is rounded to 0.
         if rule == "probs":
             found = F.logsigmoid(stacked) + share.log()
             missed = F.logsigmoid(-stacked) + share.log()

@@ -1,5 +1,5 @@
 """Displays of a run: loggers, progress, pictures and tables.
 
-The files of the run folder remain the authoritative results. Reports of tables are in
-`fedexp.tables.report`.
+They only show results. The results themselves are the files of the run folder. Reports
+of tables are in `fedexp.tables.report`.
 """

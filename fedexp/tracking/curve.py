@@ -23,8 +23,8 @@ _COLOURS = {
     "train": "0.45",
     "synthesis": "tab:olive",
 }
-_MARKED = 25  # with more points than this, markers hide the line
-_LOG_RATIO = 100  # losses that span more than this are drawn on a logarithmic axis
+_MARKED = 25  # maximum number of points with markers. More markers would hide the line
+_LOG_RATIO = 100  # largest by smallest loss above which the axis is logarithmic
 _TITLE_WIDTH, _TITLE_LINES = 110, 2
 
 
@@ -35,10 +35,10 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     bars. A panel without metrics is left out.
 
     Args:
-        rows: At least one row of metrics.jsonl. A metric may be absent from rounds that
-            did not measure it.
+        rows: At least one row of metrics.jsonl. A row may lack metrics that were not
+            measured in its round.
         path: File to write.
-        title: Description of the run. A long one is wrapped, and cut after two lines.
+        title: Description of the run. A long title is wrapped, and cut after two lines.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -98,8 +98,8 @@ def _lines(axes: Axes, points: dict[str, list[tuple[int, float]]], label: str, a
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(visible=True, alpha=0.25)
-    # The legend is above the panel, where it hides no curve. Its numbers are the last
-    # measured values.
+    # The legend is above the panel, so that it hides no curve. The numbers in it are
+    # the last measured values.
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
@@ -116,7 +116,7 @@ def _bars(axes: Axes, values: dict[str, float], label: str) -> None:
     )
     axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
     axes.invert_yaxis()
-    axes.set_ylim(max(len(values), 3) - 0.4, -0.6)  # few bars stay slim
+    axes.set_ylim(max(len(values), 3) - 0.4, -0.6)  # bars are slim even if they are few
     axes.margins(x=0.15)
     axes.tick_params(axis="y", labelsize=8, length=0)
     axes.set_xlabel(f"{label} after one round")

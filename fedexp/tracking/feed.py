@@ -1,4 +1,4 @@
-"""Thread that feeds a logger, so that a tracker can neither stop nor slow a run."""
+"""A thread that calls a logger, so that a tracker cannot stop or slow down a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from fedexp.core.errors import FedexpError
 from fedexp.tracking.logger import Logger, RunInfo
 
 Call = Callable[[], None]
-_LAST_SECONDS = 5.0  # seconds in which an abandoned logger can free its resources
+_LAST_SECONDS = 5.0  # seconds that an abandoned logger has to free its resources
 
 
 class Feed:
     """A feed that calls `logger` in one daemon thread, in order.
 
-    A call that raises, or takes longer than ``logger.timeout``, switches the logger off
-    after one warning. The run goes on, and the process can exit. With ``logger.strict``
-    the next call of `open` or `log` raises `FedexpError` instead of the warning.
+    If a call raises an error or takes longer than ``logger.timeout``, the logger is
+    switched off after one warning. The run goes on, and the process can exit. With
+    ``logger.strict`` there is no warning. Instead, the next call of `open` or `log`
+    raises `FedexpError`.
 
     Args:
         logger: Logger to feed.
@@ -66,8 +67,8 @@ class Feed:
         """End logging.
 
         The method waits at most ``logger.timeout`` seconds for the queued calls, and a
-        few more seconds for a logger that is abandoned. It never raises an error,
-        because the run has ended and nothing is left to stop.
+        few more seconds if the logger is abandoned. It never raises an error, because
+        the run has already ended.
 
         Args:
             status: ``done``, ``failed`` or ``interrupted``.
@@ -89,7 +90,7 @@ class Feed:
 
         self._watch()
         self._report(strict=False)
-        with contextlib.suppress(Exception):  # another error adds nothing to the failure
+        with contextlib.suppress(Exception):  # the logger's failure is known already
             if self._thread.is_alive() and self._logger.abandon():
                 self._thread.join(_LAST_SECONDS)
 
@@ -141,13 +142,13 @@ class Feed:
                 call()
                 self._opened = self._opened or name == "open"
             except BaseException as error:  # noqa: BLE001 - trackers raise anything
-                # Even SystemExit is caught, because the run must outlive the tracker.
+                # SystemExit is caught too, because a tracker must not end the run.
                 first = (str(error) or "no message").splitlines()[0]
                 self.failure = self.failure or f"{name}: {type(error).__name__}: {first}"
             self._busy = None
         if self.failure is not None and self._opened and name != "close":
-            # Free the tracker's files and processes. An error here adds nothing to the
-            # failure that was reported.
+            # Free the tracker's files and processes. An error here is ignored, because
+            # the logger's failure was reported already.
             self._busy = ("close", time.monotonic())
             with contextlib.suppress(BaseException):
                 self._logger.close("failed", None)

@@ -63,7 +63,7 @@ class RunInfo:
 
 
 def title(config: ResolvedConfig) -> str:
-    """Return a readable name of a run: its overrides, completed by method and seed.
+    """Return a readable name of a run: its overrides, method and seed.
 
     Overrides of folders, the logger and Hydra are left out.
     """
@@ -81,7 +81,7 @@ class Logger(ABC):
     """A tracker that is built from YAML.
 
     A background thread (`Feed`) calls `open`, `log` and `close`. It handles calls that
-    raise an error or take too long. After such a ``log``, the thread also calls
+    raise an error or take too long. If such a call is `log`, the thread then also calls
     ``close("failed", None)``.
 
     Args:
@@ -101,7 +101,7 @@ class Logger(ABC):
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
 
     def check(self) -> None:
-        """Raise an error if the tracker cannot work, such as one that is not installed.
+        """Raise an error if the tracker cannot work, for example is not installed.
 
         This method is called before training.
         """
@@ -139,10 +139,10 @@ class Logger(ABC):
     def abandon(self) -> bool:
         """Stop at once everything that would keep the process from ending.
 
-        The run's thread calls this method if the run has ended and a call still hangs
-        in the background thread.
+        The run's thread calls this method if the run has ended, but a call in the
+        background thread has not returned.
 
         Returns:
-            Whether the hanging call will now return soon, so that `Feed` waits for it.
+            Whether that call will return soon. If so, `Feed` waits for it.
         """
         return False

@@ -1,8 +1,8 @@
 """Output streams whose failure does not end a run.
 
-The reader of the output may leave (``| head``) or may never have existed (``>&-``). The
-results of a run are files, and a reader that leaves has not asked for the run to end.
-The run therefore goes on silently, and its exit code does not change.
+The reader of the output may end (``| head``), or the stream may be closed from the
+start (``>&-``). The results of a run are files, so they do not need the output. The run
+therefore goes on silently, and its exit code does not change.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def visible(text: str) -> str:
     """Return a text with its control characters as escapes.
 
-    Names and errors that are stored in files may come from elsewhere. Printed as they
-    are, they could move the cursor, change the title of the terminal and so on.
+    Names and errors in stored files may come from other people. Printed without
+    escapes, they could move the cursor, change the title of the terminal and so on.
     """
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
@@ -31,15 +31,15 @@ def visible(text: str) -> str:
 def lasting_output() -> _WrappedStreams:
     """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
 
-    After a failed write to a stream, its later output is dropped. Characters that a
-    stream's encoding lacks are written as escapes. Uses may be nested, and may overlap
-    in threads. The streams are restored when the last use ends.
+    After a failed write to a stream, later output to it is dropped. Characters that are
+    not in a stream's encoding are written as escapes. Several contexts may be nested,
+    or overlap in threads. The streams are restored when the last context ends.
     """
     return _STREAMS
 
 
 class _WrappedStreams(contextlib.ContextDecorator):
-    """The process's streams, wrapped from the first use to the end of the last."""
+    """The process's streams, wrapped from the first context to the end of the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class _UnbreakableStream:
         return getattr(self._stream, name)
 
     def _leave(self) -> None:
-        # The stream's buffered output would fail again when Python ends.
+        # Without this, writing the stream's buffer would fail again when Python ends.
         with contextlib.suppress(OSError, ValueError):
             if (number := self._stream.fileno()) in (1, 2):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -122,8 +122,8 @@ class _NullStream(io.TextIOBase):
 def _occupy_standard_descriptors() -> None:
     """Open those of the descriptors 0, 1 and 2 that are closed.
 
-    Otherwise a file of the run would get one of these numbers, and libraries would
-    print into it.
+    Otherwise a file of the run would get one of these numbers, and output of libraries
+    would be written into this file.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)  # this also protects the files of child processes

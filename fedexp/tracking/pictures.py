@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _WHITE = 1.0
-# Small images are enlarged by the largest whole factor that keeps them within this many
-# pixels.
+# Small images are enlarged by the largest whole factor with which their sides have at
+# most this many pixels.
 _SIDE = 64
 
 
@@ -23,9 +23,8 @@ def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
 
     Args:
         grids: Grids of images in [0, 1] by name, each (rows, columns, c, H, W). Images
-            with 3 channels are in colour. Other images are the grey mean of their
-            channels. A pixel of a small image becomes a square. White lines separate
-            the images.
+            with 3 channels are in colour. For other images, the mean of the channels is
+            shown in grey. Small images are enlarged. White lines separate the images.
         folder: Folder of the run.
         step: Number of the step as in metrics.jsonl, from 1.
     """

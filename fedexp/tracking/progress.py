@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, or else plain lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from fedexp.tracking.numbers import number_text
 
-# Minimum seconds between plain lines. Each tenth of the rounds ends with a line anyway.
+# Minimum seconds between plain lines. After each tenth of the rounds there is a line in
+# any case.
 _LINE_SECONDS = 1.0
 _BAR_SECONDS = 0.1  # minimum seconds between changes of the bar within a round
 _SERVER_SECONDS = 10.0  # seconds between reports on the work of the server
@@ -26,9 +27,9 @@ class Progress:
         rounds: Maximum number of rounds.
         done: Number of rounds that earlier attempts finished.
         shown: Whether anything is shown.
-        name: Name of a run that shares the terminal with other runs, else "". The run's
-            lines begin with its name. There is no bar, because the other runs would
-            write across it.
+        name: Name of a run that shares the terminal with other runs, else "". With a
+            name, the run's lines begin with it, and there is no bar, because the lines
+            of other runs would break it.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Progress:
     def client(self, done: int, of: int) -> None:
         """Show that a client finished.
 
-        The call takes almost no time. The last client of a step starts the clock for
-        the server's work.
+        The call takes almost no time. After the last client of a step, the time of
+        the server's work is measured.
 
         Args:
             done: Number of finished clients.
@@ -143,7 +144,8 @@ class Progress:
     def _report_server_work(self) -> None:
         """Report how long the server has been working, until the run ends.
 
-        A separate thread does this, because matching and similar work is one long call.
+        A separate thread does this, because the server's work may be one long call (for
+        example matching).
         """
         while not self._ended.wait(_SERVER_SECONDS):
             since, now = self._server_since, time.monotonic()
@@ -152,7 +154,7 @@ class Progress:
             self._report(self._done + 1, f"server {_clock(now - since)}")
 
     def _within(self, round: int, step: int) -> None:
-        """Show a step that does not end its round, unless the display just changed."""
+        """Show a step within a round, unless the display has changed a moment ago."""
         now = time.monotonic()
         if self._silent or now - self._shown < (
             _LINE_SECONDS if self._bar is None else _BAR_SECONDS
@@ -180,7 +182,7 @@ class Progress:
 def named(name: str, text: str) -> str:
     """Return `text` as a line that begins with the run's name.
 
-    A run that does not share the terminal has the name "", and its line is `text`.
+    If the run does not share the terminal, its name is "", and the line is `text`.
     """
     return f"{name}: {text}" if name else text
 

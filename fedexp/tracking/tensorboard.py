@@ -19,8 +19,8 @@ class TensorBoard(Logger):
     """A logger that writes ``<run folder>/tensorboard``.
 
     To compare runs, point ``tensorboard --logdir`` at ``outputs/runs``. Every attempt
-    writes all rounds again in place of earlier event files, so the files contain each
-    round exactly once.
+    at a run replaces earlier event files and writes all rounds again. The files
+    therefore contain each round exactly once.
     """
 
     _writer: Any = field(init=False, default=None, repr=False)
@@ -42,7 +42,7 @@ class TensorBoard(Logger):
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        # If a TensorBoard already shows this run, purge_step makes it discard the
+        # If TensorBoard is already showing this run, purge_step makes it discard the
         # rounds that it has read.
         self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
         self._writer.add_text(

@@ -19,7 +19,8 @@ from rich.text import Text
 from fedexp.tracking.numbers import number_text
 from fedexp.tracking.outlet import visible
 
-# Letters per line of a file, in which a wide table is better than a wrapped one.
+# Characters per line if the output is a file. There, a wide table is better than a
+# wrapped one.
 _FILE_WIDTH = 220
 
 
@@ -55,7 +56,7 @@ def ruled_table(*columns: Column | str) -> Table:
 def escaped(value: Any) -> str:
     """Return a value as text for a table cell, with Rich's markup escaped.
 
-    Overrides contain brackets, which are not markup.
+    This is needed because overrides contain brackets that are not markup.
     """
     return escape(str(value))
 
@@ -176,7 +177,7 @@ def headline_text(headline: Mapping[str, Any] | None) -> str:
 
 
 def memory_text(peak: Mapping[str, int]) -> str:
-    """Return the peak memory (bytes) as text: in RAM and, if measured, on the GPU."""
+    """Return peak memory, given in bytes, as text: RAM and, if measured, GPU memory."""
     gpu = f" and {size_text(peak['gpu'])} on the GPU" if "gpu" in peak else ""
     return size_text(peak["ram"]) + gpu
 

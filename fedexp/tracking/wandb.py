@@ -26,10 +26,10 @@ _MAX_WAIT = 30.0  # seconds for a server that does not answer
 # IDs of the loggers that have an open run. The runs of a process share one W&B service.
 _open: set[int] = set()
 _lock = threading.Lock()
-# Reason why no server could be reached, by sweep. Later jobs of this sweep do not try
-# again in this process.
+# For each sweep in this process, the reason why no server could be reached. Later jobs
+# of the sweep do not try again.
 _unreached: dict[str, str] = {}
-# Parts of a result that a summary has, with all names of each part.
+# Parts of a result that the summary of a W&B run has, with the names in each part.
 _SUMMARY_GROUPS = (
     "headline",
     "best",
@@ -57,10 +57,10 @@ class Wandb(Logger):
     """A logger that feeds a W&B run.
 
     The W&B run has the id of the fedexp run. Its files are in ``<run folder>/wandb``.
-    Offline, nothing touches the network. Every attempt writes all rounds again, so that
-    the latest offline folder is complete and can be uploaded with ``wandb sync``.
-    Online, only rounds that the server does not have are sent. If the server cannot be
-    reached, the run goes on offline, or stops with ``strict``.
+    Offline, the network is not used. Every attempt at the run writes all rounds again.
+    The latest offline folder is therefore complete and can be uploaded with ``wandb
+    sync``. Online, only rounds that the server does not have are sent. If the server
+    cannot be reached, the run goes on offline. With ``strict`` it stops.
 
     Args:
         project: Project that the runs appear in.
@@ -96,8 +96,8 @@ class Wandb(Logger):
         self._run.define_metric("*", step_metric="step")  # a round may have several steps
         for measured in ("test/*", "val/*"):
             self._run.define_metric(measured, step_metric="round")
-        # An interrupted attempt may have sent rounds that are now computed again, with
-        # the same values.
+        # An interrupted attempt may have sent rounds that are now computed again. Their
+        # values are the same, so they are not sent again.
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
         for row in history:
             self.log(row)
@@ -116,7 +116,7 @@ class Wandb(Logger):
                 f"pictures/{name}": wandb.Image(str(path))
                 for name, path in pictures_of(self._folder, row["step"]).items()
             }
-            # The row is sent now and not with the next step.
+            # With commit, the row is sent now and not with the next step.
             self._run.log({**row, **pictures}, step=row["step"], commit=True)
             self._sent = row["step"]
 
@@ -163,7 +163,7 @@ class Wandb(Logger):
     def abandon(self) -> bool:
         """Kill W&B's service, because W&B's exit hook would wait for it forever.
 
-        If other runs use the service, it is killed when this process ends.
+        If other runs still use the service, it is killed only when this process ends.
 
         Returns:
             Whether the service was killed at once, so that the hanging call returns.
@@ -225,8 +225,8 @@ class Wandb(Logger):
             "init_timeout": min(_MAX_WAIT, self.timeout / 2),  # leaves time to continue offline
             "finish_timeout": self.timeout,  # also the limit of W&B's exit hook
         }
-        # Versions of W&B differ in their settings. A version that lacks a setting does
-        # not need it.
+        # Versions of W&B have different settings. If a version does not have a setting,
+        # it does not need it.
         known = {key: value for key, value in wanted.items() if key in wandb.Settings.model_fields}
         return wandb.init(
             project=self.project,
@@ -248,7 +248,7 @@ class Wandb(Logger):
 def _is_last_run() -> bool:
     """Return whether no other run in this process needs W&B's service.
 
-    Other runs are those of this class, and a run that the user's code opened.
+    Another run may be one of this class, or one that the user's code opened.
     """
     import wandb
 
@@ -257,9 +257,9 @@ def _is_last_run() -> bool:
 
 
 def _kill_service() -> bool:
-    """Kill the process that W&B started for this one, even if it is frozen.
+    """Kill the service process that W&B started for this process, even if it hangs.
 
-    The records that the service has received are on disk.
+    The records that the service has received are already on disk.
 
     Returns:
         Whether there was such a process.
@@ -277,10 +277,10 @@ def _kill_service() -> bool:
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    """Put W&B's folders inside `folder` and switch its error reports off.
+    """Put W&B's folders inside `folder` and switch its error reports off, in a block.
 
-    In this context, W&B is imported and started. Environment variables that the user
-    has set do not change.
+    In the block, W&B is imported and started. Environment variables that the user has
+    set do not change.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {
@@ -302,7 +302,7 @@ def _environment(folder: Path) -> Iterator[None]:
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the resolved config with plain values for the keys that people filter by.
 
-    ``method`` and ``dataset`` become names. The options of the data set move to
+    ``method`` and ``dataset`` become plain names. The keys of the data set move to
     ``dataset_config``. ``alpha`` is that of the partition, or None.
     """
     choices = config.get("choices", {})

@@ -16,8 +16,8 @@ class BoundedPartitioner(Partitioner):
 
     Args:
         max_draws: Largest number of attempts.
-        max_seconds: Largest CPU time for all attempts, in seconds. Other load on the
-            machine does not count.
+        max_seconds: Largest CPU time of all attempts together, in seconds. The time of
+            other processes does not count.
     """
 
     max_draws: int = 100_000

@@ -9,9 +9,9 @@ from fedexp.data.partition import equal_sizes, from_owners
 
 
 def deal_equally(labels: np.ndarray, holders: np.ndarray, rng: np.random.RandomState) -> Partition:
-    """Shuffle each class and cut it in nearly equal parts among its holders.
+    """Shuffle each class and split it into nearly equal parts among its holders.
 
-    Classes are taken in ascending order, and so are the clients of a class.
+    Classes are handled in ascending order, and so are the holders of a class.
 
     Args:
         labels: Labels of shape (n,).

@@ -39,29 +39,31 @@ class DirichletPartitioner(Partitioner):
 class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     """The Dirichlet split: proportions of clients within each class.
 
-    Random calls have the order of the published code, so that published partitions are
-    reproduced. Per class: shuffle its ascending indices, draw p ~ Dir(alpha 1_N), cut
-    at floor(cumsum(p) n_c), and give the rest to the last client. At the end every
-    client's list is shuffled.
+    There are N clients, n samples, and n_c samples of class c. For each class, shuffle
+    its ascending indices, draw p ~ Dir(alpha 1_N), cut at floor(cumsum(p) n_c), and
+    give the rest to the last client. At the end every client's list is shuffled. Random
+    calls have the order of the published code, so published partitions are reproduced.
 
     If `gated`, p is set to zero for a client that already holds n/N samples or more,
     and the rest of p is renormalised. The whole partition is sampled again until the
-    smallest client has `min_size` samples. If p is zero for every client that is not
-    full (small alpha), the published code computes with NaN. Here that class's
-    proportions are drawn again.
+    smallest client has `min_size` samples. With a small alpha, p can be zero for every
+    client that is not full. The published code then computes with NaN. Here the
+    proportions of that class are drawn again.
+
+    Without `gated`, the partition is sampled once and neither rule applies, as in Hsu
+    et al. 2019 and FedLAW. If all samples are of one class (images with masks), the
+    scheme draws the clients' sizes, as NAFI does for K = 1 (Xiao & Cheng 2023).
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
-        (MA-Echo), Zhang et al. 2022 (DENSE). Without `gated`, the partition is sampled
-        once and neither rule applies, as in Hsu et al. 2019 and FedLAW. If all samples
-        are of one class (images with masks), the scheme draws the clients' sizes, as
-        NAFI does for K = 1 (Xiao & Cheng 2023).
+        (MA-Echo), Zhang et al. 2022 (DENSE).
 
     Args:
         alpha: Concentration. Towards 0 each class has one owner.
-        gated: Whether a client with n/N samples gets no further class, and the
-            partition is sampled again until every client has `min_size` samples.
+        gated: Whether both rules above apply: a client with n/N samples gets no further
+            class, and the partition is sampled again until every client has `min_size`
+            samples.
         min_size: Smallest number of samples that a client must have. The default 10 is
-            that of the papers with the gated form.
+            that of the papers whose split is gated.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -112,8 +114,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
                 "or raise partition.max_draws and partition.max_seconds",
             )
 
-        # The policy works on the first attempt, because the attempt at which the clock
-        # stops differs between machines
+        # The policy is applied to the first attempt. The last attempt before the time
+        # limit differs between machines
         rng.set_state(first)
         order, counts = self._deal(classes, len(labels), clients, rng)
         return _assemble(order, counts, rng, {"draws": max(attempt, 1), "gate": "not met"})
@@ -121,7 +123,7 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     def _deal(
         self, classes: list[np.ndarray], n: int, clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Sample one partition, whatever the size of its smallest client.
+        """Sample one partition without a check of its smallest client.
 
         Returns:
             The shuffled indices of each class, and the number of them that each client

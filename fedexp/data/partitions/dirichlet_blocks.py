@@ -22,14 +22,14 @@ class DirichletBlocks(DirichletPartitioner, BoundedPartitioner):
     """FedDF's split (Lin et al. 2020), which FedCDA cites.
 
     The shuffled pool is cut into blocks, one for every ten clients. Within a block of
-    n_b samples for c clients each class is dealt in proportions ~ Dir(alpha 1_c). A
+    n_b samples for c clients, each class is dealt in proportions ~ Dir(alpha 1_c). A
     client that holds n_b / c samples gets nothing more. The block is sampled again
-    until the smallest client has half of n_b / c samples. So every client has samples,
-    and sizes stay comparable.
+    until the smallest client has half of n_b / c samples. Every client therefore has
+    samples, and no client is much smaller than the mean.
 
     Args:
         alpha: Concentration. Towards 0 each class of a block has one owner.
-        block: Clients per block. The last block has the remaining ones.
+        block: Clients per block. The last block has the remaining clients.
     """
 
     name: ClassVar[str] = "dirichlet_blocks"

@@ -1,4 +1,4 @@
-"""Equal sizes, each client with a separate class prior."""
+"""A split with clients of equal size, each with its own class prior."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedexp.core.data import Partition
 from fedexp.data.partition import equal_sizes, from_owners
 from fedexp.data.partitions.dirichlet import DirichletPartitioner
 
-# Number of clients that draw at a time. It bounds the memory of the (draws, classes)
-# comparison
+# Number of clients that draw at a time. It limits the memory of an array of shape
+# (draws, classes)
 _ROWS = 65_536
 
 
@@ -20,17 +20,18 @@ _ROWS = 65_536
 class DirichletPerClient(DirichletPartitioner):
     """A split in which each client draws a class prior q ~ Dir(alpha 1_C).
 
-    The client draws the classes of its samples from q, without replacement. Sizes
-    differ by at most one (the first clients get the extra sample). No sample is used
-    twice, as in Co-Boosting. FL-Simulator's variant (`DirichletRefilled`) refills an
-    exhausted class and so repeats images.
+    C is the number of classes. The client draws the classes of its samples from q,
+    without replacement of samples. Sizes differ by at most one (the first clients get
+    the extra sample). No sample is used twice, as in Co-Boosting. In FL-Simulator's
+    variant (`DirichletRefilled`), an exhausted class starts again, so images may
+    repeat.
 
-    The assignment works in passes. In a pass every client draws classes for all samples
-    it still lacks. If a class is asked for more often than it has samples, randomly
-    chosen requests are granted and the class is exhausted. The next pass draws from the
-    priors renormalised over the remaining classes, or from the remaining pool if
-    nothing of a prior is left. A pass that does not finish exhausts a class, so there
-    are at most C + 1 passes, and a million clients take seconds.
+    The assignment works in passes. In a pass, every client requests a class for each
+    sample that it still lacks. If a class is requested more often than it has samples,
+    randomly chosen requests are granted and the class is exhausted. In the next pass,
+    priors are renormalised over the remaining classes. If a prior has no remaining
+    class, the client draws from the remaining pool. Each pass exhausts a class or is
+    the last one, so there are at most C + 1 passes. A million clients take seconds.
 
     Args:
         alpha: Concentration over classes. Towards 0 each client has one class.
@@ -81,7 +82,8 @@ def class_priors(
     for start in range(0, clients, _ROWS):
         rows = rng.standard_gamma(alpha, size=(min(_ROWS, clients - start), num_classes))
         total = rows.sum(axis=1, keepdims=True)
-        # If every gamma underflowed, take one class, the limit of Dir(alpha -> 0)
+        # If every gamma variate underflowed, the client gets a single class. This is
+        # the limit of Dir(alpha) for alpha -> 0
         empty = np.flatnonzero(total[:, 0] == 0)
         rows[empty, rng.randint(num_classes, size=len(empty))] = 1
         priors[start : start + len(rows)] = rows / np.where(total > 0, total, 1)
@@ -114,7 +116,7 @@ def _ask(
         row = np.repeat(np.arange(len(rows)), lacks[rows])
         point = rng.random_sample(len(row)) * edges[row, -1]
         classes = np.zeros(len(row), dtype=np.int32)
-        # Column by column, without a (draws, classes) array
+        # One class at a time, because an array (draws, classes) would be large
         for k in range(last):
             classes += point >= edges[row, k]
 

@@ -1,4 +1,4 @@
-"""Equal sizes, each client with a separate class prior, classes refilled.
+"""A split with clients of equal size, Dirichlet class priors and refilled classes.
 
 A class that has run out starts again, so images may occur more than once.
 """

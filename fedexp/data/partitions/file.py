@@ -19,7 +19,7 @@ class File(Partitioner):
     """The partition in ``partition.safetensors`` of an earlier run.
 
     The data set, proxy and limits must be those of that run. If that run cut a
-    validation share, the file contains the share, and it is used again.
+    validation share, the file contains this share, and it is used again.
 
     Args:
         path: Path of the file. Relative paths start at the working directory.

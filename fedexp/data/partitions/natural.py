@@ -23,9 +23,9 @@ class Natural(Partitioner):
     consecutive numbers (MA-Echo: twelve clients from six domains).
 
     Args:
-        owners_per_client: ``all`` assigns every owner, with group sizes that differ by
-            at most one. A number assigns that many owners to each client and leaves out
-            the other owners and their samples.
+        owners_per_client: Number of owners of each client. Owners that are left over
+            are not used. ``all`` assigns every owner, and the clients' numbers of
+            owners differ by at most one.
         split_owners: Whether an owner's samples may be divided.
     """
 

@@ -48,9 +48,9 @@ class ClassesPerClient(Partitioner):
 class Pathological(ClassesPerClient, BoundedPartitioner):
     """The "#Class = n" split of NIID-Bench and MA-Echo's Fig. 9.
 
-    Client i holds class i mod C and n - 1 further random classes. Each class is
-    shuffled and split equally among its holders. With fewer clients than classes, an
-    attempt can leave a class without a holder. The scheme then samples again, so that
+    Client i holds class i mod C and n - 1 further random classes, where C is the number
+    of classes. Each class is shuffled and split equally among its holders. With fewer
+    clients than classes, a class may get no holder. The scheme then samples again, so
     no sample is lost.
 
     Args:
@@ -102,7 +102,7 @@ class Pathological(ClassesPerClient, BoundedPartitioner):
         """Sample which clients hold which classes, (clients, classes) bool."""
         client = np.arange(clients)
         rank = rng.random_sample((clients, num_classes))
-        # Class i mod C ranks first, so that client i always holds it
+        # Class i mod C gets the lowest rank, so client i always holds it
         rank[client, client % num_classes] = -1
         chosen = np.argpartition(rank, self.classes_per_client - 1, axis=1)[
             :, : self.classes_per_client

@@ -1,4 +1,4 @@
-"""Equal sizes, n classes of equal probability per client, classes refilled.
+"""A split with clients of equal size, n classes per client and refilled classes.
 
 A class that has run out starts again, so images may occur more than once.
 """
@@ -19,8 +19,8 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 class PathologicalRefilled(ClassesPerClient, RefilledPartitioner):
     """The split Path(n) of FedMRUR, as in FL-Simulator.
 
-    Every client has n distinct classes, uniformly drawn, each with probability 1 / n. A
-    class without a client is left out, with its samples.
+    Every client gets n distinct random classes. It draws each of its samples from these
+    classes, each with probability 1 / n. A class that no client gets is left out.
 
     Args:
         classes_per_client: Number n of classes per client.

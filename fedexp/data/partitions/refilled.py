@@ -1,6 +1,7 @@
 """Clients of equal size that draw images by class priors, from refilled classes.
 
-A class that has run out starts again. So an image occurs several times, or never.
+A class that has run out starts again. An image can therefore occur several times, and
+another image never.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class RefilledPartitioner(Partitioner):
     and the client draws a class anew. Clients have floor(n / N) samples each. The first
     client also gets the remainder. ``info`` counts the samples that are assigned more
     than once (``repeated_samples``) or to no client (``dropped_samples``). The
-    distribution is the published one, the random stream is not.
+    distribution of partitions is that of the published code, but a seed gives another
+    partition than there.
     """
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class RefilledPartitioner(Partitioner):
 
         point = rng.random_sample(len(who)) * edges[who, -1]
         what = np.zeros(len(who), dtype=np.int64)
-        # Column by column, without a (draws, classes) array
+        # One class at a time, because an array (draws, classes) would be large
         for k in range(len(pools) - 1):
             what += point >= edges[who, k]
 
@@ -105,7 +107,7 @@ def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         asked = rng.randint(clients, size=int(lacks.sum()) + clients)
         order = np.argsort(asked, kind="stable")
         counts = np.bincount(asked, minlength=clients)
-        # How often the client was drawn before
+        # How often the client of each draw was drawn before
         nth = np.empty(len(asked), dtype=np.int64)
         nth[order] = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts)
         turns.append(asked[nth < lacks[asked]])

@@ -17,9 +17,9 @@ from fedexp.data.partition import Partitioner, equal_sizes, from_owners
 class Shards(Partitioner):
     """The shards of McMahan et al. 2017, and "Shards(S)" of FedCDA.
 
-    The label-sorted pool is cut into N S nearly equal shards. The shards are shuffled,
-    and each client gets S of them. A shard may cross class borders, so S shards are not
-    S classes.
+    For N clients, the label-sorted pool is cut into N S nearly equal shards. The shards
+    are shuffled, and each client gets S of them. A shard may contain samples of several
+    classes, so a client with S shards may have more than S classes.
 
     Args:
         shards: Number S of shards per client.

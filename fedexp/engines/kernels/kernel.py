@@ -31,8 +31,8 @@ class NotStackableError(Exception):
 class UnlikeClientsError(Exception):
     """A loss has read a number that differs between the clients of a batch.
 
-    The kernel has added the number's name to its `alike`. It has not changed anything
-    else, so that the step can be repeated with fewer clients.
+    The kernel has added the name of the number to its attribute `alike`. It has not
+    changed anything else, so the step can be repeated with fewer clients.
     """
 
 
@@ -40,14 +40,15 @@ class UnlikeClientsError(Exception):
 class StackBatch:
     """The batches of k clients in one step.
 
-    The clients are consecutive clients of the stack. All take the step of the same
-    number. If the kernel does not pad, they are also in the same epoch.
+    The clients are consecutive in the stack. The number of the step is the same for all
+    of them. If the kernel does not pad, the epoch is also the same.
 
     Args:
         x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.
         y: Targets of shape (k, b).
-        share: Weight of each row in its client's mean loss. It is the number 1 / b if
-            all batches have b rows, else a (k, b) tensor with zeros for padding.
+        share: Weight of each row in the mean loss of its client. If all clients have b
+            rows, it is the number 1 / b. Otherwise it is a (k, b) tensor with zeros for
+            padding.
         own: Context of each client at this step.
         clients: The clients, as a range of positions in the stack.
     """
@@ -81,7 +82,7 @@ class StackTrees:
         trained: Names of the parameters that are not frozen.
         received: Models that the clients received.
         shared: Trees that the server broadcast.
-        state: Client states, empty if neither kernel nor hooks read them.
+        state: Client states. Empty if no kernel and no hook reads them.
     """
 
     params: Tree
@@ -127,7 +128,7 @@ class StackedVectors(Vectors):
 
 
 def _each(factor: Tensor, value: Tensor) -> Tensor:
-    """Reshape the factor of each client to apply to all of its entries in `value`."""
+    """Reshape the factor of each client to apply to all of the client's entries."""
     return factor.reshape(-1, *[1] * (value.dim() - 1))
 
 
@@ -135,10 +136,12 @@ class StackKernel(ABC):
     """A kernel that computes gradients for one stack. Each stack has its own kernel."""
 
     # Whether shorter batches are padded, so that all clients take a step together.
-    # Without padding, only clients whose batches have the same length do.
+    # Without padding, only clients with batches of the same length take a step
+    # together.
     pads: ClassVar[bool]
     # Names of numbers in a client's context that the loss reads. Clients that differ in
-    # one of them take their steps apart. The kernel adds a name when it is read.
+    # one of these numbers do not take steps together. The kernel adds the name of a
+    # number when the loss reads it.
     alike: frozenset[str] = frozenset()
 
     @classmethod
@@ -146,8 +149,8 @@ class StackKernel(ABC):
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         """Return why this kernel cannot compute the job, or None if it can.
 
-        A kernel can compute a job if its arithmetic is exactly what the job's trainer,
-        task and network define.
+        A kernel can compute a job if it computes exactly what the job's trainer, task
+        and network define.
         """
 
     @classmethod
@@ -180,8 +183,8 @@ class StackKernel(ABC):
         """Return the gradients after an ascent, and the losses and scalars before it.
 
         Returns:
-            The gradients at the point that `ascent` climbs to, the losses and scalars
-            before the climb, and the norms of the climb, of shape (k,).
+            The gradients at the point w + e that `ascent` climbs to, the losses and
+            scalars at w, and the norms of e, of shape (k,).
         """
 
         def gradient_at(there: Tree) -> Tree:
@@ -219,8 +222,8 @@ class FusedKernel(StackKernel):
     ) -> dict[str, Tensor]:
         """Take a whole step of plain SGD or of SGD with heavy-ball momentum, in place.
 
-        It is called only if nothing but an ascent and an adjustment happens between
-        gradient and optimizer.
+        It is called only if no operation (such as clipping) is between gradient and
+        optimizer, except an ascent and an adjustment.
 
         Returns:
             The losses of shape (k,) and everything else that is measured, by name.

@@ -32,15 +32,17 @@ _BLOCK_BYTES = 1 << 20  # bytes, about the cache of one core
 class _Climb:
     """The climb ``e = rho g / (||g|| + eps)``, stored as the factors of g.
 
-    The gradient g of a layer's weights is ``d^T a``, of rank b. It is never stored.
+    For a layer with inputs a and gradients d at its outputs, the gradient g of the
+    weights is ``d^T a``. Its rank is at most the batch size b. g itself is not stored.
 
     Args:
-        inputs: Inputs a of the layers at w, from the lowest trained layer up, by layer
+        inputs: Inputs a at w of the lowest trained layer and all layers above, by layer
             number. Each has shape (k, b, width).
         uphill: Gradients d at the outputs of these layers times
             ``rho / (||g|| + eps)``, by layer number. Each has shape (k, b, width).
-        lowest: Output of the lowest trained layer at w, (k, b, width). This layer has
-            the same input at w + e, so the pass there changes this output in place.
+        lowest: Output of the lowest trained layer at w, (k, b, width). The input of
+            this layer is the same at w + e. The pass at w + e therefore only adds to
+            this output, in place.
         norm: Norms of e, (k,).
     """
 
@@ -144,10 +146,10 @@ class Linear(FusedKernel):
     def _pays(self, job: ClientJob) -> bool:
         """Return whether a climb by factors is assumed to be less work.
 
-        The alternative is a climb by gradients. Factors are less work if batches are
-        small compared with the layers. In a layer with `i` inputs and `o` outputs, they
-        cost 3 b (i + o) products per sample. They save the i o products of one
-        gradient. The saving is counted twice, because the gradient would also be
+        It is compared with a climb by gradients. Factors are less work if the batch
+        size b is small compared with the layers. In a layer with `i` inputs and `o`
+        outputs, factors cost 3 b (i + o) products per sample, and save the i o products
+        of one gradient. The saving is counted twice, because the gradient would also be
         stored, enter a norm and be added to w. The factor of two is a first estimate.
         """
         shapes = [
@@ -196,9 +198,9 @@ class Linear(FusedKernel):
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
         """Return the groups of clients in which a parameter `w` is updated.
 
-        On a CPU, if a pull or a shift is added besides the gradient, a group has as
-        many clients as fit into the cache of a core. Otherwise all clients are one
-        group. With momentum only, smaller groups gained nothing.
+        On a CPU, if a pull or a shift is added to the gradient, a group has as many
+        clients as fit into the cache of a core. Otherwise all clients are one group.
+        Smaller groups were not faster with momentum only.
         """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (
@@ -213,15 +215,15 @@ class Linear(FusedKernel):
     ) -> tuple[Tensor, float, float]:
         """Return the tensor that gets the gradient g of parameter `name`, and factors.
 
-        The caller adds g as ``into = keep * into + factor * g``, for the clients in
-        `rows`. This method returns (into, keep, factor). Before it returns, it adds
-        everything else that is added in the same step:
+        This method returns (into, keep, factor), for the clients in `rows`. The caller
+        then computes ``into = keep * into + factor * g``. Before this method returns,
+        it adds everything else that is added in the same step:
 
         - Without momentum, it computes ``w -= lr * (pull * (w - toward) + shift)``, and
           `into` is w.
-        - With momentum, it adds the same sum, without -lr, to ``momentum * b``, and
-          `into` is the momentum buffer b. If there is no pull and no shift, it leaves
-          the decay of b to `keep`. The product that adds g then applies the decay.
+        - With momentum, `into` is the momentum buffer b. It computes
+          ``b = momentum * b + pull * (w - toward) + shift``. If there is no pull and no
+          shift, b does not change, and `keep` is the momentum.
         """
         w = stack.live[name][rows]
         if not self._momentum:
@@ -249,7 +251,7 @@ class Linear(FusedKernel):
     def _passes(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None
     ) -> tuple[dict[str, Tensor], Layers]:
-        """Return the values measured at w, and each layer's input and gradient.
+        """Return the values measured at w, and each layer's input and output gradient.
 
         Inputs and gradients are those at w, or at the point that `ascent` climbs to.
         They are yielded from the last layer down to the lowest layer that is trained.
@@ -272,8 +274,9 @@ class Linear(FusedKernel):
             weight, bias = self._chain[number]
             inputs[number], gradients[number] = a, d
             if weight in self._trained:
-                # ||d^T a||^2 = <d d^T, a a^T>. In float32, the rounding error of this
-                # sum would exceed the norm of a gradient in which the samples cancel.
+                # ||d^T a||^2 = <d d^T, a a^T>. If the samples' gradients nearly cancel,
+                # the norm is small. In float32, the rounding error of this sum would
+                # then exceed the norm.
                 wide_a, wide_d = a.double(), d.double()
                 square += (torch.bmm(wide_a, wide_a.mT) * torch.bmm(wide_d, wide_d.mT)).sum((1, 2))
             if bias in self._trained:

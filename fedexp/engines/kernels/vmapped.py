@@ -31,7 +31,7 @@ Draw = tuple[str, tuple[int, ...]]
 
 
 class _UnansweredError(Exception):
-    """An error for noise or class counts that a loss did not ask for before."""
+    """An error for noise or class counts that the loss did not request in the trial."""
 
 
 class _SharedCtx(Ctx):
@@ -63,14 +63,13 @@ class _SharedCtx(Ctx):
 class Vmapped(StackKernel):
     """A kernel that takes the gradient of the sum of the clients' losses.
 
-    This gradient consists of each client's own gradient, because no client's loss
-    depends on another's parameters. Only the forward pass is vectorised by
-    `torch.vmap`. A loss with operations that have no batching rule raises
-    `NotStackableError`.
+    The loss of a client depends only on its own parameters, so this gradient consists
+    of each client's own gradient. Only the forward pass is vectorised by `torch.vmap`.
+    A loss with operations that have no batching rule raises `NotStackableError`.
     """
 
-    # Padding rows would enter the mean over the batch and the statistics of BatchNorm,
-    # and so change the loss.
+    # Padding rows would change the loss, because they would enter the mean over the
+    # batch and the statistics of BatchNorm.
     pads: ClassVar[bool] = False
 
     @classmethod
@@ -122,8 +121,8 @@ class Vmapped(StackKernel):
                 value.requires_grad_(False)
 
         if not on_cpu(batch.x.device):
-            # A gradient with other strides than its parameter would make each update of
-            # the whole list take one launch per tensor.
+            # If one gradient had other strides than its parameter, the update of all
+            # parameters would need one launch per tensor.
             grads = tuple(
                 grad if grad.stride() == value.stride() else grad.contiguous()
                 for grad, value in zip(grads, live, strict=True)
@@ -133,10 +132,10 @@ class Vmapped(StackKernel):
         return dict(zip(stack.live, grads, strict=True)), found
 
     def _answered_losses(self, stack: StackTrees, batch: StackBatch) -> tuple[Tensor, Tree]:
-        """Return the losses, after another trial if the loss asks for more than before.
+        """Return the losses, after a new trial if the loss requests more than before.
 
-        It may do so from some epoch on. The buffers change only if the losses are
-        returned.
+        A loss may use more noise from some epoch on. The buffers change only if the
+        losses are returned.
         """
         before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
         try:
@@ -150,9 +149,9 @@ class Vmapped(StackKernel):
         return self._losses(stack, stack.buffers, batch, self._noise(batch), None)
 
     def _ask(self, stack: StackTrees, batch: StackBatch) -> None:
-        """Find out which noise and class counts a step asks for.
+        """Find out in a trial which noise and class counts the loss requests.
 
-        The step is tried on copies of the buffers.
+        The trial runs on copies of the buffers.
         """
         with torch.no_grad():
             asked: list[Draw] = []
@@ -166,7 +165,7 @@ class Vmapped(StackKernel):
         }
 
     def _class_counts(self, batch: StackBatch) -> Tree:
-        """Return the clients' class counts, (k, classes), if the loss asks for them."""
+        """Return the clients' class counts, (k, classes), if the loss requests them."""
         if not self._asks_for_counts:
             return {}
         key = batch.clients.start, batch.clients.stop
@@ -184,10 +183,9 @@ class Vmapped(StackKernel):
     ) -> tuple[Tensor, Tree]:
         """Return the losses of shape (k,) and other scalars.
 
-        If `asked` is given, this is a trial. Each draw of noise that the loss asks for
-        is added to `asked` and answered with zeros. If the loss asks for class counts,
-        it receives those of the first client, and later passes prepare the counts of
-        all clients.
+        If `asked` is given, this is a trial. Each draw of noise that the loss requests
+        is added to `asked`, and the loss gets zeros. If the loss requests class counts,
+        it gets those of the first client. Later passes have the counts of all clients.
 
         Raises:
             UnlikeClientsError: The loss reads a number in which the clients differ.
