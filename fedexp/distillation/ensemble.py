@@ -221,7 +221,7 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
 
 
 class _InParts(torch.autograd.Function):
-    """The function `_total`, whose forward pass records no autograd graph.
+    """The function `_total` without an autograd graph in the forward pass.
 
     The backward pass recomputes the outputs with a graph, one part after the other.
     torch.utils.checkpoint would do the same, but its first call takes seconds to import

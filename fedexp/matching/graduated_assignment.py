@@ -294,8 +294,8 @@ def permutation_matrices(V: Tensor) -> Tensor:
 def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
     """Compute the mean over the models of the squared change.
 
-    For each model the smaller one of two changes counts: from `old` and from `older`. A
-    cycle of length two therefore counts as no change.
+    For each model the squared changes from `old` and from `older` are computed, and the
+    smaller one counts. A cycle of length two therefore counts as no change.
     """
     steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
     return steps.amin(0).mean()
@@ -303,7 +303,7 @@ def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """The incoming or outgoing entries of one layer that compare a group's units.
+    """The incoming or outgoing weights of one layer, by which units are compared.
 
     Args:
         neighbour: Group whose maps move the entries that are compared. None: nothing

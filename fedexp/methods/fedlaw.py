@@ -15,7 +15,7 @@ Update:
     of the models, one for w and one for d.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server, within a round: the (m, D) matrix of the models.

@@ -7,8 +7,9 @@ Reference:
     https://proceedings.mlr.press/v162/liu22k.html
 
 Update:
-    The matched models are averaged. Every client has the weight 1 / N. The pairwise
-    mode moves all models onto the first one.
+    The joint mode moves all models to common units. The pairwise mode moves all models
+    onto the first one. The moved models are averaged. Every client has the weight 1 /
+    N.
 
     The library pygmtools is not used. Its graduated assignment for many graphs
     (`gamgm`) takes fixed inputs: one affinity matrix per pair of graphs and one

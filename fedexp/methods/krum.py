@@ -14,7 +14,7 @@ Update:
     distances.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.

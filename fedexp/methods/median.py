@@ -10,7 +10,7 @@ Update:
     robust as long as fewer than half of the participants are attackers.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.

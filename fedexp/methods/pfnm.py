@@ -112,7 +112,7 @@ class PFNMState(FusionState):
     """The fused model, the last cohort and its assignments.
 
     Args:
-        units: For each group of hidden units, the number of the global unit to which
+        units: For each group of hidden units, the index of the global unit to which
             each unit of each model is assigned, of shape (models, n). Empty before the
             first round.
         cohort: Clients of the last cohort.

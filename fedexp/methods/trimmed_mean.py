@@ -11,7 +11,7 @@ Update:
     attackers among the participants.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.
