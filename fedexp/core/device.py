@@ -85,7 +85,7 @@ def num_devices(device: str) -> int:
 
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Make `device` torch's current device in a block, if it has an index.
+    """Make `device` torch's current device in a ``with`` block, if it has an index.
 
     Without it, a call that names no device would use the first device.
     """

@@ -165,7 +165,8 @@ def means(
     Args:
         measured: The scalars of every step by name.
         schedule: The steps.
-        total: A number that is not finite if the model is not (`trees.total`).
+        total: Scalar of the trained model (`trees.total`). It is NaN or infinite if the
+            model contains NaN or infinity.
 
     Returns:
         The metrics, and whether `total` is finite. The metrics are the means over all

@@ -212,7 +212,7 @@ class Adjustment:
 class ServerUpdate:
     """The server's step of a round, as two trees of the trained parameters.
 
-    Both are new minus old.
+    Each tree is a difference: new minus old.
 
     Args:
         mean: The aggregated client update that the server optimizer received.

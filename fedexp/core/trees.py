@@ -140,7 +140,7 @@ def squared_norm(tree: Tree) -> float:
 
 
 def total(values: Iterable[Tensor]) -> Tensor:
-    """Return a scalar that is NaN or infinite if a floating-point value is.
+    """Return a scalar that is NaN or infinite if any floating-point value is.
 
     The scalar may also overflow if all values are finite. The device is not
     synchronised.

@@ -48,8 +48,8 @@ class Partitioner(ABC):
         min_size: Smallest number of samples that a client must have.
         on_small: Policy for clients with fewer samples. ``error`` stops with an error.
             ``allow`` allows them. ``drop`` drops them with their samples and renumbers
-            the other clients. ``repair`` moves samples to them, each time the last
-            sample of the client that has most.
+            the other clients. ``repair`` moves samples to them one by one. Each time it
+            takes the last sample of the client that has the most samples.
     """
 
     # Property by which the scheme splits the samples. `sample` receives its values
@@ -106,7 +106,8 @@ class Partitioner(ABC):
                 the owner of each sample, out of `num_classes` owners.
             num_classes: Number of classes, or of owners.
             clients: Number of clients.
-            rng: The only source of randomness: ``RandomState(seed_data)``, untouched.
+            rng: The only source of randomness: ``RandomState(seed_data)``, from which
+                nothing has been drawn yet.
         """
 
     def split(

@@ -320,7 +320,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return the chunks of the next batch: several if many wait, else one."""
+        """Return the next batch's chunks: several if many chunks wait, else one."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 

@@ -302,8 +302,8 @@ class _WorkerPool:
             link.seconds = message.seconds
             self.stacked_steps += message.fact
             if round == work.round:
-                # The next chunk is handed out first, because the worker has nothing to
-                # do.
+                # A worker without a chunk gets its next chunk before the results of
+                # its last chunk are read. It works while they are read.
                 if not link.held and (following := work.next()) is not None:
                     link.give(following, work, avoid=message.slot)
                 done = unpack(outbox, extent, self.device, work.constants, copy=True)

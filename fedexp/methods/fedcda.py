@@ -27,7 +27,7 @@ Update:
     statistics are averaged over the same models. Counters take their maximum.
 
 Communication:
-    Up: y_i and F_i. Down: w.
+    Up: the trained model y_i and its loss F_i. Down: the global model w.
 
 State:
     Server: references to K models per client, and the sum of the chosen models in

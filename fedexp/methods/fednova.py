@@ -12,7 +12,7 @@ Update:
     proximal pull (`FedProx.normalizer`).
 
 Communication:
-    Up: u_i and a_i. Down: w.
+    Up: the update u_i and a_i. Down: the global model w.
 
 State:
     Clients: none.

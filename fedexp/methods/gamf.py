@@ -8,8 +8,7 @@ Reference:
 
 Update:
     The joint mode moves all models to common units. The pairwise mode moves all models
-    onto the first one. The moved models are averaged. Every client has the weight 1 /
-    N.
+    onto the first one. The moved models are averaged with equal weights.
 
     The library pygmtools is not used. Its graduated assignment for many graphs
     (`gamgm`) takes fixed inputs: one affinity matrix per pair of graphs and one

@@ -11,7 +11,8 @@ Update:
     ascent follows the plain gradient, not the mix.
 
 Communication:
-    Up: y_i. Down: w and Delta (2D). D is the number of parameters.
+    Up: the trained model y_i. Down: the global model w and Delta (2 D floats for D
+    parameters).
 
 State:
     Clients: none. Server: Delta (D floats).

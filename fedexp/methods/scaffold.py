@@ -13,8 +13,8 @@ Update:
     P_t. c and every c_i start at zero.
 
 Communication:
-    Up: y_i and the change of c_i (2D). Down: w and c (2D). D is the number of
-    parameters.
+    Up: the trained model y_i and the change of c_i (2 D floats for D parameters). Down:
+    the global model w and c (2 D floats).
 
 State:
     Clients: c_i (D floats). Server: c (D floats).

@@ -19,7 +19,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fi
 
 @contextlib.contextmanager
 def use_numerics(numerics: Numerics) -> Iterator[None]:
-    """Set torch's current device, TF32, cuDNN benchmark and determinism in a block.
+    """Set torch's device, TF32, cuDNN benchmark and determinism in a ``with`` block.
 
     The former settings are restored afterwards. Every process that trains or aggregates
     enters this context. bf16 is not set here, because `fedexp.core.net.Net` applies it.
