@@ -68,7 +68,10 @@ def on_cpu(device: torch.device) -> bool:
 
 
 def is_there(value: Tensor, device: torch.device) -> bool:
-    """Return whether a tensor is on `device`. Without index, any of the kind counts."""
+    """Return whether a tensor is on `device`.
+
+    A `device` without an index stands for all devices of its kind.
+    """
     return value.device.type == device.type and device.index in (None, value.device.index)
 
 

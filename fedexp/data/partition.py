@@ -52,7 +52,8 @@ class Partitioner(ABC):
             takes the last sample of the client that has the most samples.
     """
 
-    # Property by which the scheme splits the samples. `sample` receives its values
+    # Property of a sample by which the scheme splits. `sample` receives the property of
+    # every sample as `labels`
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False

@@ -4,8 +4,8 @@ Reference: PFNM's scheme for several layers (Yurochkin et al. 2019).
 
 A unit is compared by its bias and its outgoing weights. In the first hidden layer it is
 also compared by its incoming weights. The last hidden layer is matched first, so when a
-layer is matched, the layer after it is matched already. Outgoing weights have one entry
-per global unit of the layer after it, with zero where a model lacks this unit. Weights
+layer is matched, the layer above it is matched already. Outgoing weights have one entry
+per global unit of the layer above, with zero where a model lacks this unit. Weights
 between hidden layers are estimated only once, as outgoing weights.
 """
 

@@ -11,14 +11,14 @@ Reference:
 Update:
     A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, where the number
     ``a`` is the strength of the regularisation. Every step uses the gradient
-    ``g + a (w - (w^t + g_i / a))``, where g is the batch's gradient of f_i. After local
-    training ``g_i -= a u_i`` with the update ``u_i = y_i - w^t``. If local training
-    reaches the minimum, the new g_i is the gradient of f_i there. The server computes
-    ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a`` over the
-    participants P_t. N counts the clients that can take part. The client's correction
-    is added before clipping. Weight decay is part of f_i. At a fixed point every u_i is
-    0 and h is 0, so the gradients sum to zero. Then w minimises the mean of all f_i, in
-    which every client has the same weight.
+    ``g + a (w - (w^t + g_i / a))``, where g is the gradient of the batch's loss. After
+    local training ``g_i -= a u_i`` with the update ``u_i = y_i - w^t``. If local
+    training reaches the minimum, the new g_i is the gradient of f_i there. The server
+    computes ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``
+    over the participants P_t. N counts the clients that can take part. The client's
+    correction is added before clipping. Weight decay is part of f_i. At a fixed point
+    every u_i is 0 and h is 0, so the gradients sum to zero. Then w minimises the mean
+    of all f_i, in which every client has the same weight.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
