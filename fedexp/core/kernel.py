@@ -175,7 +175,7 @@ def means(
     check_measured(measured, len(schedule))
     stacked = {name: wide(torch.stack(values)) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :]
-    # A trainer may measure numbers on another device than that of the loss.
+    # A trainer may measure numbers on another device than the loss.
     averages = torch.stack([value.mean().to(last.device) for value in stacked.values()])
     numbers = torch.cat([averages, wide(total).to(last.device).view(1), last]).tolist()
     named = dict(zip(stacked, numbers, strict=False))

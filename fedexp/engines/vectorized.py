@@ -238,9 +238,9 @@ class Vectorized(Engine):
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
             parts = _by_size(jobs, data)
-            # Jobs are marked as unstackable only if all clients of the stack have one
-            # size. Such jobs always fail. The mark therefore does not depend on how the
-            # stacks are divided among processes.
+            # Jobs are marked as unstackable only if they fail although all clients of
+            # the stack have the same number of samples. Such jobs always fail. The mark
+            # therefore does not depend on how stacks are divided among processes.
             if len(parts) == 1:
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))

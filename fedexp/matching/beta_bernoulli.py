@@ -103,8 +103,8 @@ class Space:
         a0: Prior information mu_0 p_0, of shape (D,).
         p0: Precision of the prior, the same in all dimensions.
         blocks: Block of each dimension as a one-hot row, of shape (D, B).
-        widest: Number of the block with the most dimensions.
-        rest: Numbers of the dimensions in all other blocks, of shape (R,), int64.
+        widest: Index of the block with the most dimensions.
+        rest: Indices of the dimensions in all other blocks, of shape (R,), int64.
         square: Sums of a_0^2 over each block, of shape (B,).
     """
 
@@ -654,7 +654,7 @@ class _UnitPool:
         Args:
             units: Global unit of each unit of the models assigned so far, by model.
             known: Number K of global units.
-            s: Number of the model.
+            s: Index of the model.
 
         Returns:
             Products of shape (K, J).

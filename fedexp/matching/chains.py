@@ -179,7 +179,7 @@ class _PartlyMatchedChains:
     """Chains whose last hidden layers are matched in the same way for some lambdas.
 
     Args:
-        numbers: Numbers of these lambdas.
+        numbers: Indices of these lambdas.
         outgoing: For each model, weights of shape (n, K). They lead from the n units of
             the layer that is matched next to the K units that were matched last.
         precision: Precisions of `outgoing`, of shape (N, K).

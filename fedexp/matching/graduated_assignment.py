@@ -353,7 +353,7 @@ class Affinity:
         Args:
             group: Name of the group.
             U: The present assignments.
-            first: Number of the first model for which V_i is computed.
+            first: Index of the first model for which V_i is computed.
 
         Returns:
             Sums of shape (models, n, n) for the models from number `first` on.
@@ -399,7 +399,8 @@ def _without(values: Tensor, i: int) -> Tensor:
 def _fourth_powers(side: _Side, U: Tensor | None, i: int) -> Tensor:
     """Compute the sums of (x - y)^4 over entries, of shape (other models, n, n).
 
-    x are the entries of model i's units as seen by model j, and y those of model j.
+    x are the entries of model i's units, after the maps to model j have been applied. y
+    are the entries of model j's units.
     ``(x - y)^4 = x^4 - 4 x^3 y + 6 x^2 y^2 - 4 x y^3 + y^4`` is computed by products of
     matrices, in float64.
     """

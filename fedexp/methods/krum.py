@@ -46,7 +46,7 @@ from fedexp.methods.bases.averaging import Collecting
 class Krum(Collecting):
     """The aggregator of Krum. Every client counts once.
 
-    The number of a client's samples has no effect. If ``on_nonfinite=skip_client``
+    A client's number of samples has no effect. If ``on_nonfinite=skip_client``
     leaves fewer clients than planned, a score is still computed from at least one
     neighbour.
 

@@ -36,7 +36,7 @@ from fedexp.methods.bases.averaging import Collecting
 class Median(Collecting):
     """The aggregator of the median. Every client counts once.
 
-    The number of a client's samples has no effect. For an even number of clients the
+    A client's number of samples has no effect. For an even number of clients the
     result is the midpoint of the two middle values.
     """
 

@@ -43,7 +43,7 @@ from fedexp.methods.bases.averaging import Collecting
 class TrimmedMean(Collecting):
     """The aggregator of the trimmed mean. Every client counts once.
 
-    The number of a client's samples has no effect. If fewer clients return than
+    A client's number of samples has no effect. If fewer clients return than
     planned, at least the middle value is left.
 
     Args:
