@@ -161,12 +161,13 @@ def validate(partition: Partition, n: int) -> Partition:
     """Return `partition` if it assigns every sample of a pool of `n` exactly once.
 
     Samples of dropped clients (``on_small=drop``) and the validation share of a
-    `CutPartition` count as assigned. The number of dropped samples is in ``info``. If a
-    scheme assigns samples more than once, it states how often in ``info``
+    `CutPartition` count as assigned. The number of dropped samples is in ``info``. A
+    scheme may assign samples more than once if it counts the repetitions in ``info``
     (``repeated_samples``).
 
     Raises:
-        DataError: A sample is missing, is assigned twice or is not in the pool.
+        DataError: A sample is missing or not in the pool, or is repeated without being
+            counted.
     """
 
     def check(holds: bool, what: str, got: str) -> None:
