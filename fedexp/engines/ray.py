@@ -240,9 +240,9 @@ class _SentBatch:
 class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
-    `result` returns the results in job order. The number of jobs that were sent and
-    whose results were not returned yet is bounded. Memory therefore does not grow with
-    the number of jobs.
+    `result` returns the results in job order. The number of sent jobs whose results
+    have not been returned yet is bounded. Memory therefore does not grow with the
+    number of jobs.
     """
 
     def __init__(

@@ -542,7 +542,7 @@ def _batches(
         clients: Clients by descending number of steps.
         samples: Training pool.
         pads: Whether one batch has all clients of a step. Otherwise all clients of a
-            batch are in the same epoch and have the same number of samples in it.
+            batch are in the same epoch, and each has equally many samples in the batch.
     """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)

@@ -20,10 +20,10 @@ members. Its posterior mean is G_k / S_k. Everything is float64.
 Two dimensions are in the same block if every model has the same precision in both.
 Precisions are stored once per block. Rewards and penalties depend on units only through
 sums over the dimensions of a block. The summands are v^2, v a_0, G^2, G a_0 and v G.
-The widest block is the one with the most dimensions. There the sum of v G is the sum of
-v a_0 plus the inner products of v with the global unit's members. If the inner products
-of all pairs of local units fit into `_PRODUCTS_BYTES`, they are computed only once. The
-cost of a sweep then does not depend on the size of the widest block.
+The widest block is the one with the most dimensions. In this block the sum of v G is
+the sum of v a_0 plus the inner products of v with the global unit's members. If the
+inner products of all pairs of local units fit into `_PRODUCTS_BYTES`, they are computed
+only once. The cost of a sweep then does not depend on the size of the widest block.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Flows:
         sizes: Number of output units of every linear and convolutional layer, by module
             name, in forward order.
         columns: Number of input columns (features or channels) of these layers.
-        tensors: Parameters and buffers, scalars excepted, of every linear,
-            convolutional and norm layer.
+        tensors: All parameters and buffers of every linear, convolutional and norm
+            layer, except scalars.
         reads: For each linear, convolutional or norm layer (the reader), the layers
             that it reads. For each of these layers, the unit that each input column of
             the reader depends on, or -1, of shape (columns,), int64.

@@ -20,10 +20,10 @@ State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w over all parameters together. Only parameters are protected.
-    Floating-point buffers (of BatchNorm) and the payloads of trainers are averaged over
-    all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, clients
+    send updates u_i = y_i - w over all parameters together. Only parameters are
+    protected. Floating-point buffers (of BatchNorm) and the payloads of trainers are
+    averaged over all participants.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w. Only parameters are protected. Floating-point buffers (of
-    BatchNorm) and the payloads of trainers are averaged over all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, clients
+    send updates u_i = y_i - w. Only parameters are protected. Floating-point buffers
+    (of BatchNorm) and the payloads of trainers are averaged over all participants.
 """
 
 from __future__ import annotations

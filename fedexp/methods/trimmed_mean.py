@@ -17,11 +17,11 @@ State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here beta n
-    is rounded up, so that the result is robust against a share beta of attackers. Only
-    parameters are protected. Floating-point buffers (of BatchNorm) and the payloads of
-    trainers are averaged over all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, clients
+    send updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here
+    beta n is rounded up, so that the result is robust against a share beta of
+    attackers. Only parameters are protected. Floating-point buffers (of BatchNorm) and
+    the payloads of trainers are averaged over all participants.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     client that is not full. The published code then computes with NaN. Here the
     proportions of that class are drawn again.
 
-    Without `gated`, the partition is sampled once and neither rule applies, as in Hsu
+    Without `gated`, neither rule applies and the partition is sampled once, as in Hsu
     et al. 2019 and FedLAW. If all samples are of one class (images with masks), the
     scheme draws the clients' sizes, as NAFI does for K = 1 (Xiao & Cheng 2023).
 

@@ -201,7 +201,7 @@ class Linear(FusedKernel):
 
         On a CPU, if a pull or a shift is added to the gradient, a group has as many
         clients as fit into the cache of a core. Otherwise all clients are one group.
-        Smaller groups were not faster with momentum only.
+        With momentum but no pull or shift, smaller groups were not faster.
         """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (

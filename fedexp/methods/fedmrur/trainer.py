@@ -60,7 +60,7 @@ MAX_EXPONENT = 20.0  # bound of R's exponent, beyond which R is constant
 
 @dataclass(frozen=True)
 class FedMRUR(LocalMoFedSAM):
-    """The client's side of FedMRUR, with the arguments of `LocalMoFedSAM` and others.
+    """The client's side of FedMRUR, with the arguments of `LocalMoFedSAM` and these.
 
     Args:
         gamma: Weight of R (gamma, Eq. 2). With 0 the trainer equals MoFedSAM
