@@ -1,6 +1,6 @@
 """The device that a run computes on.
 
-Questions whose answer depends on the kind of device are asked here. A device is a
+Functions whose result depends on the kind of device are here. A device is a
 `torch.device`. Its kind is its `type`: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
 """
 

@@ -25,7 +25,7 @@ from fedexp.matching.activations import ActivationProducts, activation_products
 from fedexp.matching.assignment import assignments, sinkhorn
 from fedexp.matching.structure import Group, Maps, Structure
 
-_COST_BYTES = 256 * 2**20  # bound of the rows that are compared at once
+_COST_BYTES = 256 * 2**20  # maximum size of the rows that are compared at once
 
 
 @dataclass(frozen=True)

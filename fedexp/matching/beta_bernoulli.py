@@ -516,7 +516,7 @@ def match_each(
             branches = visit([s] * len(strengths))
         for sweep in orders.transpose(1, 2, 0).tolist():
             branches = _join(branches, pool)
-            # visits holds the model that each lambda visits next
+            # `visits` holds the model that each lambda visits next
             for visits in sweep:
                 branches = visit(visits)
     found: dict[int, UnitAssignment] = {}

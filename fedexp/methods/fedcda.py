@@ -18,7 +18,8 @@ Update:
     The first rounds are a warm-up with the base method: averaging with this
     aggregator's `weights`, the configured trainer and the configured server optimizer.
     Models are also stored during the warm-up. After the warm-up the trainer and its
-    server half continue as before, and wbar replaces the server optimizer's weights.
+    server half continue as before, and w^{t+1} is wbar instead of the server
+    optimizer's result.
 
     J does not change if the same vector is subtracted from all models. All terms are
     therefore computed in float64 from one Gram matrix of the candidates minus w^t.

@@ -105,7 +105,7 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # In the worst case all clients without data are sampled
+        # In the worst case all clients without data are sampled, and send no update
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 

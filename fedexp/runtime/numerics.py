@@ -46,8 +46,8 @@ def _benchmark(on: bool) -> Iterator[None]:
 def _tf32(on: bool) -> Iterator[None]:
     """Allow or forbid TF32 in float32 matrix products and convolutions.
 
-    If `on` is false, both use full float32. This must be set, because by default torch
-    allows TF32 in convolutions.
+    If `on` is false, both use full float32. False must be set explicitly, because by
+    default torch allows TF32 in convolutions.
     """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if on else "highest")

@@ -114,8 +114,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
                 "or raise partition.max_draws and partition.max_seconds",
             )
 
-        # The policy is applied to the first attempt. The last attempt before the time
-        # limit differs between machines
+        # The policy is applied to the first attempt, because the last attempt before
+        # the time limit differs between machines
         rng.set_state(first)
         order, counts = self._deal(classes, len(labels), clients, rng)
         return _assemble(order, counts, rng, {"draws": max(attempt, 1), "gate": "not met"})
