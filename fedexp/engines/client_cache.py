@@ -223,7 +223,7 @@ class ClientCache(Engine):
             for place, i in enumerate(part):
                 # The clients of a part are stacked. Their numbers of samples decide
                 # about padding, and which clients take a step together. The last bits
-                # of each result therefore depend on the sizes of all of them.
+                # of each result therefore depend on all these numbers.
                 batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys

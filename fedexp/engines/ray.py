@@ -46,8 +46,8 @@ class Ray(Engine):
 
     The results are bit-identical to those of `inner` with `threads` threads, for any
     number of actors. Data are sent once per node. Weights and broadcast trees are sent
-    once per round. The run's own process aggregates. It must run on a machine of the
-    cluster.
+    once per round. The run's own process aggregates. This process must be on a machine
+    of the cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or

@@ -637,7 +637,8 @@ class _UnitPool:
         """Compute the inner products of all pairs of local units over the widest block.
 
         Returns:
-            For each model the products with its units, of shape (n, J_s).
+            For each model, the products of all n local units with its J_s units, of
+            shape (n, J_s).
         """
         found: list[Tensor] = []
         for rows in self._rows:

@@ -23,7 +23,7 @@ Differences from the paper:
     float64.
 
 Differences from the authors' code:
-    The code has ``m eps`` in the denominator. ``eps_scaling=code`` follows it.
+    The code has ``m eps`` in the denominator. So has ``eps_scaling=code``.
 """
 
 from __future__ import annotations
