@@ -90,7 +90,7 @@ def num_devices(device: str) -> int:
 def current(device: torch.device) -> Iterator[None]:
     """Make `device` torch's current device in a ``with`` block, if it has an index.
 
-    Without it, a call that names no device would use the first device.
+    Outside the block, a call that names no device uses the first device.
     """
     if device.index is None or device.type in ("cpu", "mps"):
         yield

@@ -196,7 +196,8 @@ class _WorkerPool:
     ) -> Generator[ClientResult, None, None]:
         """Yield the results in job order.
 
-        Chunks are handed out in order, a bounded number ahead of the results.
+        Chunks are handed out in order. Only a bounded number of them runs ahead of the
+        results.
         """
         self._share(data)
         self._round += 1

@@ -64,7 +64,7 @@ class Embedding:
     def _places(self, name: str, shape: torch.Size) -> list[tuple[int, Tensor]]:
         """Return where the entries of a small tensor are in the large one, by axis.
 
-        Only axes that units of the groups in `units` index are listed.
+        Only axes that belong to units of the groups in `units` are listed.
 
         Returns:
             Pairs of the axis and a tensor (n,), int64, with the place in the large
