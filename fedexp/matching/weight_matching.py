@@ -86,7 +86,7 @@ def match_pair(
 
     Args:
         model: Parameters. Biases and norms are compared as weights are. Buffers are not
-        compared.
+            compared.
         reference: Parameters of the reference.
         structure: The structure of the network.
         groups: The groups that may move.
