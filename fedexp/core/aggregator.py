@@ -68,8 +68,9 @@ class Aggregator(ABC):
         By default every step is a round. Some methods have several steps per round, for
         example one per layer or one per epoch of server training. They read the
         position from their state. Client sampling, the decay of the step size and
-        evaluation depend on the round. Checkpoints and the client cache depend on the
-        step. Long server work is therefore divided into steps. Positions must ascend.
+        evaluation depend on the round. Checkpoints are made between steps, so long
+        server work is divided into steps. The client cache depends on the step, too.
+        Positions must ascend.
 
         Args:
             state: The state after `step` steps.

@@ -203,8 +203,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         others = [option for option in arguments if option is not type(None)]
-        # `hint` allows None and one other type. An error message about the other type
-        # is more precise.
+        # For an optional type such as `int | None`, convert to the type without None.
+        # An error message then names this type.
         if len(others) == 1 and value is not None:
             return convert(value, others[0], where)
         for option in arguments:

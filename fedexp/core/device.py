@@ -1,6 +1,6 @@
 """The device that a run computes on.
 
-Questions whose answer depends on the kind of device are asked here. A device is a
+Functions whose result depends on the kind of device are here. A device is a
 `torch.device`. Its kind is its `type`: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
 """
 
@@ -68,7 +68,10 @@ def on_cpu(device: torch.device) -> bool:
 
 
 def is_there(value: Tensor, device: torch.device) -> bool:
-    """Return whether a tensor is on `device`. Without index, any of the kind counts."""
+    """Return whether a tensor is on `device`.
+
+    A `device` without an index stands for all devices of its kind.
+    """
     return value.device.type == device.type and device.index in (None, value.device.index)
 
 
@@ -85,9 +88,9 @@ def num_devices(device: str) -> int:
 
 @contextlib.contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Make `device` torch's current device in a block, if it has an index.
+    """Make `device` torch's current device in a ``with`` block, if it has an index.
 
-    Without it, a call that names no device would use the first device.
+    Outside the block, a call that names no device uses the first device.
     """
     if device.index is None or device.type in ("cpu", "mps"):
         yield

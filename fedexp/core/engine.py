@@ -132,7 +132,7 @@ class Engine(ABC):
         """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """Divide the jobs into parts whose separate runs give bit-identical results.
+        """Divide the jobs into parts that can run separately without a change of bits.
 
         Different processes may run the parts. The division is a function of the jobs
         only. It does not depend on the number of processes or their speed.

@@ -48,8 +48,8 @@ class FedexpError(Exception):
         )
 
 
-# Largest length of a part of an error message, in characters. Of a longer part, only
-# the first and the last 200 characters are shown.
+# Largest length of a part of an error message, in characters. A longer part is cut to
+# its first and last 200 characters.
 _LONGEST, _ENDS = 2000, 200
 
 

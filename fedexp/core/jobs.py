@@ -77,7 +77,7 @@ class ClientResult:
     Args:
         client: Index of the client.
         weights: The locally trained model. It has no tensors if `ClientJob.trained` is
-            true, because the process that sent the job has the model.
+            true, because the process that sent the job already has the model.
         num_examples: Number of training samples of the client, or 0 if it is not known
             (models from ``client_models.path``).
         num_steps: Number of optimizer steps taken (tau_i).

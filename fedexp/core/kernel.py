@@ -165,7 +165,8 @@ def means(
     Args:
         measured: The scalars of every step by name.
         schedule: The steps.
-        total: A number that is not finite if the model is not (`trees.total`).
+        total: Scalar of the trained model (`trees.total`). It is NaN or infinite if the
+            model contains NaN or infinity.
 
     Returns:
         The metrics, and whether `total` is finite. The metrics are the means over all
@@ -174,7 +175,7 @@ def means(
     check_measured(measured, len(schedule))
     stacked = {name: wide(torch.stack(values)) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :]
-    # A trainer may measure numbers on another device than that of the loss.
+    # A trainer may measure numbers on another device than the loss.
     averages = torch.stack([value.mean().to(last.device) for value in stacked.values()])
     numbers = torch.cat([averages, wide(total).to(last.device).view(1), last]).tolist()
     named = dict(zip(stacked, numbers, strict=False))

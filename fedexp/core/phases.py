@@ -13,7 +13,7 @@ _NOTHING = nullcontext()
 
 
 def phase(name: str) -> AbstractContextManager[object]:
-    """Return a context for a named range of the trace while torch's profiler runs.
+    """Return a context that names a range of the trace if torch's profiler runs.
 
     Without a profiler the context does nothing and costs a tenth of a microsecond.
     """

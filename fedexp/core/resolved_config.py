@@ -35,8 +35,8 @@ class ResolvedConfig:
     def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
         """Build a config from a mapping that `to_stored` returned.
 
-        Entries that an earlier version did not store are empty. Interpolations are
-        values here (`fedexp.config.compose.resolve_stored` resolves them).
+        Entries that an earlier version did not store are empty. Interpolations stay in
+        the values as text. `fedexp.config.compose.resolve_stored` resolves them.
         """
         return cls(
             values={key: value for key, value in stored.items() if key not in _FACTS},
@@ -48,7 +48,8 @@ class ResolvedConfig:
     def to_stored(self) -> dict[str, Any]:
         """Return the content of ``config.yaml`` as one flat mapping.
 
-        It has all fields. Values with an interpolation are replaced by it.
+        It has all fields. A value with an interpolation is replaced by the
+        interpolation.
         """
         return {
             **_replaced(self.values, self.interpolations),

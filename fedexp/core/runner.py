@@ -94,8 +94,8 @@ def run(
             number of all jobs of the step.
 
     Raises:
-        ClientError: A client failed, or returned NaN or infinity and `on_nonfinite` is
-            ``raise``.
+        ClientError: A client failed. With ``on_nonfinite=raise``, a result with NaN or
+            infinity is a failure, too.
         RuntimeError: The aggregator's positions do not ascend.
     """
     now = snapshot or Snapshot(0, aggregator.init(env))

@@ -212,7 +212,7 @@ class Adjustment:
 class ServerUpdate:
     """The server's step of a round, as two trees of the trained parameters.
 
-    Both are new minus old.
+    Each tree is a difference: new minus old.
 
     Args:
         mean: The aggregated client update that the server optimizer received.
@@ -329,9 +329,9 @@ class Trainer:
     3. Clipping, weight decay, the local optimizer.
     4. The part of ``adjustment`` outside the optimizer, then ``after_step``.
 
-    Frozen parameters never change. ``adjustment`` and ``ascent`` are called before the
-    first local step of a round, not at every step. Engines can stack the clients of any
-    trainer, except one that overrides `grad`. Clients of such a trainer run serially.
+    Frozen parameters never change. ``adjustment`` and ``ascent`` are called once per
+    round, before the first local step. Engines can stack the clients of any trainer,
+    except one that overrides `grad`. Clients of such a trainer run serially.
     """
 
     @property

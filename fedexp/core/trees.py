@@ -72,7 +72,8 @@ def on_device(tree: Tree, device: torch.device) -> Tree:
 def by_dtype(tree: Tree) -> list[list[str]]:
     """Return the names of the tensors of each dtype.
 
-    A fused call needs one dtype. Otherwise it takes one launch per tensor.
+    A fused call needs tensors of one dtype. With several dtypes it takes one launch per
+    tensor.
     """
     groups: dict[torch.dtype, list[str]] = {}
     for name, value in tree.items():
@@ -140,9 +141,9 @@ def squared_norm(tree: Tree) -> float:
 
 
 def total(values: Iterable[Tensor]) -> Tensor:
-    """Return a scalar that is NaN or infinite if a floating-point value is.
+    """Return a scalar that is NaN or infinite if any floating-point value is.
 
-    The scalar may also overflow if all values are finite. The device is not
+    The scalar may overflow even if all values are finite. The device is not
     synchronised.
     """
     floating = [value for value in values if value.is_floating_point()]

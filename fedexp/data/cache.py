@@ -21,14 +21,14 @@ FOLDER = ".fedexp"
 
 # Fingerprints of the entries that this process decoded or looked up
 _fingerprints: dict[Path, str] = {}
-# A stack with one dictionary per open context of `sources_stay`. It has the cache file
-# of each source that was already looked at
+# A stack with one dictionary per open context of `sources_stay`. The dictionary maps
+# each source that was already looked at to its cache file
 _entries: list[dict[tuple[str, ...], Path]] = []
 
 
 @contextlib.contextmanager
 def sources_stay() -> Iterator[None]:
-    """Make `ArrayCache.known` look at a data set's source files only once in a block.
+    """Make `ArrayCache.known` look at each source file only once in a ``with`` block.
 
     This saves time, because there may be a hundred thousand files.
     """

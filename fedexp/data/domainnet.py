@@ -25,9 +25,9 @@ class DomainNet(Dataset):
 
     The images are ``domainnet/<domain>/<class>/*``, the lists
     ``domainnet/<domain>_{train,test}.txt``. A line of a list is a path below the folder
-    and a label. Images are resized to `shape` and kept as bytes: 150 kB each at 224 x
+    and a label. Images are resized to `shape` and stored as bytes: 150 kB each at 224 x
     224. The owner of a sample is the position of its domain in `domains`. The test set
-    consists of all domains' test lists.
+    consists of the images in the test lists of all domains.
 
     Args:
         domains: The domains that are read.

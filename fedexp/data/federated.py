@@ -449,8 +449,8 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
 
     Each client keeps at least one sample. The kept samples keep their order. Each
     sample of the training pool gets a random key, and a client's samples with the
-    smallest keys are held out. They therefore do not depend on the index of the client
-    or on other clients.
+    smallest keys are held out. The choice therefore does not depend on the index of the
+    client or on other clients.
 
     Raises:
         DataError: The fraction is less than half a sample for every client, or several

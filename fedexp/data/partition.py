@@ -48,11 +48,12 @@ class Partitioner(ABC):
         min_size: Smallest number of samples that a client must have.
         on_small: Policy for clients with fewer samples. ``error`` stops with an error.
             ``allow`` allows them. ``drop`` drops them with their samples and renumbers
-            the other clients. ``repair`` moves samples to them, each time the last
-            sample of the client that has most.
+            the other clients. ``repair`` moves samples to them one by one. Each time it
+            takes the last sample of the client that has the most samples.
     """
 
-    # Property by which the scheme splits the samples. `sample` receives its values
+    # Property of a sample by which the scheme splits. `sample` receives the property of
+    # every sample as `labels`
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
@@ -106,7 +107,8 @@ class Partitioner(ABC):
                 the owner of each sample, out of `num_classes` owners.
             num_classes: Number of classes, or of owners.
             clients: Number of clients.
-            rng: The only source of randomness: ``RandomState(seed_data)``, untouched.
+            rng: The only source of randomness: ``RandomState(seed_data)``, from which
+                nothing has been drawn yet.
         """
 
     def split(
@@ -159,12 +161,13 @@ def validate(partition: Partition, n: int) -> Partition:
     """Return `partition` if it assigns every sample of a pool of `n` exactly once.
 
     Samples of dropped clients (``on_small=drop``) and the validation share of a
-    `CutPartition` count as assigned. The number of dropped samples is in ``info``. If a
-    scheme assigns samples more than once, it states how often in ``info``
+    `CutPartition` count as assigned. The number of dropped samples is in ``info``. A
+    scheme may assign samples more than once if it counts the repetitions in ``info``
     (``repeated_samples``).
 
     Raises:
-        DataError: A sample is missing, is assigned twice or is not in the pool.
+        DataError: A sample is missing or not in the pool, or is repeated without being
+            counted.
     """
 
     def check(holds: bool, what: str, got: str) -> None:

@@ -36,7 +36,7 @@ class ShapesMasks(Dataset):
     Args:
         samples: Number of training samples.
         test_samples: Number of test samples.
-        noise: Standard deviation of each pixel, with 0 for black and 1 for white.
+        noise: Standard deviation of the noise of each pixel. Black is 0 and white is 1.
         seed: Seed of the images. It is independent of the run's seed.
     """
 

@@ -53,9 +53,9 @@ class TeacherEnsemble:
         teachers: f^1 ... f^m.
         at_once: Number of teachers that may hold activations for a gradient at a time.
             If there are more teachers, their activations are recomputed for the
-            gradient. None: up to ten teachers hold all activations, and nothing is
-            computed twice. With more than ten teachers, one at a time holds its
-            activations, or ten at a time if teachers are stacked.
+            gradient. With None, up to ten teachers hold all activations, and nothing is
+            computed twice. If there are more than ten, one at a time holds its
+            activations. If they are stacked, ten at a time do.
         stacked: Whether the teachers run as one network, with their tensors stacked
             along a first axis. Stacked teachers must have the same architecture. If
             false, the teachers run one after the other.
@@ -221,7 +221,7 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
 
 
 class _InParts(torch.autograd.Function):
-    """The function `_total`, whose forward pass records no autograd graph.
+    """The function `_total` without an autograd graph in the forward pass.
 
     The backward pass recomputes the outputs with a graph, one part after the other.
     torch.utils.checkpoint would do the same, but its first call takes seconds to import

@@ -70,9 +70,9 @@ def doubled(x: Tensor, weight: Tensor) -> Tensor:
     """Upsample x by 2 and convolve it with a 3x3 kernel, without the upsampled tensor.
 
     The result is ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``. An
-    output needs 4 products instead of 9, because the weights of equal pixels are summed
-    first. This is a transposed convolution of stride 2, whose 4x4 kernel contains the
-    sums of 2x2 neighbouring weights.
+    output value needs 4 products instead of 9, because weights that multiply the same
+    pixel are summed first. This is a transposed convolution of stride 2, whose 4x4
+    kernel contains the sums of 2x2 neighbouring weights.
     """
     kernel = functional.avg_pool2d(weight.flip(2, 3), 2, stride=1, padding=1, divisor_override=1)
     return functional.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)

@@ -2,11 +2,11 @@
 
 The choice depends on the device and, on CUDA, on a short timing.
 
-Stacking turns a convolution into a grouped convolution, which is slower on a CPU.
-With ten teachers on two cores, a pass with input gradient took 1.65 times as long in
-one measurement and 2.18 times in another (``scripts/bench_distillation.py``). On a CPU
-teachers are therefore never stacked by ``auto``. Nothing is timed there, so that equal
-runs are bit-identical.
+Stacking turns a convolution into a grouped convolution, which is slower on a CPU. With
+ten teachers on two cores, a stacked pass with input gradient took 1.65 times as long as
+a looped one in one measurement, and 2.18 times as long in another
+(``scripts/bench_distillation.py``). On a CPU teachers are therefore never stacked by
+``auto``. Nothing is timed there, so that equal runs are bit-identical.
 
 On CUDA the number of kernel launches decides which way is faster. The caller stores the
 choice, because the last bits of the results depend on it.

@@ -37,8 +37,8 @@ class Auto(Engine):
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
         """Return the engine that an earlier launch chose.
 
-        In that launch, the processes of `Workers` had fewer threads each than all
-        processes share. The choice is recognised by this.
+        If that launch chose `Workers`, each process had only a part of the run's
+        threads. The choice of `Workers` is recognised by this.
         """
         return (
             Workers().restore(computing, threads, num_threads)

@@ -223,7 +223,7 @@ class ClientCache(Engine):
             for place, i in enumerate(part):
                 # The clients of a part are stacked. Their numbers of samples decide
                 # about padding, and which clients take a step together. The last bits
-                # of each result therefore depend on the sizes of all of them.
+                # of each result therefore depend on all these numbers.
                 batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
@@ -259,7 +259,7 @@ class ClientCache(Engine):
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
         """Store a tree and JSON values (`facts`) under a key.
 
-        Nothing is stored if this call of `map` has already written `max_gb`.
+        Nothing is stored if this call of `map` has already written `max_gb` GB.
         """
         if self._written < self.max_bytes:
             try:
@@ -370,8 +370,8 @@ class _InnerRequests:
         }
         self._done: dict[int, ClientResult] = {}
         # The wrapped engine might split a shorter list of jobs into other parts. One
-        # stream is used only if this cannot matter: all parts have one job, or no job
-        # or every job is trained.
+        # stream is used only in three cases, in which this cannot matter: every part
+        # has one job, no job is trained, or every job is trained.
         each_alone = all(len(part) == 1 for part in parts)
         self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)

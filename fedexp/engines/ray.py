@@ -46,8 +46,8 @@ class Ray(Engine):
 
     The results are bit-identical to those of `inner` with `threads` threads, for any
     number of actors. Data are sent once per node. Weights and broadcast trees are sent
-    once per round. The run's own process aggregates. It must run on a machine of the
-    cluster.
+    once per round. The run's own process aggregates. This process must be on a machine
+    of the cluster.
 
     Args:
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
@@ -240,9 +240,9 @@ class _SentBatch:
 class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
-    `result` returns the results in job order. The number of jobs that were sent and
-    whose results were not returned yet is bounded. Memory therefore does not grow with
-    the number of jobs.
+    `result` returns the results in job order. The number of sent jobs whose results
+    have not been returned yet is bounded. Memory therefore does not grow with the
+    number of jobs.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class _Sending:
         )
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return the chunks of the next batch: several if many wait, else one."""
+        """Return the next batch's chunks: several if many chunks wait, else one."""
         count = len(self._waiting) // (2 * DEPTH * self._pool.size)
         return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
 

@@ -298,8 +298,8 @@ class ActorPool:
         try:
             refusal = self._ray.get(actor.starting)
         except lost_actor_errors() as error:
-            # A new actor is started only if the node is gone. On the same node it would
-            # fail too.
+            # A new actor is started only if the node is gone. On the same node the
+            # start would fail again.
             self.lose(actor, refill=actor.node not in self._room())
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return lines[-1] if lines else type(error).__name__

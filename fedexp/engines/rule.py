@@ -3,9 +3,10 @@
 The rule uses the model, the work and the number of threads.
 
 - Chains of linear layers are stacked in this process, with any number of threads.
-- All other jobs train one client after the other. If this repays starting local
-  workers, they train in workers of one thread each. Otherwise they train in this
-  process. They are stacked only if the user asks for it (``engine.kernel=vmap``).
+- All other jobs train one client after the other. They train in local workers of one
+  thread each if the training is expected to repay the start of the workers. Otherwise
+  they train in this process. Such jobs are stacked only if the user asks for it
+  (``engine.kernel=vmap``).
 
 Nothing is timed. Equal runs therefore have the same engine, also on a busy machine. The
 constants were measured on two cores and are first estimates.

@@ -3,7 +3,8 @@
 The clients' tensors are stacked along a first axis, and their steps are taken together.
 The order of operations in a step is that of the step kernel (`fedexp.core.kernel`).
 Each client takes the same steps as if it trained on its own. Only the last bits of its
-results depend on other clients, namely on the sizes of all clients in the stack.
+results depend on other clients, namely on the numbers of samples of all clients in the
+stack.
 
 If the kernel pads batches, all clients take a step together. For other kernels the
 clients are divided into groups in each step. The clients of a group have batches of the
@@ -541,7 +542,7 @@ def _batches(
         clients: Clients by descending number of steps.
         samples: Training pool.
         pads: Whether one batch has all clients of a step. Otherwise all clients of a
-            batch are in the same epoch and have the same number of samples in it.
+            batch are in the same epoch, and each has equally many samples in the batch.
     """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)

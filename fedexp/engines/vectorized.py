@@ -33,7 +33,8 @@ Kernel = Literal["auto", "linear", "vmap"]
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
 _STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
 # Jobs are stacked within blocks of consecutive jobs. A block has this many stacks.
-# Results are returned in job order, so at most those of one block wait for others.
+# Results are returned in job order, so a finished result waits for earlier jobs. These
+# are all in its own block, so at most the results of one block wait in memory.
 _WINDOW = 8
 _SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
 
@@ -237,8 +238,9 @@ class Vectorized(Engine):
                     results = iter(list(results))
         except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
             parts = _by_size(jobs, data)
-            # The mark must not depend on the sizes of one stack, because stacks are
-            # divided among processes. What fails at one size always fails.
+            # Jobs are marked as unstackable only if they fail although all clients of
+            # the stack have the same number of samples. Such jobs always fail. The mark
+            # therefore does not depend on how stacks are divided among processes.
             if len(parts) == 1:
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))

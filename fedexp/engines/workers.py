@@ -196,7 +196,8 @@ class _WorkerPool:
     ) -> Generator[ClientResult, None, None]:
         """Yield the results in job order.
 
-        Chunks are handed out in order, a bounded number ahead of the results.
+        Chunks are handed out in order. Only a bounded number of them runs ahead of the
+        results.
         """
         self._share(data)
         self._round += 1
@@ -302,8 +303,8 @@ class _WorkerPool:
             link.seconds = message.seconds
             self.stacked_steps += message.fact
             if round == work.round:
-                # The next chunk is handed out first, because the worker has nothing to
-                # do.
+                # A worker without a chunk gets its next chunk before the results of
+                # its last chunk are read. It works while they are read.
                 if not link.held and (following := work.next()) is not None:
                     link.give(following, work, avoid=message.slot)
                 done = unpack(outbox, extent, self.device, work.constants, copy=True)

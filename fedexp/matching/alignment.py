@@ -4,9 +4,9 @@ Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020, with
     settings of MA-Echo (Su et al. 2023) and NAFI (Xiao & Cheng 2023).
 
 The units of one model are reordered to match those of another model. Layers are visited
-in forward order. The columns of a layer's weight first get the order of the layer
-below. Then the weight's rows are assigned to the rows of the other model's weight.
-Units may be compared by their activations instead of by these rows.
+in forward order. The columns of a layer's weight first get the new order of the units
+of the layer below. Then the weight's rows are assigned to the rows of the other model's
+weight. Units may be compared by their activations instead of by these rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedexp.matching.activations import ActivationProducts, activation_products
 from fedexp.matching.assignment import assignments, sinkhorn
 from fedexp.matching.structure import Group, Maps, Structure
 
-_COST_BYTES = 256 * 2**20  # bound of the rows that are compared at once
+_COST_BYTES = 256 * 2**20  # maximum size of the rows that are compared at once
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def movable(structure: Structure, weights: Weights) -> tuple[Group, ...]:
 def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:
     """Compute the share of hidden units that moved, 0 if there are none.
 
-    The units of all models that have a map are counted.
+    Units without a map do not count. The share is over the units of all models.
     """
 
     def stayed(group: Group, by: Tensor) -> float:

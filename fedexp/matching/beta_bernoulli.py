@@ -20,10 +20,10 @@ members. Its posterior mean is G_k / S_k. Everything is float64.
 Two dimensions are in the same block if every model has the same precision in both.
 Precisions are stored once per block. Rewards and penalties depend on units only through
 sums over the dimensions of a block. The summands are v^2, v a_0, G^2, G a_0 and v G.
-The widest block is the one with the most dimensions. There the sum of v G is the sum of
-v a_0 plus the inner products of v with the global unit's members. If the inner products
-of all pairs of local units fit into `_PRODUCTS_BYTES`, they are computed only once. The
-cost of a sweep then does not depend on the size of the widest block.
+The widest block is the one with the most dimensions. In this block the sum of v G is
+the sum of v a_0 plus the inner products of v with the global unit's members. If the
+inner products of all pairs of local units fit into `_PRODUCTS_BYTES`, they are computed
+only once. The cost of a sweep then does not depend on the size of the widest block.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Space:
         a0: Prior information mu_0 p_0, of shape (D,).
         p0: Precision of the prior, the same in all dimensions.
         blocks: Block of each dimension as a one-hot row, of shape (D, B).
-        widest: Number of the block with the most dimensions.
-        rest: Numbers of the dimensions in all other blocks, of shape (R,), int64.
+        widest: Index of the block with the most dimensions.
+        rest: Indices of the dimensions in all other blocks, of shape (R,), int64.
         square: Sums of a_0^2 over each block, of shape (B,).
     """
 
@@ -406,13 +406,13 @@ def gains(
 def assign(values: Tensor, known: int = 0) -> Tensor:
     """Assign a separate column to every unit so that the sum of the values is largest.
 
-    If there is a new column for every unit, each unit can get a new column. A known
-    column is therefore left out if, to every unit, it is worth less than each new
-    column.
+    The J units and the columns are matched one to one. If there are at least J new
+    columns, every unit can get a new column. A known column is then left out if, for
+    every unit, its value is lower than that of each new column.
 
     Args:
         values: Values of shape (columns, J), with at least as many columns as units.
-        known: Number of columns of existing global units, which come first.
+        known: Number of known columns, those of existing global units. They come first.
 
     Returns:
         Columns of shape (J,), int64, on the CPU.
@@ -490,8 +490,8 @@ def match_each(
     Lambdas that assign all units alike share one state, and at the end one result.
     Rewards and penalties are computed once per state. Inner products are computed once.
     If there are at least as many states as threads, the states run in parallel.
-    Otherwise the assignment problems of each state do. At most as many threads run as
-    torch has.
+    Otherwise the assignment problems of each state run in parallel. The number of
+    threads is at most torch's own.
 
     Args:
         models: As in `match`.
@@ -516,7 +516,7 @@ def match_each(
             branches = visit([s] * len(strengths))
         for sweep in orders.transpose(1, 2, 0).tolist():
             branches = _join(branches, pool)
-            # visits holds the model that each lambda visits next
+            # `visits` holds the model that each lambda visits next
             for visits in sweep:
                 branches = visit(visits)
     found: dict[int, UnitAssignment] = {}
@@ -527,13 +527,14 @@ def match_each(
 
 @contextmanager
 def _parallel_threads(tasks: int) -> Iterator[tuple[int, Callable[..., Iterable[Any]]]]:
-    """Open at most as many threads as torch has, with one torch thread in each.
+    """Open a pool of threads, each of which runs torch single-threaded.
 
-    The context gives the number of threads, and a `map` that runs on them.
+    The number of threads is at most `tasks` and at most torch's own number. The context
+    gives this number, and a `map` that runs on the threads.
 
     One thread computes a whole product or sum, so its bits do not depend on which
-    thread that is. The threads run in parallel, because torch and the solver release
-    Python's lock.
+    thread that is. Torch and the solver release Python's lock, so the threads run in
+    parallel.
     """
     threads = torch.get_num_threads()
     count = min(tasks, threads)
@@ -566,7 +567,7 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """Numbers of lambdas that have assigned all units alike, and their common state."""
+    """Lambdas that have assigned all units alike, by index, and their common state."""
 
     numbers: tuple[int, ...]
     state: _State
@@ -633,10 +634,11 @@ class _UnitPool:
         self._products = self._all_products() if 8 * len(v) ** 2 <= _PRODUCTS_BYTES else ()
 
     def _all_products(self) -> tuple[Tensor, ...]:
-        """Compute inner products of all local units over the widest block, each once.
+        """Compute the inner products of all pairs of local units over the widest block.
 
         Returns:
-            For each model the products with its units, of shape (n, J_s).
+            For each model, the products of all n local units with its J_s units, of
+            shape (n, J_s).
         """
         found: list[Tensor] = []
         for rows in self._rows:
@@ -653,7 +655,7 @@ class _UnitPool:
         Args:
             units: Global unit of each unit of the models assigned so far, by model.
             known: Number K of global units.
-            s: Number of the model.
+            s: Index of the model.
 
         Returns:
             Products of shape (K, J).

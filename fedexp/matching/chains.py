@@ -2,11 +2,11 @@
 
 Reference: PFNM's scheme for several layers (Yurochkin et al. 2019).
 
-A unit is compared by its bias and its outgoing weights, in the first hidden layer also
-by its incoming weights. When a layer is matched, the next layer is matched already.
-Outgoing weights have one entry per global unit of the next layer, with zero where a
-model lacks this unit. Weights between hidden layers are estimated only once, as
-outgoing weights.
+A unit is compared by its bias and its outgoing weights. In the first hidden layer it is
+also compared by its incoming weights. The last hidden layer is matched first, so when a
+layer is matched, the layer above it is matched already. Outgoing weights have one entry
+per global unit of the layer above, with zero where a model lacks this unit. Weights
+between hidden layers are estimated only once, as outgoing weights.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _PartlyMatchedChains:
     """Chains whose last hidden layers are matched in the same way for some lambdas.
 
     Args:
-        numbers: Numbers of these lambdas.
+        numbers: Indices of these lambdas.
         outgoing: For each model, weights of shape (n, K). They lead from the n units of
             the layer that is matched next to the K units that were matched last.
         precision: Precisions of `outgoing`, of shape (N, K).

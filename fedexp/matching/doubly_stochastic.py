@@ -11,8 +11,8 @@ from torch import Tensor
 # A half-step scales the rows or the columns. Range and error are checked after this
 # many half-steps, an even number.
 _BLOCK = 20
-# If a scaling is larger than this or smaller than its inverse, the half-steps since the
-# last check are repeated with logarithms
+# If a scaling is larger than this or smaller than 1 divided by this, the half-steps
+# since the last check are repeated with logarithms
 _RANGE = 1e100
 
 

@@ -64,7 +64,7 @@ class Embedding:
     def _places(self, name: str, shape: torch.Size) -> list[tuple[int, Tensor]]:
         """Return where the entries of a small tensor are in the large one, by axis.
 
-        Only axes that units of the groups in `units` index are listed.
+        Only axes that belong to units of the groups in `units` are listed.
 
         Returns:
             Pairs of the axis and a tensor (n,), int64, with the place in the large
@@ -117,8 +117,8 @@ def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) ->
 def _most_shared(units: Tensor) -> Tensor:
     """Return the n units that most models have, ascending.
 
-    Among units that equally many of the models (models, n) have, lower numbers go
-    first.
+    `units` contains the units of each model, of shape (models, n). Ties go to lower
+    numbers.
     """
     order = torch.bincount(units.flatten()).argsort(descending=True, stable=True)
     return order[: units.shape[1]].sort().values

@@ -34,7 +34,7 @@ class _Folding(NamedTuple):
 
 
 def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
-    """Return a model without BatchNorm that computes the same in evaluation mode.
+    """Return a model without BatchNorm that has the same outputs in evaluation mode.
 
     If `weights` have no BatchNorm, they are returned unchanged. For each output unit,
     ``W' = gamma / sqrt(var + eps) W`` and

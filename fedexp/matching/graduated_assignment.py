@@ -294,8 +294,8 @@ def permutation_matrices(V: Tensor) -> Tensor:
 def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
     """Compute the mean over the models of the squared change.
 
-    For each model the smaller one of two changes counts: from `old` and from `older`. A
-    cycle of length two therefore counts as no change.
+    For each model the squared changes from `old` and from `older` are computed, and the
+    smaller one counts. A cycle of length two therefore counts as no change.
     """
     steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
     return steps.amin(0).mean()
@@ -303,7 +303,7 @@ def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """The incoming or outgoing entries of one layer that compare a group's units.
+    """The incoming or outgoing weights of one layer, by which units are compared.
 
     Args:
         neighbour: Group whose maps move the entries that are compared. None: nothing
@@ -353,7 +353,7 @@ class Affinity:
         Args:
             group: Name of the group.
             U: The present assignments.
-            first: Number of the first model for which V_i is computed.
+            first: Index of the first model for which V_i is computed.
 
         Returns:
             Sums of shape (models, n, n) for the models from number `first` on.
@@ -399,7 +399,8 @@ def _without(values: Tensor, i: int) -> Tensor:
 def _fourth_powers(side: _Side, U: Tensor | None, i: int) -> Tensor:
     """Compute the sums of (x - y)^4 over entries, of shape (other models, n, n).
 
-    x are the entries of model i's units as seen by model j, and y those of model j.
+    x are the entries of model i's units, after the maps to model j have been applied. y
+    are the entries of model j's units.
     ``(x - y)^4 = x^4 - 4 x^3 y + 6 x^2 y^2 - 4 x y^3 + y^4`` is computed by products of
     matrices, in float64.
     """

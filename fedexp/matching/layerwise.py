@@ -158,7 +158,7 @@ class PartlyMatched:
 def common_layers(structure: Structure, groups: set[str]) -> list[Layer]:
     """Return the hidden layers whose units and inputs all belong to `groups`.
 
-    Layers that read the network's input count as well.
+    A layer that reads the network's input is included if its units belong to `groups`.
     """
     return [
         layer

@@ -8,7 +8,7 @@ import torch
 
 from fedexp.core.weights import Weights
 
-_SMALL = 1 << 20  # entries of the largest tensor of a model that is matched on the CPU
+_SMALL = 1 << 20  # maximum number of entries of a tensor for matching on the CPU
 
 
 def placed(models: Sequence[Weights]) -> list[Weights]:

@@ -54,7 +54,7 @@ class UnitAxis:
     """One tensor axis that a group's units index.
 
     Args:
-        axis: Number of the axis.
+        axis: Index of the axis.
         group: Name of the group.
         positions: Position of each unit along `axis`, of shape (size, k), int64. k is
             1, or h * w after a flattened feature map.

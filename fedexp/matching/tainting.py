@@ -3,9 +3,9 @@
 Every linear, convolutional and norm layer is replaced by a stand-in. A NaN in the
 output of one layer passes through everything between layers (activations, pools,
 flattening, sums) and stops at the next layers. Unit numbers are encoded as bits:
-pattern 2b has NaN in the units whose number has bit b, pattern 2b + 1 in the others. An
-input column that depends on exactly one unit receives a NaN from exactly one pattern of
-each pair. The patterns are the samples of one batch.
+pattern 2b has NaN in the units whose number has bit b set, and pattern 2b + 1 in the
+others. An input column that depends on exactly one unit receives a NaN from exactly one
+pattern of each pair. The patterns are the samples of one batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Flows:
         sizes: Number of output units of every linear and convolutional layer, by module
             name, in forward order.
         columns: Number of input columns (features or channels) of these layers.
-        tensors: Parameters and buffers, scalars excepted, of every linear,
-            convolutional and norm layer.
+        tensors: All parameters and buffers of every linear, convolutional and norm
+            layer, except scalars.
         reads: For each linear, convolutional or norm layer (the reader), the layers
             that it reads. For each of these layers, the unit that each input column of
             the reader depends on, or -1, of shape (columns,), int64.
@@ -190,8 +190,8 @@ class _Stage:
                 if last
                 else x.reshape(*x.shape[:2], -1).amax(2)
             )
-            # A maximum over positions is NaN if one of them is. Checking each is
-            # slower.
+            # The maximum over positions is NaN if one position is NaN. Checking every
+            # position is slower.
             hit = top.isnan()
             if name in self.seen and not torch.equal(self.seen[name], hit):
                 raise refusal(f"layer '{name}' is applied to the units of different layers")

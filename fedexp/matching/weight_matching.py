@@ -85,7 +85,8 @@ def match_pair(
     """Move `model` onto `reference`.
 
     Args:
-        model: Parameters. Biases and norms count as weights do, buffers do not.
+        model: Parameters. Biases and norms are compared as weights are. Buffers are not
+            compared.
         reference: Parameters of the reference.
         structure: The structure of the network.
         groups: The groups that may move.

@@ -10,7 +10,8 @@ Update:
     each row of the last layer is averaged only over the clients that have its class.
 
 Communication:
-    Up: y_i. With ``last_layer=masked`` also the class counts n_{i,c}. Down: w.
+    Up: the trained model y_i. With ``last_layer=masked`` also the class counts n_{i,c}.
+    Down: the global model w.
 
 State:
     Server: the mean.
@@ -34,9 +35,9 @@ class Average(MaskableFusion):
     """The mean of the models. Integer buffers take their maximum.
 
     Args:
-        last_layer: Mean of the last layer, ``plain`` or ``masked``. With ``masked`` row
-            c is the mean over the clients with more than one sample of class c, and
-            zero if there is no such client.
+        last_layer: Mean of the last layer, ``plain`` or ``masked``. With ``masked``,
+            row c of the layer is the mean over the clients with more than one sample of
+            class c. It is zero if there is no such client.
     """
 
     last_layer: LastLayer = "plain"

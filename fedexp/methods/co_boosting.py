@@ -13,7 +13,7 @@ Update:
        ``L_H + lambda_a L_A + lambda_bn L_BN`` over all images of a batch. L_H is the
        mean of cross-entropies weighted by ``(1 - p_y)^h``, where p_y is D_w's
        probability of the label. L_A is the negative KL divergence of D_w from the
-       student.
+       student. L_BN is the distance of the BatchNorm statistics.
     2. On each batch of the bank, the weights w take a step against the sign of the
        gradient of D_w's cross-entropy. The weights stay in [0, 1].
     3. The images join the bank.
@@ -29,13 +29,13 @@ Communication:
     later rounds this is the student.
 
 State:
-    Server: as in `fedexp.methods.bases.replay.Replay`. ``own`` also holds the weights w
-    and each client's logits on the bank's images.
+    Server: as in `fedexp.methods.bases.replay.Replay`. The state's entry ``own`` also
+    holds the weights w and each client's logits on the bank's images.
 
 Logged:
     ``synthesis/loss``, ``synthesis/hard``, ``synthesis/adversarial`` and
-    ``synthesis/bn`` of the stored images, ``weights/min`` and ``weights/max``, besides
-    the metrics of `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/bn`` of the stored images. ``weights/min`` and ``weights/max``. The
+    metrics of `fedexp.methods.bases.replay.Replay`.
 
 Differences from the authors' code:
     epsilon is in units of images in [0, 1]. The default 4 / 255 equals the code's 8 /

@@ -31,17 +31,17 @@ State:
 
 Logged:
     ``synthesis/loss``, ``synthesis/ce``, ``synthesis/bn`` and ``synthesis/div``
-    (unweighted) of the stored images, besides the metrics of
+    (without their factors) of the stored images. The metrics of
     `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
     L_BN compares the images' statistics with the BatchNorm statistics of the teachers.
     The paper names the statistics of the generator, whose shapes do not fit. L_BN is
-    divided by the number of teachers, as Eq. 5 is. The student is in evaluation mode
-    while images are made. Pixels are rounded to the nearest 8-bit value, not cut off.
-    For the paper's experiment with several rounds (Table 5) there is no code. In later
-    rounds, clients and student here start from the last round's student. The student's
-    optimizer and the bank start empty every round.
+    divided by the number of teachers, as the loss of Eq. 5 is. The student is in
+    evaluation mode while images are made. Pixels are rounded to the nearest 8-bit value
+    instead of down. For the paper's experiment with several rounds (Table 5) there is
+    no code. In later rounds, the clients and the student start here from the student of
+    the round before. The student's optimizer and the bank start empty every round.
 
 Differences from the authors' code:
     All differences from the paper are also differences from the code. The code's L_BN

@@ -5,11 +5,11 @@ Update:
     mean of logits is plain (FedSyn, Eq. 3), weighted by samples, or taken for each
     class over the members that have the class (MA-Echo). The mean of softmax
     probabilities is that of NAFI and PFNM. A client that is not sampled, or has no
-    data, keeps its model. A client that never trained is not part of the outcome.
+    data, keeps its model. A client that has never trained is not a member.
 
 State:
-    Server: one model per client. With ``samples`` also one weight per client, with
-    ``masked`` one per client and class.
+    Server: one model per client. With ``combine=samples`` also one weight per client.
+    With ``combine=masked`` also one weight per client and class.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ State:
 
 Logged:
     ``synthesis/loss``, ``synthesis/ce``, ``synthesis/f``, ``synthesis/tv``,
-    ``synthesis/norm`` and ``synthesis/c`` (unweighted) of the stored images, besides
-    the metrics of `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/norm`` and ``synthesis/c`` (without their factors) of the stored images.
+    The metrics of `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
     The sigmoid is an addition: the authors optimise normalised pixels without bounds.

@@ -9,21 +9,21 @@ Reference:
 Update:
     Generator G and student S learn together on new images. Each step draws noise z and
     makes images x = G(z). D is the mean of the clients' logits. The generator minimises
-    ``w_oh L_oh + w_ie L_ie + w_a L_a``. These are the one-hot loss and the information
-    entropy of D(x), and the activation loss. The student minimises ``KL(D(x) || S(x))``
-    on the same images. D(x) is computed once for both losses.
+    ``w_oh L_oh + w_ie L_ie + w_a L_a``. L_oh and L_ie are the one-hot loss and the
+    information entropy of D(x). L_a is the activation loss. The student minimises
+    ``KL(D(x) || S(x))`` on the same images. D(x) is computed once for both networks.
 
 Communication:
     Up: models, of any architectures. Down: the model that the client starts from. In
     later rounds this is the student.
 
 State:
-    Server: as in `fedexp.methods.bases.data_free.DataFree`. ``own`` holds the generator
-    and the state of its optimizer.
+    Server: as in `fedexp.methods.bases.data_free.DataFree`. The state's entry ``own``
+    holds the generator and the state of its optimizer.
 
 Logged:
     ``synthesis/loss``, ``synthesis/oh``, ``synthesis/ie`` and ``synthesis/a``, means
-    over the epoch, besides the metrics of `fedexp.methods.bases.data_free.DataFree`.
+    over the epoch. The metrics of `fedexp.methods.bases.data_free.DataFree`.
 
 Differences from the paper:
     FedSyn's generator replaces DAFL's, so that images stay in [0, 1] and are normalised

@@ -14,7 +14,7 @@ Update:
     starts at tau^2.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server: b and v (2 D floats for D parameters).

@@ -12,7 +12,7 @@ Update:
     rounding is the same in all averaging methods.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Clients: none. Server: w.

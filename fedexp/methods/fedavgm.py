@@ -10,7 +10,7 @@ Update:
     ``nesterov``: ``w += lr (U + beta b)``.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server: b (D floats for D parameters).

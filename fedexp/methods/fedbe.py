@@ -6,16 +6,17 @@ Reference:
     https://arxiv.org/abs/2009.01974
 
 Update:
-    The teachers are the m clients' models, their mean, and M models sampled from a
+    The teachers are the m clients' models y_i, their mean, and M models sampled from a
     distribution over models. The mean of the teachers' probabilities is sharpened and
     distilled into the mean model on unlabelled proxy data. The student's weights are
     averaged over steps (SWA). Proxy data do not change, so every teacher runs once per
-    sample. The paper's distributions are a diagonal Gaussian (mean and variance of the
-    y_i, weighted by p_i) and a Dirichlet mixture (``sum_i s_i y_i``, s_i proportional
-    to ``p_i r_i``, r ~ Dir(alpha)). Sampled models have the buffers of the mean model.
+    sample. The paper has two distributions. One is a diagonal Gaussian, with the mean
+    and variance of the y_i, weighted by p_i. The other is a Dirichlet mixture
+    ``sum_i s_i y_i``, with s_i proportional to ``p_i r_i`` and r ~ Dir(alpha). Sampled
+    models have the buffers of the mean model.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server, within a round: the targets and the running average of the student.
@@ -23,11 +24,12 @@ State:
 Differences from the paper:
     Three parts follow the authors' code instead. First, the Gaussian of
     ``distribution=directions`` is over the directions d_i = u_i / ||u_i|| of the
-    clients' updates, separately for each tensor. Its mean is the mean of the d_i, and
-    its spread is 0.1 standard deviations of the d_i. A sampled direction is multiplied
-    by the mean norm of the u_i. Second, the loss is the mean over batch and classes,
-    which is 1 / C of the divergence. Third, the temperature 0.5 is an exponent:
-    probabilities become ``p^(1 / T)``, renormalised.
+    clients' updates u_i, separately for each tensor. Its mean is the mean of the d_i,
+    and its spread is 0.1 standard deviations of the d_i. A sampled direction is
+    multiplied by the mean norm of the u_i. Second, the loss is the mean over batch and
+    classes. It is the divergence divided by the number of classes C. Third, the
+    temperature T = 0.5 is an exponent: probabilities become ``p^(1 / T)``,
+    renormalised.
 """
 
 from __future__ import annotations

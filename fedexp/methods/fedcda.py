@@ -9,25 +9,26 @@ Update:
     The server stores the last K models of every client, each with its loss F, the mean
     training loss of the last local epoch. In each round the models of the participants
     are chosen anew. All other clients keep their chosen model. The choice minimises
-    ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 5), where wbar is the
-    mean of the chosen models. Then w^{t+1} = wbar, with equal weights over all M
-    clients that have a model. With ``chosen_weights=samples`` the weight of client n is
-    q_n = n_n / sum n_n instead of 1/M, in J and in wbar. This is Eq. 2 to 8 for the
+    ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 5). The sum is over the
+    M clients that have a model, and wbar is the mean of the chosen models with equal
+    weights. Then w^{t+1} = wbar. With ``chosen_weights=samples`` the weight of client n
+    is q_n = n_n / sum n_n instead of 1/M, in J and in wbar. This is Eq. 2 to 8 for the
     objective ``sum_n q_n F_n``.
 
     The first rounds are a warm-up with the base method: averaging with this
     aggregator's `weights`, the configured trainer and the configured server optimizer.
     Models are also stored during the warm-up. After the warm-up the trainer and its
-    server half continue as before, and wbar replaces the server optimizer's weights.
+    server half continue as before, and w^{t+1} is wbar instead of the server
+    optimizer's result.
 
     J does not change if the same vector is subtracted from all models. All terms are
     therefore computed in float64 from one Gram matrix of the candidates minus w^t.
     Without the subtraction ||w_n||^2 is 1e3 to 1e4, while the compared values are 1e-2
-    to 10. Norms and products are those of the trained parameters. BatchNorm's
+    to 10. Norms and products include only the trained parameters. BatchNorm's
     statistics are averaged over the same models. Counters take their maximum.
 
 Communication:
-    Up: y_i and F_i. Down: w.
+    Up: the trained model y_i and its loss F_i. Down: the global model w.
 
 State:
     Server: references to K models per client, and the sum of the chosen models in
@@ -118,7 +119,7 @@ class FedCDA(Mean):
         B: Number of groups of participants. The models are chosen group by group. For a
             group, the models of earlier groups and of the clients at rest (clients that
             do not participate in the round) are fixed. Later groups are left out (Eq.
-            8). A round with fewer participants has as many groups as participants.
+            8). If a round has fewer than B participants, every participant is a group.
         L: Smoothness constant.
         strategy: ``newest`` (the newest models), ``random`` (a random choice for the
             participants), ``approximate`` (B groups) or ``optimal`` (all participants
@@ -130,8 +131,8 @@ class FedCDA(Mean):
             with the ``initial`` model.
         random_over: Clients for which ``random`` chooses anew in a round: the
             ``participants``, or ``all`` clients that have a model.
-        loss_reduction: F is the ``mean`` of the samples' losses, or their ``sum`` (line
-            7 of Algorithm 1 accumulates the loss).
+        loss_reduction: How the samples' losses are reduced to F: ``mean`` or ``sum``
+            (line 7 of Algorithm 1 accumulates the loss).
         chosen_weights: Weights of the chosen models after the warm-up: ``uniform``
             (line 10 of Algorithm 1) or by ``samples``.
     """
@@ -444,7 +445,7 @@ class Selection:
         losses: (n,) losses F of the candidates.
         sizes: Number of candidates of each participant (K_i).
         fixed: Weight of the clients whose chosen model is fixed. If weights are
-            uniform, it is their number.
+            uniform, it is the number of these clients.
         fixed_loss: Weighted sum of the losses F of the fixed models.
         fixed_norm: Weighted sum of ||w||^2 of the fixed models.
         L: Smoothness constant.

@@ -13,7 +13,8 @@ Update:
     ``(1 - (1 - alpha)^t) g`` after t rounds.
 
 Communication:
-    Up: y_i. Down: w and Delta (2 D floats for D parameters).
+    Up: the trained model y_i. Down: the global model w and Delta (2 D floats for D
+    parameters).
 
 State:
     Clients: none. Server: Delta (D floats).

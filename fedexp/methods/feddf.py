@@ -15,7 +15,7 @@ Update:
     server's network, then starts from a new initialisation, and no models are averaged.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server, within a round: the targets, or the teachers with ``augment``.
@@ -29,9 +29,9 @@ Differences from the authors' code:
     The code's defaults differ from the commands that its authors give for the paper.
     The presets contain both. The code's option ``avg_losses`` takes the mean of the
     divergences from each teacher. Its gradient is that of ``average=probs``, because
-    the loss is linear in the target up to a constant. Two options that are off in the
-    code are left out: teachers weighted by validation accuracy, and dropping teachers
-    below chance.
+    the loss is linear in the target up to a constant. Two options that are off by
+    default in the code are left out: weighting teachers by validation accuracy, and
+    dropping teachers below chance.
 """
 
 from __future__ import annotations

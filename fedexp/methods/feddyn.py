@@ -9,22 +9,24 @@ Reference:
     https://arxiv.org/abs/2111.04263
 
 Update:
-    A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``. Every step uses the
-    gradient ``g + a (w - (w^t + g_i / a))``. After local training ``g_i -= a u_i`` with
-    the update ``u_i = y_i - w^t``. If local training reaches the minimum, the new g_i
-    is the gradient of f_i there. The server computes ``h -= (a/N) sum_{i in P_t} u_i``
-    and ``w^{t+1} = mean_{P_t} y_i - h/a``. The client's correction is added before
-    clipping. Weight decay is part of f_i. N counts the clients that can take part. At a
-    fixed point every u_i is 0 and h is 0, so the gradients sum to zero. Then w
-    minimises the mean of all f_i, in which every client has the same weight.
+    A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, where the number
+    ``a`` is the strength of the regularisation. Every step uses the gradient
+    ``g + a (w - (w^t + g_i / a))``, where g is the gradient of the batch's loss. After
+    local training ``g_i -= a u_i`` with the update ``u_i = y_i - w^t``. If local
+    training reaches the minimum, the new g_i is the gradient of f_i there. The server
+    computes ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``
+    over the participants P_t. N counts the clients that can take part. The client's
+    correction is added before clipping. Weight decay is part of f_i. At a fixed point
+    every u_i is 0 and h is 0, so the gradients sum to zero. Then w minimises the mean
+    of all f_i, in which every client has the same weight.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Clients: g_i (D floats, initially zero). Server: ``d = -h/a`` (D floats, initially
     zero). d is the sum of all updates u_i that all clients have sent so far, divided by
-    N. With d in place of h the server does not need a.
+    N. The server stores d in place of h, so it does not need to know ``a``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Update:
     iterate.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server: the previous iterate (D floats).
@@ -23,7 +23,7 @@ Differences from the paper:
     float64.
 
 Differences from the authors' code:
-    The code has ``m eps`` in the denominator. ``eps_scaling=code`` follows it.
+    The code has ``m eps`` in the denominator. So has ``eps_scaling=code``.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class FedExP(ServerOptimizer):
     """The server step of FedExP.
 
     Args:
-        eps: Summand of the denominator, which bounds eta_g near convergence.
-        eps_scaling: Summand of the denominator: ``paper`` (eps) or ``code`` (m eps, for
-            m participants).
+        eps: The eps in the denominator. It bounds eta_g near convergence.
+        eps_scaling: Whether the denominator contains eps (``paper``) or m eps for m
+            participants (``code``).
     """
 
     eps: float = 1e-3

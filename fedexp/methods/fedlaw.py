@@ -15,7 +15,7 @@ Update:
     of the models, one for w and one for d.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Server, within a round: the (m, D) matrix of the models.
@@ -70,7 +70,7 @@ class FedLAW(ServerTrained):
             sqrt(m), z = 1.
         learn: ``jointly``: x and z are learned in all epochs. ``swa``: x is learned in
             the first half of the epochs, with a cosine schedule of the step size to 0.
-            In the second half of these epochs x is averaged over epochs (Izmailov et
+            In the second half of x's epochs, x is averaged over the epochs (Izmailov et
             al. 2018). z is learned in the remaining epochs.
         optimizer: Optimizer of x and z. x and z have separate optimizer states, which
             are initialised in every round.

@@ -85,7 +85,7 @@ class Matching(TypedDict):
     Args:
         cohort: Clients of the round.
         models: Models of these clients, with the matched layers replaced.
-        units: For each matched group of hidden units, the number of the common unit to
+        units: For each matched group of hidden units, the index of the common unit to
             which each unit of each model is assigned, of shape (models, n).
         counted: Number of training samples of each class, of shape (models, classes).
     """
@@ -102,7 +102,7 @@ class FedMAState(FusionState):
     Args:
         round: Number of finished rounds.
         cohort: Clients of the last finished round.
-        units: For each group of hidden units, the number of the common unit to which
+        units: For each group of hidden units, the index of the common unit to which
             each unit of each model is assigned, of shape (models, n). The models are
             those of `cohort`.
         stage: Number of finished steps in the round.

@@ -6,12 +6,13 @@ Reference:
     https://arxiv.org/abs/2007.07481
 
 Update:
-    ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. The trainer
-    computes a_i, because a_i depends on the rule of the local steps: on momentum
-    (`Trainer.normalizer`) or on a proximal pull (`FedProx.normalizer`).
+    ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. u_i is the
+    update of client i, and a_i is its normaliser. The trainer computes a_i, because a_i
+    depends on the rule of the local steps: on momentum (`Trainer.normalizer`) or on a
+    proximal pull (`FedProx.normalizer`).
 
 Communication:
-    Up: u_i and a_i. Down: w.
+    Up: the update u_i and a_i. Down: the global model w.
 
 State:
     Clients: none.

@@ -10,7 +10,7 @@ Update:
     decay therefore act as they do for FedAvg.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Clients: none.

@@ -8,11 +8,11 @@ Reference:
 Update:
     A step takes the gradient at ``w + rho g / (||g|| + eps)``, where g is the gradient
     of the same batch at w. The norm is over all trained parameters. The gradient at the
-    ascent point is clipped. Weight decay is then added with the weights w. BatchNorm's
-    running statistics are those of the first pass.
+    ascent point is clipped. Then weight decay is added, computed from w and not from
+    the ascent point. BatchNorm's running statistics are those of the first pass.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Clients: none.

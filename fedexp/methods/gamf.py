@@ -7,18 +7,18 @@ Reference:
     https://proceedings.mlr.press/v162/liu22k.html
 
 Update:
-    The matched models are averaged. Every client has the weight 1 / N. The pairwise
-    mode moves all models onto the first one.
+    The joint mode moves all models to common units. The pairwise mode moves all models
+    onto the first one. The moved models are averaged with equal weights.
 
     The library pygmtools is not used. Its graduated assignment for many graphs
     (`gamgm`) takes fixed inputs: one affinity matrix per pair of graphs and one
-    adjacency matrix per graph. Here a layer's affinities are recomputed in every sweep.
-    These affinities compare rows and columns that are permuted by the current
-    assignments of the neighbouring layers. In `gamgm` all temperatures have the same
-    number of Sinkhorn iterations, and a temperature ends only when the change of U is
-    small. `gamgm` does not accept the constants of the authors' code. The `sinkhorn` of
-    pygmtools equals `doubly_stochastic` without the early stop. Its `hungarian` is
-    scipy's solver, as here.
+    adjacency matrix per graph. Here a layer's affinities are recomputed in every sweep,
+    from weights whose units are permuted by the current assignments of the neighbouring
+    layers. `gamgm` runs equally many Sinkhorn iterations at every temperature, and
+    lowers the temperature only when the assignments hardly change. `gamgm` does not
+    accept the constants of the authors' code. The `sinkhorn` of pygmtools equals
+    `doubly_stochastic` without the early stop. Its `hungarian` is scipy's solver, as
+    here.
 
 Communication:
     Up: models. Down: the model that the client starts from.

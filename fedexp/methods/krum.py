@@ -14,16 +14,16 @@ Update:
     distances.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w over all parameters together. Only parameters are protected.
-    Floating-point buffers (of BatchNorm) and the payloads of trainers are averaged over
-    all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, clients
+    send updates u_i = y_i - w over all parameters together. Only parameters are
+    protected. Floating-point buffers (of BatchNorm) and the payloads of trainers are
+    averaged over all participants.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fedexp.methods.bases.averaging import Collecting
 class Krum(Collecting):
     """The aggregator of Krum. Every client counts once.
 
-    The number of a client's samples has no effect. If ``on_nonfinite=skip_client``
+    A client's number of samples has no effect. If ``on_nonfinite=skip_client``
     leaves fewer clients than planned, a score is still computed from at least one
     neighbour.
 
@@ -105,7 +105,7 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # In the worst case all clients without data are sampled
+        # In the worst case all clients without data are sampled, and send no update
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 

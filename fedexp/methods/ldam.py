@@ -7,19 +7,20 @@ Reference:
     https://arxiv.org/abs/1906.07413
 
 Update:
-    Let n_j be the client's number of samples of class j. The margins are
-    ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``. The loss is the cross-entropy of
-    ``s (z - Delta_y e_y)``, where y is the label and e_y its unit vector. The network's
-    output is s z, not z. Evaluation, ensembles, averages and teachers therefore have
-    calibrated logits, and only the loss needs s. For a linear head the factor s is part
-    of the head's weights. Then only the product of s and M has an effect, and training
-    starts from ordinary logits. A separate factor s = 30 before the loss would multiply
-    every gradient by 30. With ``model.cosine_scale`` = s the head is the authors'
-    normalised head, ``s cos(h, w_j)``. FedSyn does not describe the head, and DENSE's
-    code has linear heads.
+    Let n_j be the client's number of samples of class j, and let z be the unscaled
+    logits. The margins are ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``. The loss is
+    the cross-entropy of ``s (z - Delta_y e_y)``, where y is the label and e_y its unit
+    vector. The network's output is s z instead of z. Only the loss therefore has to
+    know s. Evaluation, ensembles, averages and teachers get calibrated logits without
+    it. If the head is linear, its weights contain the factor s. Then only the product
+    of s and M has an effect, and training starts from ordinary logits. A separate
+    factor s = 30 before the loss would multiply every gradient by 30. With
+    ``model.cosine_scale`` = s the head is the authors' normalised head,
+    ``s cos(h, w_j)``. FedSyn does not describe the head, and DENSE's code has linear
+    heads.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Clients: none.

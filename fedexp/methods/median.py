@@ -10,15 +10,15 @@ Update:
     robust as long as fewer than half of the participants are attackers.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w. Only parameters are protected. Floating-point buffers (of
-    BatchNorm) and the payloads of trainers are averaged over all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, clients
+    send updates u_i = y_i - w. Only parameters are protected. Floating-point buffers
+    (of BatchNorm) and the payloads of trainers are averaged over all participants.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedexp.methods.bases.averaging import Collecting
 class Median(Collecting):
     """The aggregator of the median. Every client counts once.
 
-    The number of a client's samples has no effect. For an even number of clients the
+    A client's number of samples has no effect. For an even number of clients the
     result is the midpoint of the two middle values.
     """
 

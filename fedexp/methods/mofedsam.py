@@ -7,11 +7,13 @@ Reference:
 
 Update:
     ``v = alpha g_2 + (1 - alpha) Delta``, where g_2 is the gradient at the perturbed
-    weights. Everything else is as in `FedCM` and `FedSAM`. As in FL-Simulator, the
-    ascent follows the plain gradient, not the mix.
+    weights and Delta is FedCM's momentum. Everything else is as in `FedCM` and
+    `FedSAM`. As in FL-Simulator, the perturbation follows the plain gradient instead of
+    the mix.
 
 Communication:
-    Up: y_i. Down: w and Delta (2D). D is the number of parameters.
+    Up: the trained model y_i. Down: the global model w and Delta (2 D floats for D
+    parameters).
 
 State:
     Clients: none. Server: Delta (D floats).

@@ -16,7 +16,7 @@ Update:
     zero.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     Clients: the model after the last local training, with its buffers.

@@ -41,11 +41,11 @@ class NAFI(PFNM):
     A penalty with the factor `lam` is subtracted from the reward of every assignment.
     With ``lam=0`` the result equals PFNM with the same options bit-exactly.
 
-    Several lambdas are a grid on the same local models. The result of each lambda is
-    bit-identical to that of a run with this lambda only. The run delivers the network
-    of the first lambda and continues with this network. Iteration i of the trace
-    (``trace.every=1``) belongs to lambda number i, from 0. The rows of the trace
-    contain ``lam``, the metrics of ``fused`` and the values that PFNM logs.
+    Several values of lambda form a grid on the same local models. The result of each
+    lambda is bit-identical to that of a run with this lambda only. The run delivers the
+    network of the first lambda and continues with this network. Iteration i of the
+    trace (``trace.every=1``) belongs to the lambda of index i, from 0. The rows of the
+    trace contain ``lam``, the metrics of ``fused`` and the values that PFNM logs.
 
     Args:
         penalty: ``paper`` (the divergence between the posteriors of a global unit

@@ -12,9 +12,10 @@ State:
     As in `fedexp.methods.fedma`.
 
 Differences from the paper:
-    As in `fedexp.methods.fedma`. A matched layer is the posterior mean, as in the
-    authors' code, or with ``merge=mean`` the mean over the models that have a unit.
-    Algorithm 2 divides by the number S of models, even if fewer models have a unit.
+    As in `fedexp.methods.fedma`. The units of a matched layer are posterior means, as
+    in the authors' code. With ``merge=mean`` a unit is the mean over the models that
+    have it. Algorithm 2 divides by the number S of all models, even if fewer models
+    have the unit.
 """
 
 from __future__ import annotations

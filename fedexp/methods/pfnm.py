@@ -112,7 +112,7 @@ class PFNMState(FusionState):
     """The fused model, the last cohort and its assignments.
 
     Args:
-        units: For each group of hidden units, the number of the global unit to which
+        units: For each group of hidden units, the index of the global unit to which
             each unit of each model is assigned, of shape (models, n). Empty before the
             first round.
         cohort: Clients of the last cohort.
@@ -183,7 +183,7 @@ class PFNM(UnitMatching, FusionAggregator):
         """The factors lambda of the penalty, only 0 for PFNM.
 
         The network of the first lambda is delivered. The networks of all lambdas are
-        traced, with the number of the lambda as the iteration.
+        traced, with the index of the lambda as the iteration.
         """
         return (0.0,)
 
@@ -336,7 +336,7 @@ class PFNM(UnitMatching, FusionAggregator):
         Args:
             env: The environment.
             models: Number of models.
-            lambdas: Numbers (from 0) of the lambdas that are matched.
+            lambdas: Indices (from 0) of the lambdas that are matched.
             later: Whether matching begins with the assignments of the round before.
 
         Returns:

@@ -13,8 +13,8 @@ Update:
     P_t. c and every c_i start at zero.
 
 Communication:
-    Up: y_i and the change of c_i (2D). Down: w and c (2D). D is the number of
-    parameters.
+    Up: the trained model y_i and the change of c_i (2 D floats for D parameters). Down:
+    the global model w and c (2 D floats).
 
 State:
     Clients: c_i (D floats). Server: c (D floats).
@@ -27,10 +27,10 @@ Differences from the paper:
     momentum. This form applies ``w -= lr (c - c_i)`` after the optimizer's step,
     outside the momentum buffer. With momentum rho only this form is stable: inside the
     buffer, option II's recursion is undamped at rho = 0.5 and diverges at 0.9. With
-    momentum, tau steps with a gradient g move w by ``lr a g``, where a is
+    momentum, tau steps with a gradient g move w by ``lr a g``, where ``a`` is
     `Trainer.normalizer`. The correction moves w by ``lr tau (c - c_i)``. Option I
-    therefore multiplies its gradient by a / tau, which tends to ``1 / (1 - rho)``. In
-    option II, ``w^t - y_i`` already contains this factor.
+    therefore multiplies its gradient by ``a / tau``, which tends to ``1 / (1 - rho)``.
+    In option II, ``w^t - y_i`` already contains this factor.
 """
 
 from __future__ import annotations

@@ -11,17 +11,17 @@ Update:
     attackers among the participants.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, they are
-    updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here beta n
-    is rounded up, so that the result is robust against a share beta of attackers. Only
-    parameters are protected. Floating-point buffers (of BatchNorm) and the payloads of
-    trainers are averaged over all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, clients
+    send updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here
+    beta n is rounded up, so that the result is robust against a share beta of
+    attackers. Only parameters are protected. Floating-point buffers (of BatchNorm) and
+    the payloads of trainers are averaged over all participants.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedexp.methods.bases.averaging import Collecting
 class TrimmedMean(Collecting):
     """The aggregator of the trimmed mean. Every client counts once.
 
-    The number of a client's samples has no effect. If fewer clients return than
+    A client's number of samples has no effect. If fewer clients return than
     planned, at least the middle value is left.
 
     Args:

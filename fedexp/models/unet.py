@@ -44,8 +44,8 @@ class UNet(nn.Module):
 
     On the way down, a 2x2 max pool is before every block but the first. On the way up,
     the height and width of maps are doubled bilinearly before each block. The result is
-    concatenated after the maps of the block of that size on the way down. The last
-    layer is a 1x1 convolution with biases, whose outputs are the logits.
+    concatenated with the maps of the same size from the way down, which come first. The
+    last layer is a 1x1 convolution with biases, whose outputs are the logits.
 
     NAFI (Xiao & Cheng 2023) trains "U-Net with batch normalization" of 19 layers and
     gives no further details. The defaults fit this: there are 18 3x3 convolutions and

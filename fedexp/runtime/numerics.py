@@ -19,7 +19,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is bit-reproducible only with a fi
 
 @contextlib.contextmanager
 def use_numerics(numerics: Numerics) -> Iterator[None]:
-    """Set torch's current device, TF32, cuDNN benchmark and determinism in a block.
+    """Set torch's device, TF32, cuDNN benchmark and determinism in a ``with`` block.
 
     The former settings are restored afterwards. Every process that trains or aggregates
     enters this context. bf16 is not set here, because `fedexp.core.net.Net` applies it.
@@ -46,8 +46,8 @@ def _benchmark(on: bool) -> Iterator[None]:
 def _tf32(on: bool) -> Iterator[None]:
     """Allow or forbid TF32 in float32 matrix products and convolutions.
 
-    If `on` is false, both use full float32. This must be set, because by default torch
-    allows TF32 in convolutions.
+    If `on` is false, both use full float32. False must be set explicitly, because by
+    default torch allows TF32 in convolutions.
     """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if on else "highest")

@@ -26,7 +26,7 @@ def batches(
     Args:
         n: Number of samples.
         batch_size: Number of samples per batch.
-        *names: Names of the stream, beginning with the run's seed:
+        *names: Names that identify the random stream, beginning with the run's seed:
             ``batches(len(bank), 128, env.seed, "student", epoch)``.
         epochs: Number of passes. None: endless.
         start: Number of batches to skip at the start, so that a stream continues where

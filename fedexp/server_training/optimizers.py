@@ -26,7 +26,7 @@ from fedexp.core.trees import Tree
 class Optimizer(ABC):
     """An optimizer as in torch.optim.
 
-    A field of this type in a plug-in is a config node with a ``_target_``.
+    In the config, a plug-in's field of this type is a node with a ``_target_``.
 
     Args:
         weight_decay: Coupled weight decay, ``g + weight_decay * w``, after clipping.

@@ -50,7 +50,7 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     client that is not full. The published code then computes with NaN. Here the
     proportions of that class are drawn again.
 
-    Without `gated`, the partition is sampled once and neither rule applies, as in Hsu
+    Without `gated`, neither rule applies and the partition is sampled once, as in Hsu
     et al. 2019 and FedLAW. If all samples are of one class (images with masks), the
     scheme draws the clients' sizes, as NAFI does for K = 1 (Xiao & Cheng 2023).
 
@@ -114,8 +114,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
                 "or raise partition.max_draws and partition.max_seconds",
             )
 
-        # The policy is applied to the first attempt. The last attempt before the time
-        # limit differs between machines
+        # The policy is applied to the first attempt, because the last attempt before
+        # the time limit differs between machines
         rng.set_state(first)
         order, counts = self._deal(classes, len(labels), clients, rng)
         return _assemble(order, counts, rng, {"draws": max(attempt, 1), "gate": "not met"})

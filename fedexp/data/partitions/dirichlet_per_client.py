@@ -93,7 +93,7 @@ def class_priors(
 def _ask(
     priors: np.ndarray, lacks: np.ndarray, left: np.ndarray, rng: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a class from its client's prior for every sample that is still lacking.
+    """Draw a class for every sample that a client still lacks, from the client's prior.
 
     Returns:
         The client and the class of each of these samples, both int32.

@@ -26,8 +26,8 @@ class RefilledPartitioner(Partitioner):
     and the client draws a class anew. Clients have floor(n / N) samples each. The first
     client also gets the remainder. ``info`` counts the samples that are assigned more
     than once (``repeated_samples``) or to no client (``dropped_samples``). The
-    distribution of partitions is that of the published code, but a seed gives another
-    partition than there.
+    distribution of partitions is that of the published code, but the same seed gives
+    another partition here.
     """
 
     def __post_init__(self) -> None:

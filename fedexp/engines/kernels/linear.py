@@ -36,8 +36,8 @@ class _Climb:
     weights is ``d^T a``. Its rank is at most the batch size b. g itself is not stored.
 
     Args:
-        inputs: Inputs a at w of the lowest trained layer and all layers above, by layer
-            number. Each has shape (k, b, width).
+        inputs: Inputs a of the lowest trained layer and of all layers above it, in the
+            pass at w, by layer number. Each has shape (k, b, width).
         uphill: Gradients d at the outputs of these layers times
             ``rho / (||g|| + eps)``, by layer number. Each has shape (k, b, width).
         lowest: Output of the lowest trained layer at w, (k, b, width). The input of
@@ -146,11 +146,12 @@ class Linear(FusedKernel):
     def _pays(self, job: ClientJob) -> bool:
         """Return whether a climb by factors is assumed to be less work.
 
-        It is compared with a climb by gradients. Factors are less work if the batch
-        size b is small compared with the layers. In a layer with `i` inputs and `o`
-        outputs, factors cost 3 b (i + o) products per sample, and save the i o products
-        of one gradient. The saving is counted twice, because the gradient would also be
-        stored, enter a norm and be added to w. The factor of two is a first estimate.
+        The alternative is a climb that forms the gradients. Factors are less work if
+        the batch size b is small compared with the layers. In a layer with `i` inputs
+        and `o` outputs, factors cost 3 b (i + o) products per sample, and save the i o
+        products of one gradient. The saving is counted twice, because the gradient
+        would also be stored, enter a norm and be added to w. The factor of two is a
+        first estimate.
         """
         shapes = [
             job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
@@ -200,7 +201,7 @@ class Linear(FusedKernel):
 
         On a CPU, if a pull or a shift is added to the gradient, a group has as many
         clients as fit into the cache of a core. Otherwise all clients are one group.
-        Smaller groups were not faster with momentum only.
+        With momentum but no pull or shift, smaller groups were not faster.
         """
         k, one = len(w), w[0].numel() * w.element_size()
         size = (

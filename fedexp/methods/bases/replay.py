@@ -49,10 +49,10 @@ class Replay(DataFree):
     shuffled pass over the bank. The bank has e b images, and with `keep_bank` also the
     images of earlier rounds.
 
-    ``own`` holds the bank, one tree with ``x`` and ``y`` per batch. Checkpoints store
-    each batch once. The number of images in the bank is logged as ``bank``. If
-    distillation does not augment images, the teachers see each image once. ``own`` then
-    also holds their logits D(x) of the bank's batches.
+    The state's entry ``own`` holds the bank, one tree with ``x`` and ``y`` per batch.
+    Checkpoints store each batch once. The number of images in the bank is logged as
+    ``bank``. If distillation does not augment images, the teachers see each image once.
+    ``own`` then also holds their logits D(x) of the bank's batches.
 
     Args:
         B: Images per distillation batch. The last batch of a pass may be smaller. It is

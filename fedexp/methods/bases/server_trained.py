@@ -71,8 +71,8 @@ class ServerTrainedState(AveragingState):
 class ServerTrained(Mean):
     """The base of aggregators that train the cohort's mean on proxy data.
 
-    A derived class may override `first_step`, which computes the mean. Otherwise a
-    method without optimizer steps equals FedAvg bit-exactly.
+    A derived class may override `first_step`, which computes the mean. If it does not,
+    a method without optimizer steps equals FedAvg bit-exactly.
 
     Args:
         steps: Optimizer steps of server training per round. Set either `steps` or

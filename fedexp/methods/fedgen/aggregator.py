@@ -11,12 +11,13 @@ Update:
     After local training the server trains the generator ``z = G(y, eps)``. y is uniform
     over the classes of which at least one participant has more than one sample. eps is
     uniform on [0, 1) as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` plus
-    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The first term is the
-    code's form. The paper takes the cross-entropy of the mean of the clients' logits.
-    msd is the mean squared difference and mad the mean absolute difference. a_k(y) is
-    the share of client k in the cohort's samples of class y, with one added to each
-    count. Only the heads of the clients' models run, on generated features. The models
-    are averaged as in FedAvg.
+    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. head_k is the head of
+    client k's model. The first term is the code's form. The paper takes the
+    cross-entropy of the mean of the clients' logits. msd is the mean squared difference
+    and mad the mean absolute difference. a_k(y) is the share of client k in the
+    cohort's samples of class y, with one added to each count. The server runs only the
+    heads of the clients' models, on generated features. The models are averaged as in
+    FedAvg.
 
 Communication:
     Up: the trained model and the class counts. Down: the global model, the generator,

@@ -12,16 +12,17 @@ Update:
     The two further terms are used from the second round on, in the first `epochs`
     epochs of a round. The loss of a step is then
     ``CE(model(x), y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
-    ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. y' is uniform over the
-    classes that participants have had so far. The first argument of the divergence is
-    constant for the gradient. ``alpha_t = max(floor, alpha decay^t)``, and beta_t is
-    computed in the same way. t is the round, from 0. The paper has only the first of
-    the two terms, which corresponds to beta = 0. The published code has both. The
-    generator is in evaluation mode and does not change.
+    ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. G is the generator, and
+    B_gen is the number of generated features. y' is uniform over the classes that
+    participants have had so far. The first argument of the divergence is constant for
+    the gradient. ``alpha_t = max(floor, alpha decay^t)``, and beta_t is computed in the
+    same way. t is the round, from 0. The paper has only the first of the two terms,
+    which corresponds to beta = 0. The published code has both. The generator is in
+    evaluation mode and does not change.
 
 Communication:
-    Up: y_i and the class counts n_{i,c}. Down: w, the generator, and the classes that
-    participants have had so far.
+    Up: the trained model y_i and the class counts n_{i,c}. Down: the global model w,
+    the generator, and the classes that participants have had so far.
 
 State:
     Clients: none.

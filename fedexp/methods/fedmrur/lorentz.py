@@ -25,12 +25,12 @@ def squared_distance(z: Tensor, a: Tensor, beta: float) -> tuple[Tensor, Tensor]
     computed as ``||z - a||^2 - (z_0 - a_0)^2`` with
     ``z_0 - a_0 = (||z - a||^2 + 2 (z - a) a) / (z_0 + a_0)``, because the definition
     loses all digits of a small distance in float32. The squared distance is at most the
-    squared Euclidean distance, which it approaches as beta grows.
+    squared Euclidean distance of z and a, which it approaches as beta grows.
 
     The gradient with respect to z is ``2 (a_0 / z_0) z - 2 a``. It is computed as
     ``2 (z - a) - 2 ((z_0 - a_0) / z_0) z``, again to keep the digits of small values.
-    The gradient has this closed form because autograd takes three times as many
-    operations on small tensors.
+    This closed form is used, because autograd takes three times as many operations on
+    small tensors.
 
     Args:
         z: Representations, (..., b, d).

@@ -11,7 +11,7 @@ Update:
     sqrt(m) for orthogonal updates of equal length and equal weights p_i.
 
 Communication:
-    Up: y_i. Down: w.
+    Up: the trained model y_i. Down: the global model w.
 
 State:
     None.

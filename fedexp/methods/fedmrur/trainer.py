@@ -10,12 +10,12 @@ Update:
     the perturbed weights. Both are gradients of ``f_i + gamma R``. R is an exponential
     of the squared Lorentzian distance d2 between two representations of a batch. One is
     computed by the current model w, the other by the received model, which is frozen
-    and in evaluation mode. N acts at the server, in
+    and in evaluation mode. N acts at the server, in the aggregator
     `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. For N without H, combine
-    this aggregator with the trainer `MoFedSAM`.
+    `NormalizedMean` with the trainer `MoFedSAM`.
 
 Communication:
-    Up: y_i. Down: w and Delta.
+    Up: the trained model y_i. Down: the global model w and Delta.
 
 State:
     Clients: none. Server: Delta (D floats).
@@ -30,7 +30,7 @@ Differences from the paper:
     and how the distances of a batch are reduced (`reduction`). With the paper's
     constants H is weak for every choice: its gradient is 1e-5 to 4e-2 of the loss's
     gradient. As printed, Algorithm 1 ascends the loss and adds an update in units of
-    parameters to gradients. ``method=fedmrur_printed`` follows it.
+    parameters to gradients. ``method=fedmrur_printed`` follows the printed algorithm.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_EXPONENT = 20.0  # bound of R's exponent, beyond which R is constant
 
 @dataclass(frozen=True)
 class FedMRUR(LocalMoFedSAM):
-    """The client's side of FedMRUR, with the arguments of `LocalMoFedSAM` and others.
+    """The client's side of FedMRUR, with the arguments of `LocalMoFedSAM` and these.
 
     Args:
         gamma: Weight of R (gamma, Eq. 2). With 0 the trainer equals MoFedSAM

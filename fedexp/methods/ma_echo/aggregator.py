@@ -9,16 +9,17 @@ Reference:
     https://arxiv.org/abs/2204.12493
 
 Update:
-    W_i is a layer's matrix at client i. V_i starts at W_i. W is the fused matrix.
-    ``R_i = W - V_i``. ``P_i = K_i K_i^T`` (`fedexp.methods.ma_echo.projections`).
-    Every layer is updated T times. Its V_i follow one of the two rules::
+    W_i is a layer's matrix at client i. W is the fused matrix. V_i starts at W_i, and
+    ``R_i = W - V_i``. The projection is ``P_i = K_i K_i^T``
+    (`fedexp.methods.ma_echo.projections`). a_i are the clients' weights. Every layer is
+    updated T times. Its V_i follow one of the two rules::
 
         W   <- W - eta sum_i a_i R_i P_i
         V_i <- V_i + step * Norm(R_i (I - s P_i))     with the new W (incremental)
         V_i <- W_i + (W - W_i)(I - s P_i)             with the new W (anchored, Eq. 11)
 
     Released code: eta = step, a_i = 1/N, s = 1, and the damping ``mu / (1 + mu)`` is
-    inside P's recursion. Algorithm 1: a from the quadratic program, eta is twice the
+    inside P's recursion. Algorithm 1: a_i from the quadratic program, eta is twice the
     paper's eta, step = 1, ``s = mu / (1 + mu)`` and an undamped P. A bias is one more
     column of its layer's matrix. With ``align`` the models are first aligned to a
     reference model by optimal transport (MA-Echo + OT).

@@ -1,13 +1,14 @@
 """One layer of MA-Echo's iteration, for all clients at once.
 
 `fedexp.methods.ma_echo.aggregator` gives the formulas. In ``P_i = K_i K_i^T`` the
-factor K_i [d, r_i] has few columns. Without row norms every V_i keeps the form
-``g W_i + U - A_i K_i^T``, with one scalar g and one matrix U for all clients. An
-iteration therefore updates g, U and A_i, and the V_i [out, d] are not formed.
+factor K_i [d, r_i] has few columns. If the rows of V_i's step are not normalised, every
+V_i keeps the form ``g W_i + U - A_i K_i^T``, with one scalar g and one matrix U for all
+clients. An iteration then updates g, U and A_i, and the V_i [out, d] are not formed.
 
 Let K [d, r] be all factors side by side, with r = sum_i r_i. An iteration takes three
 kinds of products: one with K^T ([out, r] x [r, d]), one of W with K ([out, d] x [d,
-r]), and one with an r_i x r_i matrix per client. With row norms the V_i are stored.
+r]), and one with an r_i x r_i matrix per client. If rows are normalised, the V_i are
+stored.
 """
 
 from __future__ import annotations
