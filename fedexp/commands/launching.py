@@ -167,8 +167,8 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
         what: Name of the job in the message on how to resume it, such as "this run".
 
     Returns:
-        The result, or the exit code of a job that was interrupted or failed. A message
-        with the reason is printed.
+        The result. If the job was interrupted or failed, the exit code instead. The
+        reason is then printed.
     """
     from fedexp.running.execute import Interrupted, execute
 
@@ -331,7 +331,7 @@ def _launcher_pid() -> int | None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """End this worker process if the process of the sweep has ended, or ends later.
+    """End this worker process once the process that launched the sweep has ended.
 
     Otherwise the worker process would execute the other jobs in its queue, and then
     stay idle for minutes. A run that is interrupted in this way can be resumed.
