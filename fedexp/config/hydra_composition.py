@@ -49,9 +49,9 @@ def use_hydra(overrides: list[str]) -> Iterator[None]:
 def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config inside `use_hydra`.
 
-    Composing the chosen options of all groups takes 80 ms. Each choice is composed once
-    per process, unless ``hydra.searchpath`` adds groups. Overrides of single keys are
-    then set in a copy of the composed config.
+    Composing the chosen options of all groups takes 80 ms. Each combination of options
+    is composed once per process, unless ``hydra.searchpath`` adds groups. Overrides of
+    single keys are then set in a copy of the composed config.
 
     Args:
         overrides: Overrides of one job.
@@ -119,8 +119,8 @@ def _composed_groups(
     """
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
-    # Data sets are composed after methods. Their keys would replace `dataset` keys that
-    # a method sets.
+    # Data sets are composed after methods, so the keys of a data set would replace
+    # `dataset` keys that a method sets.
     if "dataset" in option_keys("method", str(choices.get("method"))):
         raise dataset_in_method_error(f"method/{choices['method']}")
 
