@@ -139,9 +139,9 @@ def probe_memory(
 ) -> dict[str, Any]:
     """Measure the peak of the heaviest parts of the coming round.
 
-    As many clients as train at once, the largest ones of the round, take two steps
-    each. Ray's workers are not counted. The model from which the largest client starts
-    is evaluated on one test batch. The results are discarded.
+    The largest clients of the round take two steps each. There are as many of them as
+    train at once. Ray's workers are not counted. The model from which the largest
+    client starts is evaluated on one test batch. The results are discarded.
 
     Returns:
         ``ram`` and ``gpu`` (see `peak_memory`), the ``clients`` that trained, the

@@ -246,7 +246,8 @@ def check_facts(
         models: The folder's models.
         required: Facts that the run needs.
         has_samples: Whether the clients' samples are known.
-        unfit: The reason why the folder's split cannot be used, if it has one.
+        unfit: The reason why the folder's split cannot be used. None if it can, or if
+            the folder has no split.
 
     Raises:
         ConfigError: A fact is missing.
