@@ -136,7 +136,7 @@ def judge(
 
     - ``reproduced`` if the 90 % interval of the difference is within the tolerance.
     - ``different`` if the 95 % interval is beyond the tolerance.
-    - ``close`` if neither holds and `Difference.close` does.
+    - ``close`` if it is neither of these, and `Difference.close` is true.
     - ``undecided`` otherwise.
 
     An infinite number means that a run never reaches a target. An infinite number of
