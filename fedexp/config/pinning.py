@@ -24,9 +24,10 @@ _OWN: dict[str, type] = {"client_models": ClientModels}
 def pin(config: dict[str, Any]) -> dict[str, str]:
     """Hash the files that a config names.
 
-    A node may have a key ``sha256``. If it is empty and the class has only one key in
-    ``content_keys``, the hash is written into it. An absent file has no hash unless the
-    config gives the hash. The plug-in's own check refuses an absent file.
+    A node may have a key ``sha256``. If that key is empty and the class has only one
+    key in ``content_keys``, the hash is written to ``sha256``. An absent file has no
+    hash unless the config gives the hash. The plug-in's own check refuses an absent
+    file.
 
     Args:
         config: Values of a resolved config.

@@ -35,7 +35,7 @@ class StoredClientStates(ClientStates):
     the current state. The other states of the client are superseded. A segment is
     deleted when all its states are superseded. Segments of the last checkpoint are not
     deleted before the next checkpoint. When more than half of the states on disk are
-    superseded, the current states of the emptiest segments are written again.
+    superseded, the current states of the emptiest segments are written to new segments.
 
     Args:
         folder: Folder of the segments.

@@ -72,8 +72,8 @@ class Grid:
         by: Path of the number by which the best point is chosen. The syntax is that of
             `NumberSource.value`, and the path may contain ``{point}``. None: the
             column's own number. A number is measured on held-out data if its path has
-            the part ``val``. Any other choice uses test data and makes the column an
-            oracle.
+            the part ``val``. A choice by any other number uses test data and makes the
+            column an oracle.
         best: Whether the highest or the lowest number is the best.
     """
 
@@ -181,7 +181,7 @@ class NumberSource:
         pooled_rounds: Path ``last_10.<metric>``, with placeholders as in `value`. Some
             papers print a standard deviation over the last ten rounds of all runs of a
             cell. With this path, the report also has this standard deviation, and the
-            mean over the same values. They are left out for columns with their own
+            mean over the same values. Both are left out for columns with their own
             `value`. None: no rounds are pooled.
     """
 

@@ -53,7 +53,8 @@ class Difference:
 
     The paper's number is random, too: it is the mean of `paper_runs` runs. The standard
     deviation of these runs is the one that the paper prints (Welch's test). If the
-    paper prints none, the standard deviation of our runs is used for both.
+    paper prints none, the standard deviation of our runs is used for the paper's runs,
+    too.
 
     Args:
         d: Difference of the means.
