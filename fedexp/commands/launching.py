@@ -95,7 +95,7 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
             with multirun_launcher(config, sweep_job) as launch:
                 _report_dead_worker(lambda: launch(jobs))
         except SystemExit as stop:
-            # A job that runs in this process received SIGTERM.
+            # This exception comes from a job in this process that received SIGTERM.
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
 
     return 0
@@ -241,8 +241,8 @@ def sweep_job(config: Any) -> float:
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
     except Exception as error:
-        # A bug. It is reported at once. Its traceback is in error.txt and is printed at
-        # the end of the sweep.
+        # All other exceptions are bugs. They are reported at once. The traceback is in
+        # error.txt and is printed at the end of the sweep.
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
 

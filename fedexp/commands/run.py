@@ -266,7 +266,7 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
 
     result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
-    # The result was deleted, so the next launch executes the job again.
+    # If the result was deleted, the next launch executes the job again.
     if status == "missing":
         status = "queued"
 

@@ -96,6 +96,7 @@ def _existing_path(value: Any) -> Path | None:
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None
         return path if path is not None and path.exists() else None
-    # The text is too long, or names the home folder of an unknown user.
+    # These errors occur if the text is too long, or names an unknown user's home
+    # folder.
     except (OSError, RuntimeError):
         return None

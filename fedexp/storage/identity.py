@@ -298,7 +298,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         try:
             return importlib.util.find_spec(name)
         except (ImportError, ValueError):
-            # A module without a spec (__main__), or a name that no module can have.
+            # The module has no spec (__main__), or no module can have this name.
             return None
     locations = _locations(parent)
     try:

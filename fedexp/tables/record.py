@@ -50,7 +50,7 @@ class RunRecord:
 
     Args:
         conditions: Conditions of the row.
-        method: Key of its column.
+        method: Key of the run's column.
         seed: Seed of the run.
         split_seed: The seed and the pooled conditions as text. Runs that are compared
             with each other have the same text.
