@@ -89,7 +89,7 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Override]:
-    """Parse one override. The cached list must not be changed.
+    """Parse one override. The returned list is cached and must not be changed.
 
     The jobs of a sweep share most overrides. Without the cache, parsing takes a seventh
     of the time that composing takes.
@@ -115,7 +115,7 @@ def _composed_groups(
 ) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config, and return it as `compose_with_hydra` does.
 
-    The cached config must not be changed.
+    The returned config is cached and must not be changed.
     """
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)

@@ -342,7 +342,7 @@ def _split_of_folder(
 ) -> tuple[Partition | None, str | None]:
     """Return the split that a folder contains, and the reason why it does not fit.
 
-    Each is None if there is no such split or reason.
+    The split is None if the folder has none. The reason is None if there is none.
     """
     path = models.folder.path
     pool = _pool(

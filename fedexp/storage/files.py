@@ -25,7 +25,7 @@ from fedexp.core.errors import StorageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file next to `path` that replaces it at the end.
+    """Yield a temporary file next to `path` that replaces `path` after the block.
 
     At the end of the block, the temporary file is flushed to disk and renamed to
     `path`. After an error it is deleted.

@@ -557,8 +557,8 @@ class Table:
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     """Return whether a cell fits `where`.
 
-    A cell fits if its value of every key of `where` is the value there, or is in the
-    list there.
+    A cell fits if, for every key of `where`, its own value is the value in `where` or
+    is in the list there.
     """
     cell = {**conditions, "method": method}
     return all(

@@ -129,8 +129,8 @@ def output_file(name: str, out: Path | None) -> Path:
 
     Raises:
         ConfigError: If the file is in the installed package, or in the built-in
-            ``conf`` unless that is ``./conf``. Also if no file can be created at the
-            path.
+            ``conf``. The built-in ``conf`` is accepted if it is ``./conf``. Also if no
+            file can be created at the path.
     """
     given = out or Path("conf", "tuned", f"{name}.yaml")
     path = given.resolve()

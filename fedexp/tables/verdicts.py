@@ -217,7 +217,7 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of differences, None for fewer than two.
+    """Return the 95 % interval of the mean of two or more differences, otherwise None.
 
     Args:
         values: At least one finite difference.
