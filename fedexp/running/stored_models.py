@@ -342,7 +342,8 @@ def _split_of_folder(
 ) -> tuple[Partition | None, str | None]:
     """Return the split that a folder contains, and the reason why it does not fit.
 
-    The split is None if the folder has none. The reason is None if there is none.
+    The split is None if the folder has none. The reason is None if the split fits or is
+    None.
     """
     path = models.folder.path
     pool = _pool(
