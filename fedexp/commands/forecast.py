@@ -57,7 +57,7 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
 def _mean_cost(
     config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
 ) -> Cost | None:
-    """Return the mean cost of finished runs that differ from a config only in seeds.
+    """Return the mean cost of finished runs that have a given config up to the seeds.
 
     Runs of every version of the code count. The result is None if there are no such
     runs.

@@ -19,9 +19,9 @@ def mark_joblib_files() -> Iterator[None]:
     """Mark the sweep inside the block, and delete joblib's files of killed sweeps.
 
     joblib names its files by the ID of the process. Other programs that use joblib
-    leave such files, too. A mark tells that an ID belongs to a sweep of fedexp. It is a
-    file in the folder of temporary files. Without a mark, the files of a sweep are
-    never deleted.
+    leave such files, too. The mark of a sweep is a file in the folder of temporary
+    files. It tells that an ID belongs to a sweep of fedexp. Files of processes without
+    a mark are never deleted.
     """
     folder = Path(tempfile.gettempdir()) / f"fedexp-{os.getuid()}"
     mark: Path | None = None

@@ -95,7 +95,7 @@ def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
             with multirun_launcher(config, sweep_job) as launch:
                 _report_dead_worker(lambda: launch(jobs))
         except SystemExit as stop:
-            # A job that runs in this process received SIGTERM.
+            # This exception comes from a job in this process that received SIGTERM.
             return stop.code if isinstance(stop.code, int) else JOB_ERROR
 
     return 0
@@ -167,8 +167,8 @@ def execute_job(job: CheckedJob, what: str) -> dict[str, Any] | int:
         what: Name of the job in the message on how to resume it, such as "this run".
 
     Returns:
-        The result, or the exit code of a job that was interrupted or failed. A message
-        with the reason is printed.
+        The result. If the job was interrupted or failed, the exit code instead. The
+        reason is then printed.
     """
     from fedexp.running.execute import Interrupted, execute
 
@@ -241,8 +241,8 @@ def sweep_job(config: Any) -> float:
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
     except Exception as error:
-        # A bug. It is reported at once. Its traceback is in error.txt and is printed at
-        # the end of the sweep.
+        # All other exceptions are bugs. They are reported at once. The traceback is in
+        # error.txt and is printed at the end of the sweep.
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
 
@@ -331,7 +331,7 @@ def _launcher_pid() -> int | None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """End this worker process if the process of the sweep has ended, or ends later.
+    """End this worker process once the process that launched the sweep has ended.
 
     Otherwise the worker process would execute the other jobs in its queue, and then
     stay idle for minutes. A run that is interrupted in this way can be resumed.

@@ -199,7 +199,8 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     _print_weights_note(configs)
 
     def launch() -> int:
-        # If all jobs are done, Hydra is not called. It would compose every job twice.
+        # If all jobs are done, Hydra is not called, because it would compose every job
+        # again.
         if done == len(configs) and grid:
             return _reuse_results(jobs)
         # Hydra's parser refuses overrides that a flag separates, so the flag comes
@@ -208,7 +209,8 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
     with checked_jobs(jobs), recorded_jobs() as record:
         code = run_sweep(f"sweep-{name}", len(configs), launch)
-        # Only with Hydra's basic sweeper, `configs` has the jobs that were run.
+        # With a sweeper other than Hydra's basic one, other jobs than those in
+        # `configs` may have been run.
         if not grid:
             configs = [resolve_stored(ResolvedConfig.from_stored(one)) for one in record()]
 
@@ -264,7 +266,7 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
 
     result, state = read_result_and_status(folder)
     status = "done" if result else state.get("status", "queued")
-    # The result was deleted, so the next launch executes the job again.
+    # If the result was deleted, the next launch executes the job again.
     if status == "missing":
         status = "queued"
 

@@ -50,7 +50,8 @@ _COLOURS = {
     "stale": "yellow",
     "interrupted": "yellow",
 }
-# What each flag of ``clean`` selects. With ``--yes``, it is deleted.
+# The runs or files that each flag of ``clean`` selects. With ``--yes``, they are
+# deleted.
 _CLEAN_FLAGS = {
     "--failed": "runs that failed",
     "--damaged": "runs whose result or status cannot be read",

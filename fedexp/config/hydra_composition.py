@@ -49,9 +49,9 @@ def use_hydra(overrides: list[str]) -> Iterator[None]:
 def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config inside `use_hydra`.
 
-    Composing the chosen options of all groups takes 80 ms. Each choice is composed once
-    per process, unless ``hydra.searchpath`` adds groups. Overrides of single keys are
-    then set in a copy of the composed config.
+    Composing the chosen options of all groups takes 80 ms. Each combination of options
+    is composed once per process, unless ``hydra.searchpath`` adds groups. Overrides of
+    single keys are then set in a copy of the composed config.
 
     Args:
         overrides: Overrides of one job.
@@ -89,7 +89,7 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Override]:
-    """Parse one override. The cached list must not be changed.
+    """Parse one override. The returned list is cached and must not be changed.
 
     The jobs of a sweep share most overrides. Without the cache, parsing takes a seventh
     of the time that composing takes.
@@ -115,12 +115,12 @@ def _composed_groups(
 ) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config, and return it as `compose_with_hydra` does.
 
-    The cached config must not be changed.
+    The returned config is cached and must not be changed.
     """
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
-    # Data sets are composed after methods. Their keys would replace `dataset` keys that
-    # a method sets.
+    # Data sets are composed after methods, so the keys of a data set would replace
+    # `dataset` keys that a method sets.
     if "dataset" in option_keys("method", str(choices.get("method"))):
         raise dataset_in_method_error(f"method/{choices['method']}")
 

@@ -28,7 +28,8 @@ def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
     """Set the single keys of `overrides` in `config`, in place.
 
     Args:
-        overrides: Parsed overrides of single keys. None is a sweep or chooses a group.
+        overrides: Parsed overrides of single keys, without sweeps and without choices
+            of a group's option.
         config: Composed config.
 
     Raises:

@@ -101,7 +101,7 @@ class Architectures:
             clients: Number of clients.
 
         Returns:
-            One name per client or per step of the cycle. Empty if all clients have
+            One name per client, or fewer names that repeat. Empty if all clients have
             ``model``.
 
         Raises:
@@ -314,9 +314,9 @@ class StateMemory:
     """Keys ``state.*``: memory for client states and stored models.
 
     Args:
-        memory_gb: GB of them that stay on the training device between rounds. ``auto``
-            is a quarter of the memory that is free on a GPU when the run starts, or 1
-            GB on a CPU.
+        memory_gb: GB of client states and stored models that may stay on the training
+            device between rounds. ``auto`` is a quarter of the memory that is free on a
+            GPU when the run starts, or 1 GB on a CPU.
     """
 
     memory_gb: Literal["auto"] | float

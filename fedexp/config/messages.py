@@ -280,9 +280,9 @@ def _unknown_option_error(group: str, name: str, options: list[str], where: str)
 def _key_error(
     error: Exception, overrides: list[str], compose_groups: ComposeGroups
 ) -> ConfigError:
-    """Return the error about an override that does not fit the chosen groups.
+    """Return the error about an override that does not fit the chosen options.
 
-    It names the nearest key of the groups that the command line chose.
+    It names the nearest key of the options that the command line chose.
     """
     text = str(error)
     if "Ambiguous value" in text:

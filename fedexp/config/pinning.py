@@ -24,9 +24,10 @@ _OWN: dict[str, type] = {"client_models": ClientModels}
 def pin(config: dict[str, Any]) -> dict[str, str]:
     """Hash the files that a config names.
 
-    A node may have a key ``sha256``. If it is empty and the class has only one key in
-    ``content_keys``, the hash is written into it. An absent file has no hash unless the
-    config gives the hash. The plug-in's own check refuses an absent file.
+    A node may have a key ``sha256``. If that key is empty and the class has only one
+    key in ``content_keys``, the hash is written to ``sha256``. An absent file has no
+    hash unless the config gives the hash. The plug-in's own check refuses an absent
+    file.
 
     Args:
         config: Values of a resolved config.
@@ -95,6 +96,7 @@ def _existing_path(value: Any) -> Path | None:
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None
         return path if path is not None and path.exists() else None
-    # The text is too long, or names the home folder of an unknown user.
+    # These errors occur if the text is too long, or names an unknown user's home
+    # folder.
     except (OSError, RuntimeError):
         return None

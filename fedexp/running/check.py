@@ -89,8 +89,8 @@ def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
     """Draw every split of several jobs before the first job starts.
 
-    If a split cannot be drawn, this is thus reported early. A job is skipped if files
-    of its data sets are absent.
+    A split that cannot be drawn is thus reported early. A job is skipped if files of
+    its data sets are absent.
 
     Args:
         jobs: Pairs of a job's name, for messages, and its experiment.
@@ -170,8 +170,8 @@ def name_job_in_errors(job: str) -> Iterator[None]:
     Exceptions of a user's own code become `FedexpError`.
 
     Args:
-        job: Name of one of several jobs. Empty if there is only one job. Its errors do
-            not get a name.
+        job: Name of one of several jobs. Empty if there is only one job, so that no
+            name is added.
     """
     try:
         yield

@@ -46,7 +46,8 @@ class Meter:
 def read_timing(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Read ``timing.jsonl``, without the lines that are damaged.
 
-    Damaged lines are no error, because a run should not be refused for its costs.
+    Damaged lines are not an error. A run should not be refused only because its costs
+    cannot be read.
 
     Args:
         path: The file, which may be absent.

@@ -614,8 +614,8 @@ def interrupt_on_sigterm() -> Iterator[None]:
     """Raise `Interrupted` on SIGTERM or SIGHUP inside a block.
 
     SIGHUP is sent when the terminal is closed. If it was ignored before (``nohup``), it
-    stays ignored. Ctrl-C raises KeyboardInterrupt also outside the block. In a thread
-    other than the main thread, nothing is changed.
+    stays ignored. Ctrl-C raises KeyboardInterrupt, inside and outside the block. In a
+    thread other than the main thread, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

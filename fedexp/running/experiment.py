@@ -62,8 +62,8 @@ class Experiment:
         proxy: Data of the server.
         specs: Trained networks, which take samples of `input_shape`. If the model has a
             frozen extractor, they are the part behind the extractor. If training
-            batches are augmented, the features of the extractor would change with every
-            batch. `specs` are then the whole networks.
+            batches are augmented, `specs` are the whole networks instead, because the
+            features of the extractor would change with every batch.
         input_shape: Shape of one sample that the trained networks take.
         extractor: Frozen network whose features the trained networks take, or None.
         task: Loss and metrics.

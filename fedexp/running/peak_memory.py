@@ -116,7 +116,7 @@ def free_memory(device: torch.device) -> int:
     if on_device is not None:
         return on_device
     free = _sizes(Path("/proc/meminfo")).get("MemAvailable")
-    # The system is not Linux. The result is the whole memory of the machine.
+    # Outside of Linux, the result is the whole memory of the machine.
     if free is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -124,7 +124,7 @@ def free_memory(device: torch.device) -> int:
         group = Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
         own = Path("/sys/fs/cgroup", group)
         for folder in (own, *own.parents[:-3]):
-            # There may be no limit, or none that can be read.
+            # A folder may have no limit, or none that can be read.
             with suppress(OSError, ValueError):
                 limit, taken = (
                     int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
@@ -139,9 +139,9 @@ def probe_memory(
 ) -> dict[str, Any]:
     """Measure the peak of the heaviest parts of the coming round.
 
-    As many clients as train at once, the largest ones of the round, take two steps
-    each. Ray's workers are not counted. The model from which the largest client starts
-    is evaluated on one test batch. The results are discarded.
+    The largest clients of the round take two steps each. There are as many of them as
+    train at once. Ray's workers are not counted. The model from which the largest
+    client starts is evaluated on one test batch. The results are discarded.
 
     Returns:
         ``ram`` and ``gpu`` (see `peak_memory`), the ``clients`` that trained, the
@@ -163,7 +163,7 @@ def probe_memory(
 
 def _ram() -> int:
     own = _sizes(Path("/proc/self/status"))
-    # There is no /proc. The peak is in bytes on macOS, and in kB on other systems.
+    # Without /proc, the system gives the peak in bytes on macOS, and otherwise in kB.
     if "VmHWM" not in own:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""Notes on settings that are allowed, but have less or another effect than expected.
+"""Notes on allowed settings whose effect is smaller than expected, or different.
 
 They are shown once when a run begins.
 """
@@ -12,7 +12,7 @@ from fedexp.running.experiment import Experiment
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
-    """Yield one line per setting that has less or another effect than expected."""
+    """Yield one line per setting whose effect is smaller than expected, or differs."""
     config = experiment.config
     if experiment.stored_models is not None and fields(experiment.trainer):
         when = (

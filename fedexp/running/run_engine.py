@@ -65,8 +65,8 @@ class RunEngine(Engine):
         save_steps: Function that saves the steps so far. It is called before the engine
             is chosen, because the choice changes the numerics.
         numerics: Numerics in the run's folder. They have the engine once it is chosen.
-        notes: Notes of the engine in this launch on its choices and fallbacks, without
-            repetition.
+        notes: Notes of the engine on its choices and fallbacks in this launch, each
+            once.
         memory_probe: Result of `probe_memory` on the first jobs, or None if there was
             enough memory without a probe.
     """

@@ -71,7 +71,7 @@ def steps(
         data: Training, validation and test data.
         engine: Executes the clients' jobs.
         snapshot: Snapshot to continue from.
-        on_client: Called with the number of finished clients of a round and of all its
+        on_client: Called with two numbers of a round: its finished clients, and all its
             clients.
 
     Raises:

@@ -246,7 +246,8 @@ def check_facts(
         models: The folder's models.
         required: Facts that the run needs.
         has_samples: Whether the clients' samples are known.
-        unfit: The reason why the folder's split cannot be used, if it has one.
+        unfit: The reason why the folder's split cannot be used. None if it can, or if
+            the folder has no split.
 
     Raises:
         ConfigError: A fact is missing.
@@ -341,7 +342,8 @@ def _split_of_folder(
 ) -> tuple[Partition | None, str | None]:
     """Return the split that a folder contains, and the reason why it does not fit.
 
-    Each is None if there is no such split or reason.
+    The split is None if the folder has none. The reason is None if the split fits or is
+    None.
     """
     path = models.folder.path
     pool = _pool(

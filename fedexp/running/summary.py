@@ -23,15 +23,15 @@ def summarise(
     ``last_10`` has the values of the last ten evaluated rounds, or of all evaluated
     rounds if there are fewer. With them, the values of several runs can be pooled.
     ``mean_last_10`` and ``std_last_10`` are the mean and the standard deviation of
-    these values (divided by their number, like NumPy's).
+    these values. The standard deviation divides by their number, as NumPy's does.
 
     ``rounds_to`` has, for each of ``headline.targets``, the first evaluated round that
     reaches the target, or infinity. A key has two decimals (0.30), or as many as the
     target (0.385).
 
-    ``traced`` is about the headline's metric in the traced series of single models. By
-    series, it has the ``last`` value, the ``best`` value, and the round and iteration
-    of the best value (``at``). A best value on test data is also listed under
+    ``traced`` is about the headline's metric in the traced series of single models. For
+    each series, it has the ``last`` value, the ``best`` value, and the round and
+    iteration of the best value (``at``). A best value on test data is also listed under
     ``oracle/``.
 
     Args:

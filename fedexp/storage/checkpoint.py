@@ -30,8 +30,9 @@ class Checkpoint:
 
     The server's state is stored by content, so a repeated tree is stored once. Between
     saves, a run can also store data here that do not fit into memory. Client states are
-    stored if its first snapshot uses `client_states`. Models are stored if its
-    environment (`Env`) uses `models`. A save writes only what is not on disk yet.
+    stored if the run's first snapshot uses `client_states` of this object. Models are
+    stored if the run's environment (`Env`) uses its `models`. A save writes only what
+    is not on disk yet.
 
     Args:
         folder: Folder of the run.

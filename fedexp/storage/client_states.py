@@ -35,7 +35,7 @@ class StoredClientStates(ClientStates):
     the current state. The other states of the client are superseded. A segment is
     deleted when all its states are superseded. Segments of the last checkpoint are not
     deleted before the next checkpoint. When more than half of the states on disk are
-    superseded, the current states of the emptiest segments are written again.
+    superseded, the current states of the emptiest segments are written to new segments.
 
     Args:
         folder: Folder of the segments.
@@ -113,8 +113,8 @@ class StoredClientStates(ClientStates):
         """
         self._save(list(self._unsaved))
         self._durable = self._next - 1
-        # The digests are stored to detect a missing or exchanged segment. Without it,
-        # earlier states of clients would be used.
+        # The digests are stored to detect a missing or exchanged segment. If it were
+        # not detected, earlier states of clients would be used.
         segments = [[number, self._digests[number]] for number in sorted(self._live)]
         return {
             "first": self._first,
@@ -234,9 +234,9 @@ class StoredClientStates(ClientStates):
     def _clean_up(self) -> None:
         """Write the current states of the emptiest segments again.
 
-        In these segments at least half of the states are superseded. They are written
-        again only if the superseded states on disk outnumber the current states on disk
-        by more than `_SLACK`.
+        In these segments at least half of the states are superseded. Nothing is written
+        unless the superseded states on disk outnumber the current states on disk by
+        more than `_SLACK`.
         """
         if self._dead <= len(self._place) + _SLACK:
             return

@@ -25,7 +25,7 @@ from fedexp.core.errors import StorageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file next to `path` that replaces it at the end.
+    """Yield a temporary file next to `path` that replaces `path` after the block.
 
     At the end of the block, the temporary file is flushed to disk and renamed to
     `path`. After an error it is deleted.
@@ -54,10 +54,10 @@ def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
 def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
     """Yield the temporary files and folders that killed processes left in `folder`.
 
-    The processes ran on this machine, and the files are at least an hour old. A process
-    of another container may have the same host name, and may be alive although its ID
-    is unknown here. The age is checked because no process needs a temporary file for an
-    hour.
+    The processes ran on this machine, and the files are at least an hour old. The age
+    is checked, too, because a process of another container may have the same host name.
+    It may be alive although its ID is unknown here. No process needs a temporary file
+    for an hour.
 
     Args:
         folder: Folder to search.

@@ -47,9 +47,9 @@ _LATER: Mapping[str, object] = {
     "limit.proxy": None,
     "proxy.resize": False,
 }
-# The same for arguments of plug-ins. They are listed by class, because another class
-# may always have had an argument of the same name. Names are relative to the node of
-# the plug-in.
+# Arguments of plug-ins that were added later, with the same effect. They are listed by
+# class, because another class may have had an argument of the same name from the start.
+# Names are relative to the node of the plug-in.
 _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "fedexp.methods.dense.Dense": {"reestimate_batch_norm": False},
     "fedexp.methods.fedcda.FedCDA": {
@@ -162,8 +162,8 @@ def imports_random(modules: tuple[str, ...]) -> bool:
     """Return whether user code imports Python's `random`.
 
     Args:
-        modules: Modules of plug-ins. Modules of fedexp are not searched. The user's
-            modules that the others import are searched too.
+        modules: Modules of plug-ins. The user's modules that they import are searched
+            too. Modules of fedexp are not searched.
     """
     return any(
         name.partition(".")[0] == "random"
@@ -298,7 +298,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         try:
             return importlib.util.find_spec(name)
         except (ImportError, ValueError):
-            # A module without a spec (__main__), or a name that no module can have.
+            # The module has no spec (__main__), or no module can have this name.
             return None
     locations = _locations(parent)
     try:

@@ -321,7 +321,7 @@ def _reading(folder: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    # Metadata that only fedexp writes is missing or damaged.
+    # These errors occur if metadata that only fedexp writes is missing or damaged.
     if isinstance(error, AttributeError | KeyError | TypeError | ValueError | RecursionError):
         return "the file does not name the networks of the models"
     return str(error)

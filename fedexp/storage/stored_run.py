@@ -164,10 +164,10 @@ class StoredRun:
         return found if isinstance(found, dict) else {}
 
     def choice(self, group: str) -> str:
-        """Return the method or the data set of the run, as `group` asks.
+        """Return the run's option of `group`, which is ``method`` or ``dataset``.
 
-        It is the chosen option of the group. If the option is unknown, it is the
-        matching part of the folder's name.
+        If the chosen option is not known, the matching part of the folder's name is
+        returned.
         """
         method, _, dataset = self.path.parent.name.rpartition("-")[0].partition("-")
         return str(self.choices.get(group) or {"method": method, "dataset": dataset}[group])
@@ -179,7 +179,7 @@ class StoredRun:
 
     @property
     def headline(self) -> dict[str, Any] | None:
-        """Metric, rule and value of the run's main result, or None until it is done."""
+        """Metric, rule and value of the main result, or None until the run is done."""
         return self.result.get("headline") if self.status == "done" else None
 
     @property
@@ -191,7 +191,7 @@ class StoredRun:
 
     @cached_property
     def updated(self) -> datetime.datetime:
-        """Time of the last status, or of the folder's last change without a status."""
+        """Time of the last status. If there is no status, the folder's last change."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             moment = datetime.datetime.fromisoformat(self.state["updated"])
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
@@ -271,7 +271,7 @@ def find_run(root: Path, name: str) -> StoredRun:
             got=", ".join(shown + more),
         )
 
-    runs.sort(key=lambda run: not run.is_aside)  # suggest files that were set aside last
+    runs.sort(key=lambda run: not run.is_aside)  # runs set aside are suggested last
     known = {
         key: run.name
         for run in runs

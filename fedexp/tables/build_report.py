@@ -104,8 +104,8 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
     """Return whether a report lacks runs of its variant, or contains other runs.
 
-    It does if the user asked for only some cells, for other seeds or for other
-    overrides. It also does if some runs have no number.
+    The result is True if the user asked for only some cells, for other seeds or for
+    other overrides. It is also True if some runs have no number.
     """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True

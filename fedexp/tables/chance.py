@@ -26,7 +26,8 @@ _CHANCE = {
     "cifar10_jpeg": 0.1,
     "cifar100": 0.01,
 }
-# An accuracy counts as at chance level up to 1 + this margin times the chance level.
+# An accuracy counts as at chance level if it is at most (1 + margin) times the chance
+# level.
 _MARGIN = 0.1
 # Paths of numbers that are accuracies of a trained model.
 _ACCURACY = re.compile(r"(best|metrics|per_client|rounds)\..*/acc(\.\d+)?")

@@ -299,7 +299,7 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
 
 
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
-    """Keep only ``method`` and the keys that identify a row in a ``where``.
+    """Return a ``where`` with only ``method`` and the keys that identify a row.
 
     Runs that differ only in other conditions are pooled in a row.
     """
@@ -486,15 +486,15 @@ def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
 def _levels(claim: Claim, rows: int) -> tuple[float, float]:
     """Return the significance levels at which a row is decided as yes and as no.
 
-    The claim is supported if `needed` rows are yes, and contradicted if more than
-    rows - needed rows are no. `LEVEL` is divided by the number of rows that could
-    decide the claim wrongly (Bonferroni):
+    The claim needs `needed` of its rows. It is supported if that many rows are yes, and
+    contradicted if more than ``rows - needed`` rows are no. `LEVEL` is divided by the
+    number of rows that could decide the claim wrongly (Bonferroni):
 
-    - If the claim is false, at most needed - 1 rows are truly yes. One wrong yes among
-      the other rows - needed + 1 rows could support it. The level of yes is divided by
-      this number.
+    - If the claim is false, at most ``needed - 1`` rows are truly yes. One wrong yes
+      among the other rows could support it. There are at least ``rows - needed + 1`` of
+      them. The level of yes is divided by this number.
     - If the claim is true, at least `needed` rows are truly yes. One wrong no among
-      them could contradict it. The level of no is divided by `needed`.
+      these rows could contradict it. The level of no is divided by `needed`.
 
     For example, if the claim needs all rows, the level of no is divided by their
     number. If it needs one row, the level of yes is divided by the number of rows.
@@ -640,7 +640,7 @@ def _in_favour(rows: Sequence[ClaimRow]) -> str:
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
     """Count the rows in which the paper's own numbers fit the claim.
 
-    The printed numbers of the full variant's rows count, for every variant of our runs.
+    These are the rows of the full variant, even if our runs are of a smaller variant.
 
     Returns:
         The count as text (empty if the paper prints too few numbers), and whether the

@@ -55,7 +55,7 @@ class CellRun:
 
 
 def find_run(job: Job, *, any_code: bool = False) -> CellRun:
-    """Find the run of a job in its present state.
+    """Find the stored run of a job and read its result and status.
 
     Args:
         job: The job.

@@ -50,7 +50,7 @@ class RunRecord:
 
     Args:
         conditions: Conditions of the row.
-        method: Key of its column.
+        method: Key of the run's column.
         seed: Seed of the run.
         split_seed: The seed and the pooled conditions as text. Runs that are compared
             with each other have the same text.
@@ -409,8 +409,9 @@ def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> T
 def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord:
     """Complete a record with runs of other records.
 
-    A run is added if the record lacks it, or if only the other record has its number.
-    All other fields, such as `TableRecord.only`, are those of the first record.
+    A run is added if the record lacks it, or has it without a number while the other
+    record has the number. All other fields, such as `TableRecord.only`, are those of
+    the first record.
 
     Raises:
         ConfigError: Another record has another variant, other seeds or other overrides.

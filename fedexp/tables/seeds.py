@@ -24,9 +24,9 @@ class Comparison:
         seeds: Common seeds.
         difference: Mean of the paired differences, None without pairs.
         interval: 95 % interval (Student's t).
-        p: Two-sided p value, adjusted if several comparisons were made. It is None, as
-            is `interval`, if there are fewer than two pairs, if all differences are
-            equal, or if a difference is not finite.
+        p: Two-sided p value, adjusted if several comparisons were made. Both `p` and
+            `interval` are None if there are fewer than two pairs, if all differences
+            are equal, or if a difference is not finite.
     """
 
     a: str

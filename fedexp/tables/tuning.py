@@ -128,9 +128,8 @@ def output_file(name: str, out: Path | None) -> Path:
         out: Path that the user gave. None: ``./conf/tuned/<name>.yaml``.
 
     Raises:
-        ConfigError: If the file is in the installed package, or in the built-in
-            ``conf`` unless that is ``./conf``. Also if no file can be created at the
-            path.
+        ConfigError: If the file is in the installed package, or in a built-in ``conf``
+            other than ``./conf``. Also raised if no file can be created at the path.
     """
     given = out or Path("conf", "tuned", f"{name}.yaml")
     path = given.resolve()

@@ -53,7 +53,8 @@ class Difference:
 
     The paper's number is random, too: it is the mean of `paper_runs` runs. The standard
     deviation of these runs is the one that the paper prints (Welch's test). If the
-    paper prints none, the standard deviation of our runs is used for both.
+    paper prints none, the standard deviation of our runs is used for the paper's runs,
+    too.
 
     Args:
         d: Difference of the means.
@@ -136,7 +137,7 @@ def judge(
 
     - ``reproduced`` if the 90 % interval of the difference is within the tolerance.
     - ``different`` if the 95 % interval is beyond the tolerance.
-    - ``close`` if neither holds and `Difference.close` does.
+    - ``close`` if it is neither of these, and `Difference.close` is true.
     - ``undecided`` otherwise.
 
     An infinite number means that a run never reaches a target. An infinite number of
@@ -216,7 +217,7 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of differences, None for fewer than two.
+    """Return the 95 % interval of the mean of two or more differences, otherwise None.
 
     Args:
         values: At least one finite difference.

@@ -20,8 +20,9 @@ class ClassCountsDrawing(Drawing):
     """The class counts of each client, with one panel per row of the table.
 
     A panel shows the split of the row's lowest seed. It has one line of fields per
-    class and one column per client. Each field contains its number of samples. The
-    darkness of the field grows with the square root of this number.
+    class and one column per client. Each field contains the number of samples of its
+    class at its client. The darkness of the field grows with the square root of this
+    number.
 
     Args:
         title: Title of the picture.

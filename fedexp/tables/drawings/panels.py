@@ -47,8 +47,8 @@ class Curve:
 class Panels(Drawing):
     """One panel per combination of `panels`, with one curve per method.
 
-    A curve is the mean over the runs of a method in the panel, which usually differ in
-    the seed. Around it is a band of one standard deviation.
+    A curve is the mean over the runs of a method in the panel. These runs usually
+    differ in the seed. Around the curve is a band of one standard deviation.
 
     Args:
         curves: Methods drawn as curves.

@@ -38,7 +38,8 @@ class SamplesDrawing(Drawing):
         codes: Number of latent codes from N(0, I). Each code is one row of a block.
         methods: Columns of the table that are drawn. Empty: all columns.
         model: Index of the drawn model by column, for columns whose runs deliver one
-            model per client. If a column is absent, its first model is drawn.
+            model per client. For a column that is absent here, the first model is
+            drawn.
         judge: Column whose model classifies the generated images. An image x is
             classified as the class y with the highest bound on log p(x | y). Beside
             each block is the share of images that are classified as their intended

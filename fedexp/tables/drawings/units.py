@@ -30,9 +30,10 @@ class Units(Drawing):
     """A picture of weight rows, with one panel per method.
 
     A panel shows the clients' models V_i after the last stored iteration. A row of one
-    model is met by another model if its nearest row there has the same number. The
-    second line of a panel's title has the share of met rows (`met`). If it was traced,
-    it also has the mean accuracy of the V_i on their own clients' training data.
+    model is met by another model if, among the rows of the other model, the nearest one
+    has the same number. The second line of a panel's title has the share of met rows
+    (`met`). If it was traced, it also has the mean accuracy of the V_i on their own
+    clients' training data.
 
     Args:
         layer: Name of the weight whose rows are drawn.

@@ -31,7 +31,7 @@ _TALLEST = 45.0
 _COLUMNS = 2
 _DECADES = 1.5
 # Colour and marker by the name of the verdict, and whether the marker is filled.
-# No two verdicts have the same marker and filling.
+# No two verdicts have the same combination of marker and filling.
 VERDICT_STYLES: dict[str, tuple[Colour, str, bool]] = {
     "reproduced": ("blue", "o", True),
     "close": ("green", "D", True),

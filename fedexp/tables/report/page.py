@@ -44,8 +44,8 @@ class Links:
     """The relative links of a page.
 
     Args:
-        runs: Links to the files of each run by name, for the run's folder. The name
-            ``folder`` is the link to the folder itself.
+        runs: For the folder of each run, the links to the run's files by name. The link
+            named ``folder`` leads to the folder itself.
         files: Files beside the page.
         configs: Resolved configs by their hashes. The page shows the configs.
     """
@@ -205,7 +205,7 @@ def _key(report: Report) -> list[str]:
 
 
 def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
-    """Return whether each row has another first condition than the row above it."""
+    """Return, for each row, whether its first condition differs from the row above."""
     firsts = [next(iter(shown.row.conditions.values()), None) for shown in rows]
     return [
         len(report.keys) > 1 and (at == 0 or first != firsts[at - 1])

@@ -162,7 +162,7 @@ _DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} 
 
 
 def _hours(row: Mapping[str, Any]) -> str:
-    """Return the hours of stored runs. Without any, return those in the table's file.
+    """Return the hours of stored runs, or those in the table's file if none is stored.
 
     Example for hours in a file: ``0.88, reduced 0.69``.
     """
