@@ -110,10 +110,10 @@ def _other_results(folder: Path) -> tuple[Path, ...]:
 
 
 def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[str, ...], CellRun]:
-    """Find the runs of all jobs, by the overrides of the jobs.
+    """Return the run of each job, keyed by the job's overrides.
 
-    Overrides of the user may turn several jobs into one run. Such a run is altered if
-    it is altered for any of these jobs.
+    Overrides of the user may turn several jobs into one run. If they change at least
+    one of these jobs, the run is marked as altered (`CellRun`).
 
     Args:
         cells: Cells with their jobs.

@@ -183,9 +183,10 @@ class TableRecord:
     missed: Sequence[str] = ()
 
     def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
-        """Return the runs of a cell, each once per point of a grid.
+        """Return the runs of a cell without repetition.
 
-        The user's overrides may turn several jobs into one run. A job that the record
+        The user's overrides may turn several jobs into one run. It is returned once for
+        each point of the column's grid. A job that the record
         lacks, such as one that was added to the table later, has the status
         ``missing``.
         """

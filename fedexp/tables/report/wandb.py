@@ -105,7 +105,7 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
 def counts(report: Report) -> dict[str, int]:
     """Return `texts.headline` as numbers, such as ``claims/supported``.
 
-    Our own expectations are counted as ``ours/undecided``.
+    Claims of our own are counted under ``ours/`` instead of ``claims/``.
     """
     found = Counter(
         f"{'ours' if claim.is_ours else 'claims'}/{claim.state}" for claim in report.claims
