@@ -16,12 +16,13 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextlib.contextmanager
 def mark_joblib_files() -> Iterator[None]:
-    """Mark the sweep inside the block, and delete joblib's files of killed sweeps.
+    """Delete files that joblib left for killed sweeps, and mark this sweep.
 
     joblib names its files by the ID of the process. Other programs that use joblib
-    leave such files, too. The mark of a sweep is a file in the folder of temporary
-    files. It tells that an ID belongs to a sweep of fedexp. Files of processes without
-    a mark are never deleted.
+    leave such files, too, so the names do not show which files are fedexp's. Each sweep
+    therefore writes a mark, a file with its process ID in the folder of temporary
+    files. Files of processes without a mark are never deleted. The mark of this sweep
+    is deleted at the end of the block.
     """
     folder = Path(tempfile.gettempdir()) / f"fedexp-{os.getuid()}"
     mark: Path | None = None

@@ -139,11 +139,11 @@ class TeacherEnsemble:
     def _sums(
         self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool
     ) -> Sums:
-        """Compute sums over the teachers of the part that begins at `start`.
+        """Compute sums over one part of the teachers, those from number `start` on.
 
         Returns:
-            The sum of the weighted logits (b, C), the sum of the distances of
-            statistics, and minus the sum of the mean absolute features.
+            The sum of the weighted logits (b, C), the sum of the teachers' distances of
+            BatchNorm statistics, and the negated sum of their mean absolute features.
         """
         if self._stacks:
             each, distances, sizes = self._run_stacked(start, inputs, norms, features)

@@ -1,9 +1,9 @@
 """Processes of the workers engine: the fork server and the workers.
 
-The fork server has imported everything, and forks the workers. The fork server and each
-worker have a socket. Such a process ends when the run's process closes the other end of
-its socket. Every message is a `Message`. Values that do not fit into a message are in
-shared memory. No thread is started before the fork.
+The fork server has imported everything, and forks the workers. A socket connects each
+of these processes to the run's process. They end when the run's process closes its end
+of the socket. Every message is a `Message`. Values that do not fit into a message are
+in shared memory. No thread is started before the fork.
 """
 
 from __future__ import annotations

@@ -306,12 +306,12 @@ class _Side:
     """The incoming or outgoing weights of one layer, by which units are compared.
 
     Args:
-        neighbour: Group whose maps move the entries that are compared. None: nothing
-            moves them.
-        x: Entries of shape (models, n, k, m). The last three axes are units, entries of
-            an edge and units of the neighbour.
-        powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of
-            x^4.
+        neighbour: The neighbouring group, whose assignments permute the last axis of x.
+            None: no assignment permutes it.
+        x: Weights of shape (models, n, k, m): n units, k weights per connection, and m
+            units of the neighbour.
+        powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of x^4
+            over the last axis.
     """
 
     neighbour: str | None

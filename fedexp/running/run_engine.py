@@ -131,8 +131,8 @@ class RunEngine(Engine):
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )
         rounds = config.rounds - jobs[0].round
-        # Jobs with stored models do not train. If there are later rounds, the engine is
-        # chosen as if the jobs of this round trained.
+        # Jobs with stored models do not train. If later rounds train, the engine is
+        # chosen as if these jobs had to train as well.
         if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)

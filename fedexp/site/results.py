@@ -147,7 +147,7 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Count the states of the paper's claims that were tested on full variants.
+        """Count the states of the paper's claims, tested on full and partial variants.
 
         Claims that were tested on reduced runs do not count.
         """

@@ -385,8 +385,8 @@ def _by_seed(cell: Cell) -> dict[int, float]:
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
     """Yield the paper's cells for which we have no number, then `Table.omits`.
 
-    Several missing cells are listed as one item if they are all cells of a method, or
-    all cells with one value of a condition.
+    If every cell of a method is missing, these cells are listed as one item. So are the
+    cells with one value of a condition.
     """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)

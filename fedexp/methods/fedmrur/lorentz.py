@@ -7,8 +7,8 @@ Update:
     z in R^d is lifted to ``L(z) = (sqrt(beta + ||z||^2), z)``. The Lorentzian product
     is ``<x, y> = -x_0 y_0 + sum_i x_i y_i``. Among the points (x_0, z) with a positive
     x_0, L(z) is the only one with ``<L(z), L(z)> = -beta``. The squared distance of z
-    and a is ``-2 beta - 2 <L(z), L(a)>``. Nickel & Kiela 2018 lift by the exponential map at the
-    origin, which overflows for vectors with the norms of usual features.
+    and a is ``-2 beta - 2 <L(z), L(a)>``. Nickel & Kiela 2018 lift by the exponential
+    map at the origin, which overflows for vectors with the norms of usual features.
 """
 
 from __future__ import annotations
