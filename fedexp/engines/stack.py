@@ -51,12 +51,12 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.engines.kernels.kernel import (
     FusedKernel,
-    NotStackableError,
     StackBatch,
     StackedVectors,
     StackKernel,
     StackTrees,
     UnlikeClientsError,
+    UnlikeJobsError,
 )
 
 
@@ -276,7 +276,7 @@ class _Training:
             By name and client, the values in the order of the client's steps.
         """
         tree = {**self._whole.params, **self._whole.buffers}
-        unknown = all(map(on_cpu, tree.values()))
+        unknown = all(on_cpu(value.device) for value in tree.values())
         device = self._measured["loss"][0].device
         # A trainer may measure numbers of another type, or on another device, than the
         # loss.
@@ -432,13 +432,13 @@ def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
     """Return the ascent of the stack, or None.
 
     Raises:
-        NotStackableError: The ascents differ from client to client.
+        UnlikeJobsError: The ascents differ from client to client.
     """
     if not overrides(trainer, "ascent"):
         return None
     ascents = {trainer.ascent(ctx) for ctx in own}
     if len(ascents) > 1:
-        raise NotStackableError("its ascents differ from client to client")
+        raise UnlikeJobsError("its ascents differ from client to client")
     return ascents.pop()
 
 
@@ -450,7 +450,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
     stack immediately. Stacking them later would move twice as much memory.
 
     Raises:
-        NotStackableError: The adjustments differ in more than their trees.
+        UnlikeJobsError: The adjustments differ in more than their trees.
     """
     if not overrides(trainer, "adjustment"):
         return None
@@ -468,7 +468,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
         parts = _parts(how)
         kinds.add(how and (how.gradient, how.pull, *parts))
         if len(kinds) > 1:
-            raise NotStackableError(
+            raise UnlikeJobsError(
                 "its adjustments differ from client to client in more than their trees"
             )
 

@@ -19,7 +19,7 @@ from fedexp.core.engine import Engine, EngineContext, probed
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.kernel import num_steps
 from fedexp.core.numerics import Numerics
-from fedexp.engines.kernels.kernel import NotStackableError, StackKernel
+from fedexp.engines.kernels.kernel import NotStackableError, StackKernel, UnlikeJobsError
 from fedexp.engines.kernels.linear import Linear
 from fedexp.engines.kernels.vmapped import Vmapped
 from fedexp.engines.rule import Workload
@@ -236,15 +236,18 @@ class Vectorized(Engine):
                 # memory is lacking here, smaller stacks are tried.
                 if not on_cpu(data.train.x.device):
                     results = iter(list(results))
-        except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
+        except UnlikeJobsError as error:
+            # Clients with the same number of samples may be alike. Other stacks must not
+            # depend on this one, because processes divide the stacks.
             parts = _by_size(jobs, data)
-            # Jobs are marked as unstackable only if they fail although all clients of
-            # the stack have the same number of samples. Such jobs always fail. The mark
-            # therefore does not depend on how stacks are divided among processes.
+            if len(parts) in (1, len(jobs)):
+                self.note(_one_by_one(jobs[0], str(error)))
             if len(parts) == 1:
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))
-                self.note(_one_by_one(jobs[0], str(error)))
+        except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
+            self._unstackable.add(_code_of(jobs[0]))
+            self.note(_one_by_one(jobs[0], str(error)))
         except OutOfMemoryError:
             if not half:
                 raise
@@ -254,8 +257,6 @@ class Vectorized(Engine):
         # The retry starts after the `except` blocks. The frames of the failed attempt
         # and their memory are then gone.
         if parts:
-            # Smaller parts may be stackable. For example, clients with the same number
-            # of samples may have the same adjustment.
             trained = chain(*(self._train([jobs[i] for i in part], data) for part in parts))
             positions = chain(*parts)
             numbered = sorted(zip(positions, trained, strict=True), key=itemgetter(0))

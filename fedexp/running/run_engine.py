@@ -47,10 +47,10 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
         raise damaged(folder.path / _FILE, str(error)) from error
 
     check_device(first.device, first.dtype)
-    kept = asdict(first)
-    asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != kept[k]}
+    resumed = asdict(first)
+    asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != resumed[k]}
     if asked:
-        chosen = {k: kept[k] for k in asked}
+        chosen = {k: resumed[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {chosen} (asked for now: {asked})")
 
     return first

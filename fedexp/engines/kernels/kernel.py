@@ -28,6 +28,13 @@ class NotStackableError(Exception):
     """
 
 
+class UnlikeJobsError(NotStackableError):
+    """The jobs differ in something that a stack must have in common.
+
+    Jobs of clients with the same number of samples may be alike.
+    """
+
+
 class UnlikeClientsError(Exception):
     """A loss has read a number that differs between the clients of a batch.
 
@@ -195,7 +202,7 @@ class StackKernel(ABC):
                 return self.gradients(moved, batch)[0]
             except UnlikeClientsError as error:
                 # The first pass changed the buffers, so the step cannot be repeated.
-                raise NotStackableError(
+                raise UnlikeJobsError(
                     f"its loss reads {error} in the second pass of a step only"
                 ) from error
 
