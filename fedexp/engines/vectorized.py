@@ -237,8 +237,8 @@ class Vectorized(Engine):
                 if not on_cpu(data.train.x.device):
                     results = iter(list(results))
         except UnlikeJobsError as error:
-            # Clients with the same number of samples may be alike. Other stacks must not
-            # depend on this one, because processes divide the stacks.
+            # Clients with the same number of samples may be alike. Other stacks must
+            # not depend on this one, because processes divide the stacks.
             parts = _by_size(jobs, data)
             if len(parts) in (1, len(jobs)):
                 self.note(_one_by_one(jobs[0], str(error)))
