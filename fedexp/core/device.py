@@ -185,12 +185,13 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 
 def global_generator_states() -> tuple[bytes, ...]:
     """Return the states of the global generators of the CPU, and of GPUs in use."""
-    states = [torch.default_generator.get_state()]
-    if has_started_cuda():
-        states += [generator.get_state() for generator in torch.cuda.default_generators]
-    if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
-        states += [generator.get_state() for generator in torch.xpu.default_generators]
-    return tuple(state.numpy().tobytes() for state in states)
+    # This is asked for several times per client.
+    states: tuple[bytes, ...] = (torch.default_generator.get_state().numpy().tobytes(),)
+    for module in (torch.cuda, torch.xpu):
+        if module.is_initialized():
+            generators = module.default_generators
+            states += tuple(each.get_state().numpy().tobytes() for each in generators)
+    return states
 
 
 def has_bf16(device: torch.device) -> bool:
