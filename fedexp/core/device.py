@@ -19,6 +19,7 @@ OutOfMemoryError = torch.OutOfMemoryError
 """The error of a device that lacks memory."""
 
 _UNTESTED = ("mps", "xpu")
+_SHARES_MEMORY = ("cpu", "mps")  # kinds that use the machine's memory
 # Kinds of devices on which convolutions are faster if tensors are channels last.
 _CHANNELS_LAST_ON = ("cuda",)
 # Bytes of inputs that are gathered in one call. Larger chunks need fewer calls. A chunk
@@ -109,14 +110,14 @@ def synchronise(device: torch.device) -> None:
 
 def hardware(device: torch.device) -> str | None:
     """Return the name of the device's hardware, or None if torch does not know it."""
-    if device.type in ("cpu", "mps"):
+    if device.type in _SHARES_MEMORY:
         return None
     return str(torch.get_device_module(device.type).get_device_name(device))
 
 
 def total_memory(device: torch.device) -> int | None:
     """Return the device's own memory in bytes, or None if it uses the machine's."""
-    if device.type in ("cpu", "mps"):
+    if device.type in _SHARES_MEMORY:
         return None
     return int(torch.get_device_module(device.type).mem_get_info(device)[1])
 
@@ -126,7 +127,7 @@ def free_device_memory(device: torch.device) -> int | None:
 
     None means that the device uses the machine's memory.
     """
-    if device.type in ("cpu", "mps"):
+    if device.type in _SHARES_MEMORY:
         return None
     module = torch.get_device_module(device.type)
     unused = module.memory_reserved(device) - module.memory_allocated(device)
@@ -135,7 +136,7 @@ def free_device_memory(device: torch.device) -> int | None:
 
 def reset_device_peak(device: torch.device) -> None:
     """Start a new measurement of the peak memory, if the device has its own memory."""
-    if device.type not in ("cpu", "mps"):
+    if device.type not in _SHARES_MEMORY:
         torch.get_device_module(device.type).reset_peak_memory_stats(device)
 
 
@@ -144,7 +145,7 @@ def device_peak(device: torch.device) -> int | None:
 
     None means that the device uses the machine's memory.
     """
-    if device.type in ("cpu", "mps"):
+    if device.type in _SHARES_MEMORY:
         return None
     return int(torch.get_device_module(device.type).max_memory_allocated(device))
 

@@ -86,7 +86,7 @@ class Dataset(ABC):
     targets: ClassVar[Targets] = "labels"
     # Whether samples have 8 bits per value (False: floating point)
     pixels: ClassVar[bool] = True
-    # Whether the config alone determines the samples. It is False for data sets that
+    # Whether only the config determines the samples. It is False for data sets that
     # read files
     pinned: ClassVar[bool] = False
     # Whether the samples are bit-identical to those of the papers. False means a

@@ -71,13 +71,9 @@ def seconds(ensemble: TeacherEnsemble, inputs: Tensor, repeats: int = _REPEATS) 
 
 def _pass_seconds(ensemble: TeacherEnsemble, inputs: Tensor) -> float:
     leaf = inputs.detach().requires_grad_()
-    _wait(inputs)
+    synchronise(inputs.device)
     began = time.perf_counter()
     shown = ensemble.show(leaf, norms=True)
     torch.autograd.grad(shown.logits.square().sum() + shown.statistics, leaf)
-    _wait(inputs)
-    return time.perf_counter() - began
-
-
-def _wait(inputs: Tensor) -> None:
     synchronise(inputs.device)
+    return time.perf_counter() - began

@@ -139,7 +139,7 @@ def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | Non
 def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """Refuse a stored result that was computed on other data.
 
-    Data that the config alone determines, such as ``synthetic``, are not checked. Other
+    Data that only the config determines, such as ``synthetic``, are not checked. Other
     data are compared if their files are present.
     """
     present = data_content(config)

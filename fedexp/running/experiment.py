@@ -435,8 +435,8 @@ def data_content(config: ResolvedConfig) -> list[str | None] | None:
 
     Returns:
         The two fingerprints. Each is None if its data are absent. The second is also
-        None if there is no ``proxy.dataset``. The whole result is None if the config
-        alone determines all data.
+        None if there is no ``proxy.dataset``. The whole result is None if only
+        the config determines all data.
     """
     own = Config.of(config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
