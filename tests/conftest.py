@@ -86,3 +86,11 @@ def _untouched_global_rng():
     before = torch.random.get_rng_state()
     yield
     assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"
+
+
+@pytest.fixture
+def channels_last_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store 4-D tensors of networks channels last on the CPU, too."""
+    from fedexp.core import device
+
+    monkeypatch.setattr(device, "_CHANNELS_LAST_ON", ("cpu", "cuda"))

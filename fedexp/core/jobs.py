@@ -120,15 +120,22 @@ class ClientResult:
         slow if their layouts differ. If all tensors have the layout already, the result
         itself is returned.
         """
-        first = next(iter(self.weights.params.values()), None)
-        last = first is not None and computes_channels_last(self.weights.spec, first.device.type)
-        own = [self.weights.params, self.weights.buffers, *self.payload.values()]
-        others = [*(self.state or {}).values(), *self.probes.values()]
-        if all(
-            value.is_contiguous(memory_format=_layout(value, last))
-            for tree in (*own, *others)
+        every = [
+            value
+            for tree in (
+                self.weights.params,
+                self.weights.buffers,
+                *self.payload.values(),
+                *(self.state or {}).values(),
+                *self.probes.values(),
+            )
             for value in tree.values()
-        ):
+        ]
+        last = bool(every) and computes_channels_last(self.weights.spec, every[0].device.type)
+        # This runs once per client, so the common case is kept short.
+        if not last and all(map(Tensor.is_contiguous, every)):
+            return self
+        if all(value.is_contiguous(memory_format=_layout(value, last)) for value in every):
             return self
 
         weights = Weights(

@@ -349,15 +349,17 @@ def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
 
-@by_spec
 def computes_channels_last(spec: ModelSpec, device: str) -> bool:
     """Return whether 4-D tensors of this network are stored channels last on `device`.
 
     A network's class refuses this layout with ``channels_last = False``.
     """
-    return prefers_channels_last(device) and getattr(
-        locate(spec.arch, nn.Module, "model"), "channels_last", True
-    )
+    return prefers_channels_last(device) and _allows_channels_last(spec)
+
+
+@by_spec
+def _allows_channels_last(spec: ModelSpec) -> bool:
+    return getattr(locate(spec.arch, nn.Module, "model"), "channels_last", True)
 
 
 def channels_last(params: Tree) -> Tree:

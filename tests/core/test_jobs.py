@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fedexp.core import device, weights
 from fedexp.core.jobs import ClientResult
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.ray_wire import SentResult
 from tests.world import CPU
 
 SMALL = ModelSpec("tests.core.test_kernel.Small", (("input_shape", (1, 2, 2)), ("num_classes", 3)))
-
-
-@pytest.fixture
-def channels_last(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compute channels last on the CPU, too."""
-    monkeypatch.setattr(device, "_CHANNELS_LAST_ON", ("cpu", "cuda"))
-    weights.computes_channels_last.cache_clear()
-    yield
-    weights.computes_channels_last.cache_clear()
 
 
 def result_with(payload: torch.Tensor) -> ClientResult:
@@ -40,7 +29,7 @@ def test_transposed_tensors_become_contiguous() -> None:
     assert laid.in_order() is laid
 
 
-@pytest.mark.usefixtures("channels_last")
+@pytest.mark.usefixtures("channels_last_on_cpu")
 def test_tensors_become_channels_last_where_the_network_computes_so() -> None:
     value = torch.arange(24.0).view(1, 2, 3, 4)
     laid = result_with(value).in_order()

@@ -5,7 +5,6 @@ cannot be.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import torch
 
 from fedexp.config.compose import compose
 from fedexp.config.keys import Config
-from fedexp.core import device, weights
 from fedexp.core.errors import ConfigError
 from fedexp.core.kernel import train_client
 from fedexp.core.model_check import check_model
@@ -153,15 +151,6 @@ def test_clients_trained_under_bf16_stay_in_their_dtype() -> None:
 # ---------------------------------------------------------------- channels last
 
 
-@pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Channels last on the CPU, too."""
-    monkeypatch.setattr(device, "_CHANNELS_LAST_ON", ("cpu", "cuda"))
-    weights.computes_channels_last.cache_clear()
-    yield
-    weights.computes_channels_last.cache_clear()
-
-
 def one_step(x: torch.Tensor) -> tuple[Weights, list[torch.Tensor]]:
     weights = Weights.init(CNN, 1, CPU, torch.float32)
     params = {name: value.clone().requires_grad_() for name, value in weights.params.items()}
@@ -173,7 +162,7 @@ def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) ->
     x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     plain, expected = one_step(x)
     assert all(value.is_contiguous() for value in plain.params.values())
-    request.getfixturevalue("forced")
+    request.getfixturevalue("channels_last_on_cpu")
     weights, found = one_step(x)
     maps = [value for value in weights.params.values() if value.dim() == 4]
     assert maps
@@ -189,7 +178,8 @@ def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) ->
     assert Weights(CNN, again.params, again.buffers).params is again.params
 
 
-def test_convolutions_with_channels_last_are_stacked(forced: None) -> None:
+@pytest.mark.usefixtures("channels_last_on_cpu")
+def test_convolutions_with_channels_last_are_stacked() -> None:
     w = make_world(data=make_data((12, 12, 12)), model={"_target_": "tests.core.test_kernel.Small"})
     jobs = next_jobs(w.aggregator, w.env, Snapshot(0, w.aggregator.init(w.env)))
     engine = Vectorized(stack=3)
@@ -229,7 +219,7 @@ def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(
     assert "channels_last = False" in str(error.value)
     check_model(own, (1, 8, 8), (3,), "cuda")
     check_model(CNN, (3, 32, 32), (10,), "cuda")
-    request.getfixturevalue("forced")
+    request.getfixturevalue("channels_last_on_cpu")
     assert all(
         value.is_contiguous() for value in Weights.init(own, 0, CPU, torch.float32).params.values()
     )

@@ -313,6 +313,28 @@ def test_the_median_is_numpys_and_buffers_are_averaged(count: int) -> None:
             assert value == max(each)
 
 
+def test_integer_and_boolean_buffers_take_their_maximum() -> None:
+    world = softmax_world(rounds=1, m=2)
+    state = world.aggregator.init(world.env)
+    results = list(Serial().map(world.aggregator.plan(state, world.env), world.data))
+
+    def with_buffers(weights: Weights, count: list[int], used: list[bool]) -> Weights:
+        buffers = {"count": torch.tensor(count), "used": torch.tensor(used)}
+        return Weights(weights.spec, weights.params, buffers)
+
+    old = with_buffers(state["weights"], [0, 7], [False, False])
+    results = [
+        replace(result, weights=with_buffers(result.weights, count, used))
+        for result, count, used in zip(
+            results, ([3, 1], [2, 5]), ([True, False], [False, False]), strict=True
+        )
+    ]
+    after, _ = world.aggregator.update({**state, "weights": old}, results, world.env)
+    assert after["weights"].buffers["count"].tolist() == [3, 7]
+    assert after["weights"].buffers["used"].tolist() == [True, False]
+    assert old.buffers["used"].tolist() == [False, False]
+
+
 def test_median_ignores_one_byzantine_client() -> None:
     world = softmax_world(MEDIAN, rounds=1, m=4)
     state = world.aggregator.init(world.env)

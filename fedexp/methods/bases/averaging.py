@@ -288,15 +288,8 @@ class _Seen:
                 name: trees.zeros_like(tree) for name, tree in result.payload.items()
             }
 
-        sums, values = _floating(self.buffer_sums), _floating(result.weights.buffers)
-        if sums:
-            torch._foreach_add_(trees.tensors(sums), trees.tensors(values), alpha=p)
-        counts = [name for name in self.buffer_sums if name not in sums]
-        for names in trees.by_dtype({name: self.buffer_sums[name] for name in counts}):
-            torch._foreach_maximum_(
-                [self.buffer_sums[name] for name in names],
-                [result.weights.buffers[name] for name in names],
-            )
+        if self.buffer_sums:
+            self._add_buffers(result.weights.buffers, p)
 
         for name, tree in result.payload.items():
             torch._foreach_add_(
@@ -306,6 +299,18 @@ class _Seen:
         self.payload_weight += payload_weight
         self.p.append(p)
         self.tau.append(result.num_steps)
+
+    def _add_buffers(self, buffers: Tree, p: float) -> None:
+        sums, values = _floating(self.buffer_sums), _floating(buffers)
+        if sums:
+            torch._foreach_add_(trees.tensors(sums), trees.tensors(values), alpha=p)
+        counts = {name: value for name, value in self.buffer_sums.items() if name not in sums}
+        for names in trees.by_dtype(counts):
+            own, new = [counts[name] for name in names], [buffers[name] for name in names]
+            if own[0].dtype == torch.bool:
+                # CUDA has no fused maximum of booleans
+                own, new = ([value.view(torch.uint8) for value in part] for part in (own, new))
+            torch._foreach_maximum_(own, new)
 
     def buffers(self) -> Tree:
         total = sum(self.p)
