@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -326,6 +326,7 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
     return chain if sorted(named) == sorted(name for name, _ in module.named_parameters()) else ()
 
 
+@lru_cache(maxsize=256)  # asked for every job
 def same_author(kind: type, claim: str, about: str) -> bool:
     """Return whether one class defines both attributes, `claim` and `about`.
 

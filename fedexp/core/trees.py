@@ -168,7 +168,7 @@ def nonfinite(tree: Tree) -> str | None:
 
 def num_bytes(tree: Tree) -> int:
     """Return the size of all tensors in bytes."""
-    return sum(value.numel() * value.element_size() for value in tree.values())
+    return sum(value.nbytes for value in tree.values())
 
 
 def joined(parts: Trees) -> Tree:
