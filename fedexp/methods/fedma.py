@@ -6,12 +6,12 @@ Reference:
     https://arxiv.org/abs/2002.06440
 
 Update:
-    A round here is what the paper calls a communication. It has several steps. In its
+    A round is one pass of Algorithm 1 over all layers and has several steps. In its
     first step the clients train the whole model, and the server matches the first
     hidden layer. In each further step every client retrains those layers of its local
     model that are not matched yet. The matched layers are frozen. Then the server
     matches the next layer. In the last step only the output layer is trained, and the
-    output layers are merged. With ``retrain=False`` a round has one step, in which all
+    output layers are merged. With ``retrain=false`` a round has one step, in which all
     layers are matched.
 
     In later rounds every client trains its part of the fused network. This part has the
