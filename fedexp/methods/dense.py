@@ -15,7 +15,7 @@ Update:
     and the student. lambda_1 and lambda_2 are weights. The student is then distilled
     from D on all images made so far (Eq. 9).
 
-    The paper and the code differ in four points, in which the default follows the code:
+    In four points the paper and the code differ, and the default follows the code:
 
     1. The generator's weights are drawn anew in every epoch.
     2. The noise z is optimised together with the generator.
