@@ -158,7 +158,7 @@ class FedBE(Distilling):
     def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
         """Return the means and standard deviations of the Gaussian over models.
 
-        For the Dirichlet distribution both are empty.
+        For the Dirichlet distribution both trees are empty.
 
         Args:
             live: The trained parameters of the m clients' models, stacked to (m, ...).

@@ -131,7 +131,7 @@ class FedMA(UnitMatching):
             (the widths of the local models).
         merge: How models are merged. ``posterior``: matched units become posterior
             means, and rows of the output layer are averaged with weights from the class
-            counts. ``mean``: both are plain means.
+            counts. ``mean``: matched units and output layers become plain means.
         fold_batch_norm: Whether BatchNorm is folded into the layer before it. This is
             done once, before the first layer is matched.
         retrain: Whether clients retrain the remaining layers after each matched layer.

@@ -113,7 +113,7 @@ class UnitMatching(OneModel):
 
 
 class PFNMState(FusionState):
-    """The fused model, the last cohort and its assignments.
+    """The state of PFNM: the fused model, the last cohort and its assignments.
 
     Args:
         units: For each group of hidden units, the index of the global unit to which
@@ -389,8 +389,8 @@ class PFNM(UnitMatching, FusionAggregator):
         """Draw orders as the authors' code does, with `numpy.random.permutation`.
 
         Returns:
-            Orders of shape (segments, hidden layers, sweeps, models), with the segments
-            of `stretch`.
+            Orders of shape (segments, hidden layers, sweeps, models). `stretch` returns
+            the segment of a lambda.
         """
         generator = env.after_split()
         stretches = 1 + max(map(self.stretch, range(len(self.strengths))))

@@ -34,9 +34,9 @@ Differences from the paper:
 
     With momentum, tau steps with a constant gradient g move w by ``-lr a g``, where
     ``a`` is `Trainer.normalizer`. The correction outside the buffer moves w only by
-    ``-lr tau (c - c_i)``. So that both have the same scale, option I multiplies the
-    full gradient by ``a / tau``, which tends to ``1 / (1 - rho)``. In option II,
-    ``w^t - y_i`` already contains this factor.
+    ``-lr tau (c - c_i)``. To give c and c_i the scale of the gradient's effect, option
+    I multiplies the full gradient by ``a / tau``, which tends to ``1 / (1 - rho)``. In
+    option II, ``w^t - y_i`` already contains this factor.
 """
 
 from __future__ import annotations

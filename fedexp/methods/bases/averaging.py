@@ -135,8 +135,8 @@ class Averaging(Aggregator):
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
         """Return the factor of the merged update.
 
-        The product of both is the direction that the server optimizer gets. Here
-        ``stats.squared_norms`` are the squared norms of the quotients u_i / a_i.
+        The merged update times this factor is the direction that the server optimizer
+        gets. ``stats.squared_norms`` are the squared norms of the quotients u_i / a_i.
         """
         return 1.0
 
@@ -177,7 +177,7 @@ class Averaging(Aggregator):
             # Free the update while the next client trains
             del update
 
-        # If every sampled client was empty or skipped, the round changes nothing
+        # If every sampled client had no data or was skipped, the round changes nothing
         if not seen.p:
             return state, {"clients": 0}
 
@@ -262,12 +262,12 @@ class Collecting(Averaging):
 
 
 def _floating(tree: Tree) -> Tree:
-    """Return the floating tensors of a tree, without integer counters."""
+    """Return the floating-point tensors of a tree, without integer counters."""
     return {name: value for name, value in tree.items() if value.is_floating_point()}
 
 
 def _length(tree: Tree) -> float:
-    """Return the Euclidean norm of the floating tensors."""
+    """Return the Euclidean norm of a tree's floating-point tensors, taken together."""
     return math.sqrt(trees.squared_norm(_floating(tree)))
 
 

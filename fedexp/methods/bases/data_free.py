@@ -235,10 +235,10 @@ class DataFree(Aggregator):
         }, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def begin(self, own: State, env: Env) -> State:
-        """Return the method's state, ``state["own"]``, at the start of a round.
+        """Return the derived class's state, ``state["own"]``, at the start of a round.
 
         Args:
-            own: The method's state at the end of the last round, empty before the first
+            own: This state at the end of the last round. It is empty before the first
                 round.
             env: The environment.
         """
@@ -257,8 +257,8 @@ class DataFree(Aggregator):
             env: The environment.
 
         Returns:
-            The state with the student, its optimizer and ``own`` after the epoch, and
-            the values to log.
+            The state after the epoch, with new values of ``student``, ``optimizer`` and
+            ``own``, and the values to log.
         """
 
     @abstractmethod
@@ -271,7 +271,7 @@ class DataFree(Aggregator):
         """
 
     def pictures(self, state: DataFreeState, env: Env) -> Mapping[str, Tensor]:
-        """Return ``synthetic``, a grid of images with one row per class.
+        """Return the picture ``synthetic``, a grid of images with one row per class.
 
         The images are from the image bank. A method without a bank makes new images
         with its generator. Before the first cohort has trained, the result is empty.

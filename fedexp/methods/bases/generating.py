@@ -22,7 +22,7 @@ from fedexp.server_training.optimizers import Adam, Optimizer
 
 
 class GeneratorState(TypedDict):
-    """A generator and the state of its optimizer."""
+    """The state of a method with one generator: generator and optimizer's state."""
 
     generator: Weights
     optimizer: State

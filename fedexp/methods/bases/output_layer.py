@@ -131,7 +131,10 @@ def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, st
 
 
 def presence_probes(choice: str, env: Env) -> tuple[Probe, ...]:
-    """Return the probes that `presence` needs, none unless `choice` is ``masked``."""
+    """Return the probes that `presence` needs.
+
+    If `choice` is not ``masked``, no probe is needed.
+    """
     return (ClassCounts(env.num_classes),) if choice == "masked" else ()
 
 

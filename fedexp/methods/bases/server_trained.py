@@ -120,7 +120,10 @@ class ServerTrained(Mean):
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        """Take FedAvg's step. Server training starts from the new ``weights``."""
+        """Take FedAvg's step.
+
+        Server training starts from the entry ``weights`` of the returned state.
+        """
         return super().update(state, results, env)
 
     @abstractmethod
@@ -249,7 +252,7 @@ class ServerTrained(Mean):
             on_device(islice(order, until - taken), proxy.x.device), start=taken
         ):
             if len(at) == 1 and net.has_batch_norm:
-                continue  # BatchNorm has no statistics of a single sample
+                continue  # BatchNorm cannot compute the variance of a single sample
             noise.step = step
             yield step, at, proxy.inputs(at)
 
@@ -286,11 +289,11 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
 
 
 def proxy_of(env: Env) -> Samples:
-    """Return the server's proxy data, which exist if ``Needs(proxy=True)`` is met."""
+    """Return the server's proxy data. The method must have ``Needs(proxy=True)``."""
     assert env.proxy is not None
     return env.proxy
 
 
 def with_frozen(weights: Weights, live: Tree) -> Tree:
-    """Return `live` together with the other parameters of `weights`."""
+    """Return the parameters of `weights`, with those in `live` replaced."""
     return {**weights.params, **live}

@@ -24,7 +24,8 @@ Update:
 
     No gradient flows through the first argument of the divergence KL. The paper has
     only the first of the two further terms, which corresponds to beta = 0. The
-    published code has both. The generator is in evaluation mode and does not change.
+    published code has both terms. The generator is in evaluation mode and does not
+    change.
 
 Communication:
     Up: the trained model y_i and the class counts n_{i,c} (the numbers of client i's

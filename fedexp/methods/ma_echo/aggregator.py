@@ -14,8 +14,8 @@ Update:
     V_i, which starts at W_i. Let ``R_i = W - V_i``. ``P_i = K_i K_i^T`` is close to the
     projection onto the inputs of the layer at client i
     (`fedexp.methods.ma_echo.projections`). a_i are the clients' weights. The following
-    iteration runs T times for every layer. Its second line is one of two rules, both
-    with the new W in place of W and in R_i::
+    iteration runs T times for every layer. It updates W, and then every V_i by one of
+    two rules. Both rules use the new W, also in R_i::
 
         W   <- W - eta sum_i a_i R_i P_i
         V_i <- V_i + step * Norm(R_i (I - s P_i))     (v_update=incremental)
