@@ -1,4 +1,4 @@
-"""The ensemble of the clients' models, which is the teacher of the student.
+"""The ensemble of the clients' models, which is the frozen teacher of the student.
 
 It returns mean logits. On request it also returns two scalars for generated images: how
 far their BatchNorm statistics are from the running statistics, and the mean activation

@@ -17,8 +17,7 @@ Mask = Literal["disagree", "agree", "none"]
 """The choice of samples that count in a loss.
 
 ``disagree``: samples for which teacher and student predict different classes.
-``agree``: samples for which they predict the same class. ``none``: all samples, without
-a mask.
+``agree``: samples for which they predict the same class. ``none``: all samples.
 """
 Variation = Literal["l2", "l1"]
 """The variant of `total_variation`."""

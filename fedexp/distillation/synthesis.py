@@ -1,7 +1,7 @@
 """Synthesis of images by minimising a loss.
 
-Optimised are pixels, or a generator and its noise. The result contains the images of
-the optimizer step with the lowest loss.
+The optimizer changes pixels, or a generator and its noise. The result contains the
+images before the optimizer step with the lowest loss.
 """
 
 from __future__ import annotations

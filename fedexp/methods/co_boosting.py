@@ -8,14 +8,14 @@ Reference:
 Update:
     Images are generated and distilled as in DENSE (`fedexp.methods.dense`). The teacher
     D_w(x) is the mean of the m clients' logits with weights w. All m weights start at
-    1 / m. The bank is the set of all images generated so far. An epoch has four steps:
+    1 / m. The bank contains the images generated so far. An epoch has four steps:
 
     1. A generator and its noise are trained to minimise
        ``L_H + lambda_a L_A + lambda_bn L_BN`` over a batch of images. lambda_a and
        lambda_bn are weights. L_H is the mean of the cross-entropies of D_w, weighted by
        ``(1 - p_y)^h``. Here p_y is the probability that D_w gives to the label y, and h
-       is an exponent. L_A is the negative KL divergence between D_w and the student.
-       L_BN is the distance of the BatchNorm statistics.
+       is an exponent. L_A is the negative divergence ``-KL(D_w || S)``, where S is the
+       student. L_BN is the distance of the BatchNorm statistics.
     2. For each batch of the bank, w takes one step against the sign of the gradient of
        D_w's cross-entropy. The weights stay in [0, 1].
     3. The new images are added to the bank.
@@ -203,10 +203,10 @@ class CoBoosting(Replay, Generating):
     ) -> tuple[State, Iterator[DistillationBatch]]:
         """Return batches of perturbed images and the teachers' logits of them.
 
-        An image is perturbed along the sign of the gradient of
-        ``sum_c u_c p_c``. Here p_c is the teachers' probability of class c, and the
-        u_c are random weights. Every pass draws new weights. Pixel values of perturbed
-        images may be outside [0, 1].
+        An image is perturbed along the sign of the gradient of ``sum_c u_c p_c``. Here
+        p_c is the teachers' probability of class c, and the u_c are random weights.
+        Every pass draws new weights. Pixel values of perturbed images may be outside
+        [0, 1].
         """
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 

@@ -49,11 +49,11 @@ class Ensemble(Local):
 
     Args:
         combine: The output whose argmax is the prediction. ``logits``: the mean of the
-            logits. ``samples``: the mean of the logits with weights n_i / n, for n_i of
-            the members' n samples at client i. ``probs``: the mean of the softmax
-            probabilities. ``masked``: for each class the mean of the logits over the
-            members with more than one sample of the class, or 0 if there is no such
-            member.
+            logits. ``samples``: the mean of the logits with weights n_i / n, where
+            client i has n_i of the members' n samples. ``probs``: the mean of the
+            softmax probabilities. ``masked``: for each class the mean of the logits
+            over the members with more than one sample of the class, or 0 if there is no
+            such member.
     """
 
     combine: Literal["logits", "samples", "probs", "masked"] = "logits"

@@ -408,7 +408,7 @@ class FedCDA(Mean):
         Args:
             fresh: Entries of each participant.
             centre: The trained parameters of the global model w^t.
-            fixed: The sum of the chosen models of all other clients.
+            fixed: The weighted sum of the chosen models of all other clients.
             rest: Chosen entries of all other clients.
             env: The environment at this step.
 
@@ -567,7 +567,7 @@ def products(
         candidates: For each of the n candidates, a function that returns one of its
             parameters by name.
         centre: The vector that is subtracted, as a tree of parameters.
-        fixed: The sum of the fixed models.
+        fixed: The weighted sum of the fixed models.
         count: The sum of their weights.
 
     Returns:

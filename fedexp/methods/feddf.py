@@ -32,12 +32,11 @@ Differences from the paper:
 
 Differences from the authors' code:
     The code's default settings differ from those in the commands that its authors give
-    for the paper. There are presets with either settings. The code's option
-    ``avg_losses`` averages the divergences from the single teachers. Here
-    ``average=probs`` has the same gradient, because the loss is linear in the target up
-    to a constant. Two options that are off by default in the code are left out:
-    weighting teachers by validation accuracy, and leaving out teachers whose accuracy
-    is below chance.
+    for the paper. There are presets for both. The code's option ``avg_losses`` averages
+    the divergences from the single teachers. Here ``average=probs`` has the same
+    gradient, because the loss is linear in the target up to a constant. Two options
+    that are off by default in the code are left out: weighting teachers by validation
+    accuracy, and leaving out teachers whose accuracy is below chance.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ class FedDF(Distilling):
 class _TeacherMean:
     """The running mean of the teachers' logits or probabilities, of shape (b, classes).
 
-    Sums of probabilities are computed as logarithms.
+    Probabilities are added in log space.
     """
 
     def __init__(self, average: str, temperature: float) -> None:

@@ -59,8 +59,8 @@ class FedDynServer(ServerOptimizer):
     """The server step of FedDyn: ``d <- d + (m / N) U``, then ``w <- w + U + d``.
 
     w is the global model, d is the drift correction, and U is the plain mean of the m
-    participants' updates. N is the number of clients that may take part. The norm of d
-    is logged as ``server/d``.
+    participants' updates. N is the number of clients that may take part. The norm
+    ||d|| = ||h|| / a is logged as ``server/d``.
     """
 
     @property

@@ -75,7 +75,7 @@ class FedLAW(ServerTrained):
             x_i^2 / sum_j x_j^2 and gamma = z^2. They start at x_i = 1 / sqrt(m) and
             z = 1.
         learn: ``jointly``: x and z are learned in all epochs. ``swa``: x is learned in
-            the first half of the epochs and z in the second half. The step size of x
+            the first half of the epochs and z in the remaining ones. The step size of x
             falls to 0 by a cosine schedule. The final x is the mean of x over the
             second half of its epochs (SWA, Izmailov et al. 2018).
         optimizer: Optimizer of x and z. x and z have separate optimizer states, which

@@ -6,13 +6,13 @@ Reference:
     https://arxiv.org/abs/2002.06440
 
 Update:
-    A round is one pass of Algorithm 1 over all layers and has several steps. In its
-    first step the clients train the whole model, and the server matches the first
-    hidden layer. In each further step every client retrains those layers of its local
-    model that are not matched yet. The matched layers are frozen. Then the server
-    matches the next layer. In the last step only the output layer is trained, and the
-    output layers are merged. With ``retrain=false`` a round has one step, in which all
-    layers are matched.
+    A round is a communication cycle of the paper, one pass of Algorithm 1 over all
+    layers. It has several steps. In its first step the clients train the whole model,
+    and the server matches the first hidden layer. In each further step every client
+    retrains those layers of its local model that are not matched yet. The matched
+    layers are frozen. Then the server matches the next layer. In the last step only the
+    output layer is trained, and the output layers are merged. With ``retrain=false`` a
+    round has one step, in which all layers are matched.
 
     In later rounds every client trains its part of the fused network. This part has the
     widths of the client's first network. It consists of the units to which the client's
@@ -47,8 +47,8 @@ Differences from the paper:
     the plain mean.
 
 Differences from the authors' code:
-    The prior mean of biases is 0.1, and that of weights is 0. From the second layer on,
-    the code applies the value 0.1 to a weight instead of the bias.
+    In every layer the prior mean of the bias is 0.1, and that of weights is 0. From the
+    second layer on, the code applies the value 0.1 to a weight instead of the bias.
 """
 
 from __future__ import annotations

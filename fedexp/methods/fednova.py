@@ -7,10 +7,10 @@ Reference:
 
 Update:
     ``w <- w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. u_i is
-    the update of client i, p_i is its weight, and a_i is its normaliser. a_i measures
-    how far the local steps move the weights under a constant unit gradient. It depends
-    on the momentum (`Trainer.normalizer`) and on a proximal pull
-    (`FedProx.normalizer`). The trainer therefore defines it.
+    the update of client i, p_i is its weight, and a_i is its normaliser. a_i measures,
+    in units of lr, how far the local steps move the weights under a constant unit
+    gradient. It depends on the momentum (`Trainer.normalizer`) and on a proximal pull
+    (`FedProx.normalizer`). The trainer therefore computes it.
 
 Communication:
     Up: the update u_i and a_i. Down: the global model w.

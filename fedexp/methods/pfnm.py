@@ -86,14 +86,14 @@ class UnitMatching(OneModel):
     options.
 
     Args:
-        sigma: Variance of the local units around their global unit.
+        sigma: Variance of the noise of local units around their global unit.
         sigma0: Variance of the prior of the global units.
         gamma: Mass of the Indian buffet process. A larger mass gives more global units.
         sweeps: Number of sweeps of the matching. A sweep matches every model once more.
         popularity: Coefficient of ``log(c_k / (N - c_k))`` in the reward of an
             assignment to global unit k, where c_k of the N models have the unit.
-        caps: Whether the authors' code's upper bounds on c_k and on the number of
-            global units apply.
+        caps: Whether the two caps of the authors' code apply: on c_k in this
+            logarithm, and on the number of global units.
     """
 
     computes_in_float64: ClassVar[bool] = True

@@ -71,8 +71,8 @@ PLAIN = Demand(
 class Scaffold(Trainer):
     """The trainer of SCAFFOLD.
 
-    `adjustment` and `finish` are the client's side. `init_shared` and `update_shared`
-    are the server's side, which stores the control variate c.
+    The server stores its control variate c for this trainer (`init_shared`,
+    `update_shared`).
 
     Args:
         option: How the client's control variate c_i is updated: ``I`` (by one more pass

@@ -1,4 +1,4 @@
-"""Optimizers without hidden state, as pure functions.
+"""Optimizers whose state is passed in and returned.
 
 `Optimizer.step` takes parameters and a state, and returns new parameters and a new
 state. It does not change its arguments.

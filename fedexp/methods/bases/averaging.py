@@ -62,10 +62,9 @@ class Averaging(Aggregator):
     """An aggregator that merges the clients' updates into one.
 
     It samples clients, sends them the global model w and receives their trained models
-    y_i. The updates are u_i = y_i - w. A derived class merges the quotients u_i / a_i
-    with the weights p_i, where a_i is the client's `normalizer`. The merged update
-    times `factor` is the direction that the server optimizer gets. Finally the
-    trainer's server half runs.
+    y_i. The updates are u_i = y_i - w. A derived class merges the quotients u_i / a_i,
+    where a_i is the client's `normalizer`. The merged update times `factor` is the
+    direction that the server optimizer gets. Finally the trainer's server half runs.
 
     `fedexp.methods.fedavg.Mean` merges each update as it arrives. `Collecting` merges
     all updates of the cohort at once. Floating-point buffers are averaged with the
@@ -276,7 +275,7 @@ class _Seen:
     """Values that the server collects from the clients' results as they arrive.
 
     They are the weights p_i before normalisation, the numbers of local steps tau_i, the
-    squared norms of the updates, and the sums of buffers and payloads.
+    squared norms of the quotients u_i / a_i, and the sums of buffers and payloads.
     """
 
     old: Weights

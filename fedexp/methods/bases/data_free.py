@@ -103,9 +103,9 @@ class DataFree(Aggregator):
             the same time. None leaves the choice to
             `fedexp.distillation.ensemble.TeacherEnsemble`.
         teachers: ``stacked`` (the teachers run as one network), ``looped`` (they run
-            one after the other) or ``auto``. With ``auto`` the first cohort is measured
-            (`fedexp.distillation.stacking`). The choice is stored in the state and
-            applies to all rounds.
+            one after the other) or ``auto``. With ``auto``
+            `fedexp.distillation.stacking` chooses for the first cohort. The choice is
+            stored in the state and applies to all rounds.
         precision: ``bf16`` runs the looped teachers and the generator under autocast.
             Losses, statistics and the student stay in float32.
     """

@@ -31,7 +31,7 @@ from fedexp.tasks.classification import Classification
 class Distilling(ServerTrained):
     """The base of aggregators that distil a cohort's models into their mean.
 
-    The mean is the student. It trains in training mode. The state of its optimizer
+    The mean is the student. Its network is in training mode. The state of its optimizer
     starts empty in every round.
 
     Args:

@@ -128,7 +128,8 @@ class Replay(DataFree):
             env: The environment.
 
         Returns:
-            The method's state with the logits of the new images, and the batches.
+            The method's state, with the logits of the new images if they are stored,
+            and the batches.
         """
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:

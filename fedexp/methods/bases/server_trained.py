@@ -43,7 +43,7 @@ from fedexp.server_training.batches import batches, on_device
 network = by_spec(Net)
 """Function ``network(spec, device, dtype)`` that returns a network of the server.
 
-Calls with equal arguments return the same network. It is in the mode of its last use,
+Networks are cached by these arguments. A cached network is in the mode of its last use,
 training or evaluation.
 """
 

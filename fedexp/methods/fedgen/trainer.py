@@ -14,7 +14,7 @@ Update:
     ``CE(model(x), y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
     ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. The symbols are:
 
-    - x and y are the inputs and labels of a batch of B samples.
+    - x and y are the inputs and labels of a batch, and B is ``local.batch_size``.
     - G is the generator, and head is the head of the client's model. G also gets noise,
       which is left out of the formula.
     - y' are B_gen labels, uniform over the classes of which any participant so far has
