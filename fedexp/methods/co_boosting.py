@@ -14,8 +14,8 @@ Update:
        ``L_H + lambda_a L_A + lambda_bn L_BN`` over a batch of images. lambda_a and
        lambda_bn are weights. L_H is the mean of the cross-entropies of D_w, weighted by
        ``(1 - p_y)^h``. Here p_y is the probability that D_w gives to the label y, and h
-       is an exponent. L_A is the negative divergence ``-KL(D_w || S)``, where S is the
-       student. L_BN is the distance of the BatchNorm statistics.
+       is an exponent. L_A is ``-KL(D_w || S)``, with the Kullback-Leibler divergence KL
+       and the student S. L_BN is the distance of the BatchNorm statistics.
     2. For each batch of the bank, w takes one step against the sign of the gradient of
        D_w's cross-entropy. The weights stay in [0, 1].
     3. The new images are added to the bank.
