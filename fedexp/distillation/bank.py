@@ -1,6 +1,6 @@
-"""The image bank: batches of generated images in 8 bits.
+"""The image bank: batches of generated images with 8 bits per value.
 
-An aggregator's state stores the batches. The student trains on all of them.
+The bank is part of an aggregator's state. The student trains on all of its batches.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ Rounding = Literal["round", "floor"]
 
 
 def stored(images: Tensor, labels: Tensor, rounding: Rounding = "round") -> Tree:
-    """Return a batch as the bank stores it.
+    """Convert a batch of images to the form in which the bank stores it.
 
     Args:
-        images: Images of shape (b, c, H, W), with values in [0, 1].
+        images: Images of shape (b, channels, H, W), with values in [0, 1].
         labels: Labels of the images, of shape (b,).
         rounding: Rounding of pixels to 8 bits. ``round`` changes a value by at most
             1 / 510. ``floor`` lowers it by less than 1 / 255.
 
     Returns:
-        ``x`` of shape (b, c, H, W), uint8, and ``y`` of shape (b,), int64.
+        Images ``x`` of shape (b, channels, H, W), uint8, and labels ``y`` of shape
+        (b,), int64.
     """
     pixels = images.detach() * 255
     pixels = pixels.round() if rounding == "round" else pixels.floor()
@@ -35,6 +36,9 @@ def stored(images: Tensor, labels: Tensor, rounding: Rounding = "round") -> Tree
 
 
 def samples_of(bank: Sequence[Tree], domain: InputDomain) -> Samples:
-    """Return the bank's batches as samples, normalised as the clients' inputs are."""
+    """Join the batches of a bank into samples.
+
+    They are normalised in the same way as the clients' inputs.
+    """
     x, y = (torch.cat([batch[name] for batch in bank]) for name in ("x", "y"))
     return Samples(x, y, domain.mean, domain.std, dtype=domain.dtype)

@@ -1,7 +1,8 @@
-"""The clients' models as one frozen teacher.
+"""The ensemble of the clients' models, which is the frozen teacher of the student.
 
-The teacher returns mean logits. On request it also returns the distance of BatchNorm
-statistics and the mean activation of generated images.
+It returns mean logits. On request it also returns two scalars for generated images: how
+far their BatchNorm statistics are from the running statistics, and the mean activation
+of the models' penultimate features.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 from fedexp.distillation.student import net_of
 
-# Largest number of teachers that hold activations at once by default. The activations
-# of 100 ResNets do not fit into a device's memory.
+# Largest number of teachers whose activations are in memory at the same time by
+# default. The activations of 100 ResNets do not fit into a device's memory.
 _AT_ONCE = 10
 
 
 class EnsembleOutput(NamedTuple):
-    """The output of an ensemble of m teachers for inputs (b, ...).
+    """The output of an ensemble of m teachers for inputs x of shape (b, ...).
 
     Scalars that were not requested are 0.
 
     Args:
         logits: D(x), the mean or weighted mean of the teachers' logits, of shape (b,
-            C).
-        statistics: L_BN, a scalar: the mean over the teachers of
-            `distance_of_statistics`.
-        activation: ``-(1 / m) sum_k mean |phi_k|`` of the teachers' penultimate
-            features, a scalar.
+            C) for C classes.
+        statistics: The scalar L_BN, the mean of `distance_of_statistics` over the
+            teachers.
+        activation: The scalar ``-(1 / m) sum_k mean |phi_k|``. phi_k are teacher k's
+            penultimate features. Their absolute values are averaged over the batch and
+            all features.
     """
 
     logits: Tensor
@@ -50,17 +52,17 @@ class TeacherEnsemble:
     The teachers are never changed.
 
     Args:
-        teachers: f^1 ... f^m.
-        at_once: Number of teachers that may hold activations for a gradient at a time.
-            If there are more teachers, their activations are recomputed for the
-            gradient. With None, up to ten teachers hold all activations, and nothing is
-            computed twice. If there are more than ten, one at a time holds its
-            activations. If they are stacked, ten at a time do.
+        teachers: The m teachers.
+        at_once: Number of teachers whose activations may be in memory for a gradient at
+            the same time. If there are more teachers, activations are recomputed for
+            the gradient. With None the number depends on m. Up to ten teachers keep all
+            activations, and nothing is computed twice. With more than ten, the number
+            is ten if they are stacked, and one otherwise.
         stacked: Whether the teachers run as one network, with their tensors stacked
             along a first axis. Stacked teachers must have the same architecture. If
             false, the teachers run one after the other.
-        bf16: Whether networks run under autocast to bfloat16. Stacked teachers do not
-            support it. Outputs are cast to the inputs' dtype.
+        bf16: Whether the teachers run under autocast to bfloat16. Stacked teachers do
+            not support it. Outputs are cast to the inputs' dtype.
     """
 
     def __init__(
@@ -89,14 +91,17 @@ class TeacherEnsemble:
 
     @property
     def _starts(self) -> range:
-        """Index of the first teacher of each part. A part's teachers run at once."""
+        """Index of the first teacher of each part of the ensemble.
+
+        A part consists of teachers whose activations are in memory at the same time.
+        """
         return range(0, len(self), self._at_once)
 
     def _part(self, start: int) -> list[Weights]:
         return self._teachers[start : start + self._at_once]
 
     def each(self, inputs: Tensor) -> Tensor:
-        """Return the logits of every teacher, of shape (m, b, C)."""
+        """Return the logits of each of the m teachers, of shape (m, b, C)."""
         if self._stacks:
             return torch.cat(
                 [self._run_stacked(start, inputs, False, False)[0] for start in self._starts]
@@ -106,7 +111,7 @@ class TeacherEnsemble:
         )
 
     def __call__(self, inputs: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the logits D(x) of shape (b, C), with the arguments of `show`."""
+        """Return the mean logits D(x) of shape (b, C), as `show` computes them."""
         return self.show(inputs, weights).logits
 
     def show(
@@ -117,14 +122,16 @@ class TeacherEnsemble:
         norms: bool = False,
         features: bool = False,
     ) -> EnsembleOutput:
-        """Return D(x) and the requested scalars. Gradients flow to `inputs`.
+        """Return the mean logits D(x) and the requested scalars.
+
+        The result is differentiable with respect to `inputs`.
 
         Args:
-            inputs: Normalised inputs of shape (b, ...).
+            inputs: Normalised inputs x of shape (b, ...).
             weights: Weights of the teachers' logits, of shape (m,). `shares_of`
                 normalises them. None: D(x) is the plain mean.
-            norms: Whether the statistics of BatchNorms' inputs are requested.
-            features: Whether the mean activation of penultimate features is requested.
+            norms: Whether to compute `EnsembleOutput.statistics`.
+            features: Whether to compute `EnsembleOutput.activation`.
         """
         m = len(self)
         shares = inputs.new_full((m,), 1 / m) if weights is None else shares_of(weights)
@@ -139,11 +146,11 @@ class TeacherEnsemble:
     def _sums(
         self, inputs: Tensor, start: int, *, shares: Tensor, norms: bool, features: bool
     ) -> Sums:
-        """Compute sums over one part of the teachers, those from number `start` on.
+        """Compute sums over the part of the teachers that begins at index `start`.
 
         Returns:
-            The sum of the weighted logits (b, C), the sum of the teachers' distances of
-            BatchNorm statistics, and the negated sum of their mean absolute features.
+            The sum of the weighted logits (b, C), the sum of `distance_of_statistics`,
+            and the negated sum of the mean absolute features.
         """
         if self._stacks:
             each, distances, sizes = self._run_stacked(start, inputs, norms, features)
@@ -160,7 +167,7 @@ class TeacherEnsemble:
         """Run `_observe` for the k stacked teachers of a part in one pass.
 
         Returns:
-            Tensors of shape (k, b, C), (k,) and (k,).
+            The results of `_observe` per teacher, of shapes (k, b, C), (k,) and (k,).
         """
         (net,) = self._nets.values()
         one = partial(self._observe, net, inputs, norms, features)
@@ -181,8 +188,8 @@ class TeacherEnsemble:
         """Run one teacher.
 
         Returns:
-            Its logits (b, C), its distance of statistics and its mean absolute feature.
-            Scalars that were not requested are 0.
+            The teacher's logits (b, C), its `distance_of_statistics`, and its mean
+            absolute feature. Scalars that were not requested are 0.
         """
         with torch.autocast(inputs.device.type, torch.bfloat16) if self._bf16 else nullcontext():
             seen = net.observe(params, buffers, inputs, norms=norms, features=features)
@@ -205,7 +212,7 @@ def _stack(teachers: Sequence[Weights]) -> tuple[Tree, Tree]:
 
 
 def shares_of(weights: Tensor) -> Tensor:
-    """Divide weights (m,) by their sum, or by 1e-8 if the sum is smaller."""
+    """Divide weights (m,) by their sum, or by 1e-8 if their sum is below 1e-8."""
     return weights / weights.sum().clamp_min(1e-8)
 
 
@@ -223,9 +230,9 @@ def _total(sums: Callable[[Tensor, int], Sums], inputs: Tensor, starts: range) -
 class _InParts(torch.autograd.Function):
     """The function `_total` without an autograd graph in the forward pass.
 
-    The backward pass recomputes the outputs with a graph, one part after the other.
-    torch.utils.checkpoint would do the same, but its first call takes seconds to import
-    its compiler.
+    The backward pass recomputes the outputs with a graph, one part of the teachers
+    after the other. torch.utils.checkpoint would do the same, but its first call takes
+    seconds, because it imports a compiler.
     """
 
     @staticmethod
@@ -253,16 +260,16 @@ class _InParts(torch.autograd.Function):
 
 
 def distance_of_statistics(norms: Tree, buffers: Tree) -> Tensor:
-    """Compute the distance of a network's batch statistics from its running ones.
+    """Compute the distance between batch statistics and BatchNorm's running statistics.
 
-    It is ``sum_l ||mu_l - running_mean_l|| + ||sigma^2_l - running_var_l||``, a scalar.
-    mu_l and sigma^2_l are the mean and the biased variance of BatchNorm l's input over
-    the batch and all positions. They are computed in float32 or a wider type.
-    Reference: DeepInversion, Yin et al. 2020. As in its released code, the norms are
-    not squared.
+    It is the scalar ``sum_l (||mu_l - running_mean_l|| + ||var_l - running_var_l||)``,
+    with the sum over the network's BatchNorm layers l. mu_l and var_l are the mean and
+    the biased variance of layer l's input over the batch and all positions. They are
+    computed in float32 or a wider type. Reference: DeepInversion, Yin et al. 2020. As
+    in its released code, the norms are not squared.
 
     Args:
-        norms: Inputs of the BatchNorms, as in `Observed`.
+        norms: Inputs of the BatchNorm layers, by the name of the layer.
         buffers: The network's buffers.
     """
     total = torch.zeros(())

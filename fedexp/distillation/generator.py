@@ -1,4 +1,7 @@
-"""The unconditional generator of FedSyn and related methods: noise to images."""
+"""The image generator of FedSyn and related methods.
+
+Its input is noise. It is unconditional, so it does not get a class.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from fedexp.core.weights import ModelSpec
 
 
 class Generator(nn.Module):
-    """A network from z (b, nz) to images (b, c, H, W) with values in (0, 1).
+    """A network that maps noise z (b, nz) to images (b, c, H, W) in (0, 1).
 
-    It is always in training mode. The layers are:
+    The images have c channels. The network is always used in training mode. Its layers
+    are:
 
     1. Linear to (2 ngf, H / 4, W / 4), BatchNorm.
     2. Twice: nearest-neighbour upsampling by 2, 3x3 convolution without bias (to 2 ngf,
@@ -29,7 +33,7 @@ class Generator(nn.Module):
 
     Args:
         shape: Shape (c, H, W) of an image. H and W are multiples of 4.
-        nz: Length of the noise.
+        nz: Length of a noise vector z.
         ngf: Number of channels before the last convolution.
     """
 
@@ -67,19 +71,21 @@ class Generator(nn.Module):
 
 
 def doubled(x: Tensor, weight: Tensor) -> Tensor:
-    """Upsample x by 2 and convolve it with a 3x3 kernel, without the upsampled tensor.
+    """Compute ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)`` faster.
 
-    The result is ``conv2d(interpolate(x, scale_factor=2), weight, padding=1)``. An
-    output value needs 4 products instead of 9, because weights that multiply the same
-    pixel are summed first. This is a transposed convolution of stride 2, whose 4x4
-    kernel contains the sums of 2x2 neighbouring weights.
+    `weight` is a 3x3 kernel. The upsampled tensor is not formed. Several weights
+    multiply the same pixel of x and are summed first. An output value then needs 4
+    products instead of 9. The computation is a transposed convolution of stride 2. Its
+    4x4 kernel contains the sums of 2x2 neighbouring weights.
     """
     kernel = functional.avg_pool2d(weight.flip(2, 3), 2, stride=1, padding=1, divisor_override=1)
     return functional.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)
 
 
 def generator_spec(shape: tuple[int, ...], nz: int, ngf: int) -> ModelSpec:
-    """Return the spec of the generator of images of `shape`.
+    """Return the spec of a generator of images of `shape`.
+
+    `nz` and `ngf` are those of `Generator`.
 
     Raises:
         ConfigError: `shape` is not (c, H, W) with multiples of 4 for H and W.

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Mask = Literal["disagree", "agree", "none"]
-"""The samples that count in a loss.
+"""The choice of samples that count in a loss.
 
 ``disagree``: samples for which teacher and student predict different classes.
 ``agree``: samples for which they predict the same class. ``none``: all samples.
 """
 Variation = Literal["l2", "l1"]
-"""The form of `total_variation`."""
+"""The variant of `total_variation`."""
 
 _TINY = 1e-8  # lower bound of a probability whose logarithm is taken
 
@@ -43,11 +43,12 @@ def kl(teacher: Tensor, student: Tensor, tau: float = 1.0) -> Tensor:
 def boundary_support(
     teacher: Tensor, student: Tensor, tau: float = 1.0, mask: Mask = "disagree"
 ) -> Tensor:
-    """Compute L_div of FedSyn (Zhang et al. 2021, Eq. 6), at most 0.
+    """Compute the loss L_div of FedSyn (Zhang et al. 2021, Eq. 6), which is at most 0.
 
-    It is ``L_div = -(1 / b) sum_i omega_i KL_tau(teacher_i || student_i)``. omega_i is
-    1 if sample i counts according to `mask`, and 0 otherwise. The divisor is b, not the
-    number of samples that count.
+    It is ``L_div = -(1 / b) sum_i omega_i KL_tau(teacher_i || student_i)``, with the
+    sum over the b samples i of the batch. omega_i is 1 if sample i counts according to
+    `mask`, and 0 otherwise. The divisor is b, not the number of samples that count.
+    KL_tau is `kl` at temperature `tau`.
     """
     divergence = kl(teacher, student, tau)
     if mask != "none":
@@ -57,39 +58,43 @@ def boundary_support(
 
 
 def hard_similarity(logits: Tensor, labels: Tensor, hardness: float) -> Tensor:
-    """Compute the mean of ``(1 - p_y)^h CE(logits, y)``, where h is `hardness`.
+    """Compute the batch mean of ``(1 - p_y)^h CE(logits, y)``, where h is `hardness`.
 
-    p_y is the probability of class y and counts as a constant for the gradient. With
-    h = 0 the loss is cross-entropy. Reference: Co-Boosting, Dai et al. 2024.
+    y is the label of a sample, CE is the cross-entropy, and p_y is the softmax
+    probability of class y. No gradient flows through the factor ``(1 - p_y)^h``. With
+    h = 0 the loss is the cross-entropy. Reference: Co-Boosting, Dai et al. 2024.
     """
     loss = F.cross_entropy(logits, labels, reduction="none")
     return ((1 - (-loss.detach()).exp()) ** hardness * loss).mean()
 
 
 def one_hot_loss(logits: Tensor) -> Tensor:
-    """Compute ``L_oh``, the cross-entropy against the logits' own largest class.
+    """Compute the one-hot loss L_oh.
 
+    It is the cross-entropy in which the class with the largest logit is the label.
     Reference: DAFL, Chen et al. 2019.
     """
     return F.cross_entropy(logits, logits.argmax(1))
 
 
 def information_entropy(logits: Tensor, base: float = 10.0) -> Tensor:
-    """Compute ``L_ie = sum_c p_c log p_c``, the negative entropy, at least -log C.
+    """Compute ``L_ie = sum_c p_c log p_c``, the negative entropy over C classes.
 
-    p is the mean softmax of the batch. Logarithms have base `base`. Reference: DAFL,
-    whose code has base 10.
+    p_c is the mean softmax probability of class c over the batch. Logarithms have base
+    `base`. The loss is at least -log C. Reference: DAFL, Chen et al. 2019, whose code
+    has base 10.
     """
     p = F.softmax(logits, 1).mean(0).clamp_min(_TINY)
     return (p * p.log()).sum() / math.log(base)
 
 
 def competition(teacher: Tensor, student: Tensor) -> Tensor:
-    """Compute ``R_c = 1 - JS``, in [0, 1], as in the authors' code.
+    """Compute the competition loss ``R_c = 1 - JS``, in [0, 1].
 
-    P and Q are the softmaxes of student and teacher at temperature 3, and M is their
-    mean. P, Q and M are clamped to [0.01, 0.99]. JS is the mean of KL(M || P) and KL(M
-    || Q). Reference: Adaptive DeepInversion, Yin et al. 2020.
+    P and Q are the softmax probabilities of student and teacher at temperature 3, and M
+    is their mean. Then P, Q and M are clamped to [0.01, 0.99]. JS is the mean of
+    KL(M || P) and KL(M || Q), clamped to [0, 1]. Reference: the authors' code of
+    Adaptive DeepInversion, Yin et al. 2020.
     """
     p, q = F.softmax(student / 3, 1), F.softmax(teacher / 3, 1)
     middle, p, q = (value.clamp(0.01, 0.99) for value in ((p + q) / 2, p, q))
@@ -98,16 +103,16 @@ def competition(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def total_variation(images: Tensor, form: Variation = "l2") -> Tensor:
-    """Compute the total variation of images (b, c, H, W).
+    """Compute the total variation of images.
 
-    There are four tensors of differences: those of horizontal neighbours, vertical
-    neighbours and the two kinds of diagonal neighbours.
+    Differences of neighbouring pixels form four tensors: one for horizontal neighbours,
+    one for vertical neighbours, and one for each of the two diagonals.
 
     Args:
-        images: The images.
+        images: Images of shape (b, channels, H, W).
         form: ``l2``: the sum of the four tensors' Frobenius norms, each over the whole
-            batch (DeepInversion's code for CIFAR-10). ``l1``: the sum of the four mean
-            absolute differences (the other form in DeepInversion's code).
+            batch (DeepInversion's code for CIFAR-10). ``l1``: the sum of the four
+            tensors' mean absolute values (the other variant in DeepInversion's code).
     """
     across = images[..., :, 1:] - images[..., :, :-1]
     down = images[..., 1:, :] - images[..., :-1, :]

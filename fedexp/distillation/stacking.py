@@ -1,12 +1,14 @@
-"""The choice between stacked teachers and teachers that run one after the other.
+"""The choice between stacked teachers and looped teachers.
 
-The choice depends on the device and, on CUDA, on a short timing.
+Stacked teachers run as one network, with their tensors stacked along a first axis.
+Looped teachers run one after the other. With ``auto`` the choice depends on the device
+and, on CUDA, on a short timing.
 
-Stacking turns a convolution into a grouped convolution, which is slower on a CPU. With
-ten teachers on two cores, a stacked pass with input gradient took 1.65 times as long as
-a looped one in one measurement, and 2.18 times as long in another
-(``scripts/bench_distillation.py``). On a CPU teachers are therefore never stacked by
-``auto``. Nothing is timed there, so that equal runs are bit-identical.
+Stacking turns a convolution into a grouped convolution, which is slower on a CPU. Ten
+teachers were measured on two cores with ``scripts/bench_distillation.py``. A stacked
+pass with input gradient took 1.65 times as long as a looped pass in one measurement,
+and 2.18 times as long in another. On a CPU ``auto`` therefore never stacks teachers.
+It does not measure the time there either, so that equal runs are bit-identical.
 
 On CUDA the number of kernel launches decides which way is faster. The caller stores the
 choice, because the last bits of the results depend on it.
@@ -35,17 +37,17 @@ _GAIN = 0.95
 def stacks(
     running: Running, teachers: Sequence[Weights], at_once: int | None, inputs: Tensor
 ) -> bool:
-    """Decide whether `teachers` run stacked on inputs like `inputs` (b, ...).
+    """Decide whether `teachers` run stacked.
 
-    With ``auto``, teachers of several architectures and teachers on a CPU run one after
-    the other. On CUDA both ways are timed and the faster one is chosen. Memory use is
-    not compared.
+    With ``auto``, teachers of several architectures and teachers on a CPU are looped.
+    On CUDA both ways are timed. Stacked teachers are chosen if their time is below 0.95
+    times the looped time. Memory use is not compared.
 
     Args:
         running: ``auto``, ``stacked`` or ``looped`` (one after the other).
         teachers: The teachers.
-        at_once: Number of teachers that run at once, as in `TeacherEnsemble`.
-        inputs: Inputs of a batch.
+        at_once: As in `TeacherEnsemble`.
+        inputs: Inputs of a typical batch, of shape (b, ...).
     """
     alike = len({teacher.spec for teacher in teachers}) == 1
     may_gain = alike and len(teachers) > 1 and may_gain_by_stacks(inputs.device)
@@ -54,7 +56,7 @@ def stacks(
     in_turn = seconds(TeacherEnsemble(teachers, at_once), inputs)
     try:
         return seconds(TeacherEnsemble(teachers, at_once, stacked=True), inputs) < _GAIN * in_turn
-    # The network cannot be stacked, or stacks do not fit into memory
+    # The network cannot be stacked, or the stacked tensors do not fit into memory
     except RuntimeError:
         return False
 

@@ -1,6 +1,7 @@
 """The student: its initialisation, its training by distillation, and its logits.
 
-While images are generated, the student runs in evaluation mode.
+In distillation the student runs in training mode. While images are generated, it runs
+in evaluation mode.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedexp.server_training.optimizers import Optimizer
 
 
 def fresh_student(env: Env) -> Weights:
-    """Initialise the server's network with a separate seed for each round."""
+    """Initialise the server's network with a seed that depends on the round."""
     return Weights.init(
         env.server_spec, seed_of(env.seed, "student", env.round), env.device, env.dtype
     )
@@ -40,9 +41,11 @@ def distil(
     tau: float,
     noise: StepNoise,
 ) -> tuple[Weights, State, Tensor]:
-    """Train the student with one optimizer step per batch on ``KL_tau(D(x) || S(x))``.
+    """Train the student with one optimizer step per batch.
 
-    S(x) are the student's logits in training mode.
+    The loss is ``KL_tau(D(x) || S(x))``, the Kullback-Leibler divergence `kl` at
+    temperature `tau`. D(x) are the teachers' logits of inputs x, and S(x) are the
+    student's logits in training mode.
 
     Args:
         student: The student.
@@ -75,9 +78,10 @@ def distil(
 
 
 def answers(student: Weights) -> Callable[[Tensor], Tensor]:
-    """Return the function that computes the student's logits (b, C) in evaluation mode.
+    """Return a function that computes the student's logits (b, C) in evaluation mode.
 
-    Gradients flow to the inputs. The student is not changed.
+    The logits are differentiable with respect to the inputs. The student does not
+    change.
     """
     net = net_of(student, training=False)
     return lambda inputs: net(student.params, student.buffers, inputs)

@@ -1,6 +1,7 @@
-"""Synthesis: images, or a generator and its noise, are optimised to lower a loss.
+"""Synthesis of images by minimising a loss.
 
-The images of the iterate with the lowest loss are returned.
+The optimizer changes pixels, or a generator and its noise. The result contains the
+images before the optimizer step with the lowest loss.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ Terms = dict[str, Tensor]
 class Synthesis:
     """The result of a synthesis.
 
+    Images and loss are computed before each optimizer step, and not once more after the
+    last step.
+
     Args:
-        images: Images of the iterate with the lowest loss. The iterates are the images
-            before each step, so the result of the last step is not one of them.
+        images: Images before the step with the lowest loss.
         learned: The optimised tensors after the last step.
         optimizer: The optimizer's state after the last step.
-        terms: ``loss`` and its terms for every iterate.
+        terms: For every step, ``loss`` and its terms before the step.
     """
 
     images: Tensor
@@ -46,7 +49,10 @@ class Synthesis:
 
     @property
     def lowest(self) -> Metrics:
-        """The terms of the iterate with the lowest loss, the first one among ties."""
+        """``loss`` and its terms in the step with the lowest loss.
+
+        Ties go to the first of these steps.
+        """
         return min(self.terms, key=lambda row: row["loss"])
 
 
@@ -63,14 +69,14 @@ def synthesise(
 ) -> Synthesis:
     """Take `steps` steps of `optimizer` on `learned` to minimise ``loss``.
 
-    The host waits for the device only once, at the end.
+    The CPU waits for the GPU only once, at the end.
 
     Args:
         learned: The tensors that are optimised.
         state: State of the optimizer before the first step.
         images_of: Differentiable function that returns the images of `learned`.
-        terms_of: Function of the images and the step number that returns ``loss`` and
-            its terms.
+        terms_of: Function of the images and the step number. It returns the scalar
+            ``loss`` and the terms of this loss.
         optimizer: The optimizer.
         lr: Step size.
         steps: Number of steps, at least 1.
@@ -123,22 +129,23 @@ def synthesise(
 
 
 def named(terms: Metrics) -> Metrics:
-    """Return the terms under the names of the log, ``synthesis/<name>``."""
+    """Rename terms for the log, from ``<name>`` to ``synthesis/<name>``."""
     return {f"synthesis/{name}": value for name, value in terms.items()}
 
 
 def generated_by(generator: Weights, precision: Precision = "float32") -> Callable[[Tree], Tensor]:
     """Return a function that computes the images of a generator in training mode.
 
-    The argument of the returned function is a tree of the generator's parameters and
-    the noise ``z`` (b, nz).
+    The returned function takes a tree with the generator's parameters and the noise
+    ``z`` (b, nz).
 
     Args:
-        generator: A generator of the same architecture, whose buffers are copied.
+        generator: The generator. Its architecture and a copy of its buffers are used,
+            but not its parameters.
         precision: Precision of the generator's pass, as in `fedexp.core.net.Net`.
     """
     net = net_of(generator, training=True, precision=precision)
-    # Training mode changes the buffers
+    # Copy the buffers, because a network in training mode changes them in place
     buffers = trees.clone(generator.buffers)
 
     def images_of(learned: Tree) -> Tensor:

@@ -16,10 +16,13 @@ from fedexp.data.augment import Augment
 Views = Literal["none", "clients", "authors", "crop_flip"]
 """The augmentation of generated images.
 
-``none`` is no augmentation. ``clients`` is the transform of the clients' training
-batches. ``authors`` is this transform with a flip probability of 1/2 for every data
-set, as in DENSE's code, whose clients crop only on CIFAR. ``crop_flip`` is a crop of
-the image padded by 4 pixels, and a flip with probability 1/2.
+- ``none``: no augmentation.
+- ``clients``: the transform of the clients' training batches.
+- ``authors``: the transform of the clients' training batches, but always with a flip of
+  probability 1/2. This is the augmentation of DENSE's code, whose clients crop images
+  only on CIFAR.
+- ``crop_flip``: a crop of the image padded by 4 pixels, and a flip with probability
+  1/2.
 """
 
 
@@ -29,7 +32,7 @@ def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
         return Augment(flip=0.5, crop_padding=4)
     if views == "authors":
         mine = Augment() if domain.augment is None else domain.augment
-        # Data sets have no other augmentation
+        # Data sets have no augmentation of another type
         assert isinstance(mine, Augment)
         return replace(mine, flip=0.5)
     return domain.augment if views == "clients" else None
@@ -39,13 +42,13 @@ def augmentation(views: Views, domain: InputDomain) -> Augmentation | None:
 class View:
     """The transform of images to network inputs: normalisation and augmentation.
 
-    Each view has its own stream of random numbers. The host does not wait for the
-    device.
+    The normalised value of a pixel with 8-bit value p is ``p * scale + shift``
+    (`InputDomain.affine`). Each view has its own stream of random numbers.
 
     Args:
-        scale: Factor of 8-bit pixel values (`InputDomain.affine`). It is copied to the
-            device once for all steps.
-        shift: Summand of 8-bit pixel values (`InputDomain.affine`).
+        scale: Factor of the normalisation. It is copied to the device once for all
+            steps, so that the CPU does not wait for the GPU in a step.
+        shift: Summand of the normalisation.
         augment: Augmentation of normalised inputs, or None.
         noise: Random numbers of the augmentation.
     """
@@ -57,7 +60,10 @@ class View:
 
     @classmethod
     def of(cls, views: Views, env: Env, name: str) -> View:
-        """Return the view of stream `name` at ``env.round`` and ``env.step``."""
+        """Return the view whose random numbers depend on `name`, round and step.
+
+        Round and step are ``env.round`` and ``env.step``.
+        """
         scale, shift = env.domain.affine(1 + len(env.input_shape), env.device)
         return cls(
             scale=scale,
@@ -67,14 +73,18 @@ class View:
         )
 
     def inputs(self, images: Tensor, step: int) -> Tensor:
-        """Return the network inputs of images at step number `step`.
+        """Normalise and augment images.
 
-        Images have shape (b, c, H, W) and values in [0, 1]. Gradients flow through.
-        Without augmentation the result is that of `InputDomain.normalise`.
+        The result is differentiable. Without augmentation it equals the result of
+        `InputDomain.normalise`.
+
+        Args:
+            images: Images of shape (b, channels, H, W) with values in [0, 1].
+            step: Number of the step, which determines the random augmentation.
         """
         return self.augmented(images * 255.0 * self.scale + self.shift, step)
 
     def augmented(self, inputs: Tensor, step: int) -> Tensor:
-        """Return normalised inputs after the augmentation of step number `step`."""
+        """Augment normalised inputs, with the random numbers of step `step`."""
         self.noise.step = step
         return inputs if self.augment is None else self.augment(inputs, self.noise)

@@ -6,12 +6,13 @@ Reference:
     https://arxiv.org/abs/2204.12493
 
 Update:
-    Every floating tensor is averaged with equal weights. With ``last_layer=masked``
-    each row of the last layer is averaged only over the clients that have its class.
+    Every floating-point tensor is averaged with equal weights. With
+    ``last_layer=masked`` each row of the last layer is averaged only over clients that
+    have the row's class (more than one sample of it).
 
 Communication:
-    Up: the trained model y_i. With ``last_layer=masked`` also the class counts n_{i,c}.
-    Down: the global model w.
+    Up: the trained model y_i. With ``last_layer=masked`` also the class counts n_{i,c},
+    the numbers of client i's samples of each class c. Down: the global model w.
 
 State:
     Server: the mean.
@@ -32,12 +33,14 @@ from fedexp.methods.bases.output_layer import LastLayer, MaskableFusion
 
 @dataclass(frozen=True)
 class Average(MaskableFusion):
-    """The mean of the models. Integer buffers take their maximum.
+    """The aggregator of the plain mean of models.
+
+    An integer buffer is set to its maximum over the models.
 
     Args:
         last_layer: Mean of the last layer, ``plain`` or ``masked``. With ``masked``,
             row c of the layer is the mean over the clients with more than one sample of
-            class c. It is zero if there is no such client.
+            class c. The row is zero if there is no such client.
     """
 
     last_layer: LastLayer = "plain"

@@ -1,16 +1,16 @@
 """Local training with the network in training mode only in the first local epoch.
 
-It reproduces an oddity of DENSE's code, for comparisons with DENSE's results.
+The trainer reproduces an oddity of DENSE's code, for comparisons with DENSE's results.
 
 Reference:
     The authors' code of DENSE (Zhang et al., NeurIPS 2022).
 
 Update:
-    The authors' code tests the model after every local epoch and does not return to
-    training mode. From the second epoch on, BatchNorm normalises by the running
-    statistics of the first epoch and does not update them. Dropout is off. For a
-    network without BatchNorm and dropout, the trainer equals plain local training
-    bit-exactly.
+    The authors' code tests the model after every local epoch, for which it switches to
+    evaluation mode. It does not return to training mode. From the second epoch on,
+    BatchNorm therefore normalises by the running statistics of the first epoch and does
+    not update them. Dropout is off in these epochs. For a network without BatchNorm and
+    dropout, the trainer equals plain local training bit-exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class BnFrozenAfterEpoch1(Trainer):
-    """The trainer of DENSE's code. It has no settings."""
+    """The trainer that reproduces local training in DENSE's code.
+
+    It has no settings.
+    """
 
     def loss(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx

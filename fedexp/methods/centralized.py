@@ -1,7 +1,8 @@
 """Centralised training: one model on the data of all clients, the upper baseline.
 
-A round is one job on the pooled data (``local.epochs`` passes). The optimizer's state
-starts empty every round, as a client's does.
+In each round the model is trained on the pooled data (``local.epochs`` passes). The
+optimizer's state starts empty in every round, as it does at a client in federated
+training.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class Centralized(Mean):
-    """The mean over a cohort of a single client that holds all training data."""
+    """The aggregator of centralised training.
+
+    A single client has all training data, so the mean over clients is its model.
+    """
 
     communicates: ClassVar[bool] = False
 

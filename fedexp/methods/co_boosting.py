@@ -6,22 +6,24 @@ Reference:
     https://arxiv.org/abs/2402.15070
 
 Update:
-    The loop is DENSE's. The teacher is D_w(x), the mean of the m clients' logits with
-    weights w (1 / m at first). An epoch has four steps:
+    Images are generated and distilled as in DENSE (`fedexp.methods.dense`). The teacher
+    D_w(x) is the mean of the m clients' logits with weights w. All m weights start at
+    1 / m. The bank contains the images generated so far. An epoch has four steps:
 
     1. A generator and its noise are trained to minimise
-       ``L_H + lambda_a L_A + lambda_bn L_BN`` over all images of a batch. L_H is the
-       mean of cross-entropies weighted by ``(1 - p_y)^h``, where p_y is D_w's
-       probability of the label. L_A is the negative KL divergence of D_w from the
-       student. L_BN is the distance of the BatchNorm statistics.
-    2. On each batch of the bank, the weights w take a step against the sign of the
-       gradient of D_w's cross-entropy. The weights stay in [0, 1].
-    3. The images join the bank.
-    4. The student learns from D_w on the bank's images. Before that, each image is
-       moved by epsilon along the sign of the gradient of a randomly weighted sum of
-       D_w's softmax outputs.
+       ``L_H + lambda_a L_A + lambda_bn L_BN`` over a batch of images. lambda_a and
+       lambda_bn are weights. L_H is the mean of the cross-entropies of D_w, weighted by
+       ``(1 - p_y)^h``. Here p_y is the probability that D_w gives to the label y, and h
+       is an exponent. L_A is ``-KL(D_w || S)``, with the Kullback-Leibler divergence KL
+       and the student S. L_BN is the distance of the BatchNorm statistics.
+    2. For each batch of the bank, w takes one step against the sign of the gradient of
+       D_w's cross-entropy. The weights stay in [0, 1].
+    3. The new images are added to the bank.
+    4. The student learns from D_w on perturbed images of the bank. Each image is moved
+       by epsilon along the sign of a gradient. The gradient is that of a randomly
+       weighted sum of D_w's softmax outputs.
 
-    Step 2 needs only each client's logits on the bank's images. They are computed once
+    Step 2 needs only each client's logits of the bank's images. They are computed once
     per image, without augmentation.
 
 Communication:
@@ -30,17 +32,19 @@ Communication:
 
 State:
     Server: as in `fedexp.methods.bases.replay.Replay`. The state's entry ``own`` also
-    holds the weights w and each client's logits on the bank's images.
+    contains the weights w and each client's logits of the bank's images.
 
 Logged:
-    ``synthesis/loss``, ``synthesis/hard``, ``synthesis/adversarial`` and
-    ``synthesis/bn`` of the stored images. ``weights/min`` and ``weights/max``. The
-    metrics of `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/loss``, ``synthesis/hard`` (L_H), ``synthesis/adversarial`` (L_A) and
+    ``synthesis/bn`` (L_BN) of the stored images. ``weights/min`` and ``weights/max``,
+    the smallest and largest entry of w. The metrics of
+    `fedexp.methods.bases.replay.Replay`.
 
 Differences from the authors' code:
-    epsilon is in units of images in [0, 1]. The default 4 / 255 equals the code's 8 /
-    255 for images in [-1, 1]. Step 2 reads the bank without augmentation. Weights are
-    divided by their sum, or by 1e-8 if the sum is smaller.
+    epsilon refers to pixel values in [0, 1]. The default 4 / 255 equals the code's
+    8 / 255, which refers to pixel values in [-1, 1]. Step 2 uses the bank's images
+    without augmentation. Weights are divided by their sum, or by 1e-8 if the sum is
+    smaller.
 """
 
 from __future__ import annotations
@@ -76,10 +80,10 @@ from fedexp.server_training.optimizers import Adam, Optimizer, Sgd
 
 
 class CoBoostingState(BankState):
-    """The bank and the teachers' weights.
+    """The state of Co-Boosting: the bank and the teachers' weights.
 
-    The key ``logits`` holds, for every batch, the logits of each teacher, of shape
-    (teachers, b, C).
+    The entry ``logits`` contains one tensor per batch of the bank: the logits of each
+    teacher, of shape (teachers, b, C) for C classes.
 
     Args:
         weights: Weights of the teachers, of shape (teachers,).
@@ -94,14 +98,15 @@ class CoBoosting(Replay, Generating):
 
     Args:
         T_G: Generator steps per epoch.
-        h: Exponent of the hardness in L_H.
-        lambda_a: Weight of L_A.
-        lambda_bn: Weight of L_BN.
+        h: Exponent of ``1 - p_y`` in the loss L_H, where p_y is the teacher's
+            probability of the label.
+        lambda_a: Weight of the adversarial loss L_A.
+        lambda_bn: Weight of the distance L_BN of BatchNorm statistics.
         tau_a: Temperature of L_A.
-        mu: Step size of the weights w in epoch 0. In epoch e (from 0) it is
-            ``mu mu_decay^e``.
-        mu_decay: Factor of this step size per epoch.
-        epsilon: Size of the images' perturbation, in units of images in [0, 1].
+        mu: Step size of the teachers' weights w in a round's first epoch. In epoch e
+            (from 0) the step size is ``mu mu_decay^e``.
+        mu_decay: Factor of the step size of w per epoch.
+        epsilon: Size of the images' perturbation, for pixel values in [0, 1].
         tau_epsilon: Temperature of the softmax in the perturbation.
     """
 
@@ -132,7 +137,7 @@ class CoBoosting(Replay, Generating):
     ) -> tuple[Tensor, Metrics, State]:
         """Make images with the current weights w, then update w on the bank.
 
-        The bank does not contain the new images yet.
+        In this update the bank does not contain the new images yet.
         """
         even = torch.full((len(ensemble),), 1 / len(ensemble), dtype=env.dtype, device=env.device)
         weights: Tensor = own.get("weights", even)
@@ -196,10 +201,12 @@ class CoBoosting(Replay, Generating):
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
     ) -> tuple[State, Iterator[DistillationBatch]]:
-        """Return perturbed batches, whose pixel values may leave [0, 1].
+        """Return batches of perturbed images and the teachers' logits of them.
 
-        Every pass draws new random weights u of the class probabilities. The gradient
-        of the weighted sum is the direction of the perturbation.
+        An image is perturbed along the sign of the gradient of ``sum_c u_c p_c``. Here
+        p_c is the teachers' probability of class c, and the u_c are random weights.
+        Every pass draws new weights. Pixel values of perturbed images may be outside
+        [0, 1].
         """
         return own, self._perturbed(partial(ensemble, weights=own["weights"]), samples, env)
 
@@ -220,12 +227,13 @@ class CoBoosting(Replay, Generating):
 
 
 def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau: float) -> Tensor:
-    """Compute the sign of a gradient with respect to the inputs.
+    """Compute the direction in which `inputs` are perturbed.
 
-    The gradient is that of ``sum u * softmax(teach(inputs) / tau)``.
+    It is the sign of the gradient of ``sum(u * softmax(teach(inputs) / tau))`` with
+    respect to the inputs.
 
     Args:
-        inputs: Inputs of a batch.
+        inputs: Inputs of a batch, of shape (b, ...).
         teach: Function that returns the teachers' logits.
         u: Random weights of shape (b, C).
         tau: Temperature.
@@ -239,13 +247,16 @@ def direction(inputs: Tensor, teach: Callable[[Tensor], Tensor], u: Tensor, tau:
 def reweighted(
     weights: Tensor, logits: Tensor, labels: Tensor, order: Iterable[Tensor], step: float
 ) -> Tensor:
-    """Return the weights after one sign-gradient step per batch on D_w's cross-entropy.
+    """Update the teachers' weights w by one step per batch.
+
+    A step subtracts `step` times the sign of a gradient. The gradient is that of the
+    cross-entropy of D_w, the mean of the teachers' logits with weights w.
 
     Args:
-        weights: Weights of shape (m,).
-        logits: Logits of every client, of shape (m, N, C).
-        labels: Labels of shape (N,).
-        order: Positions of each batch's samples, on the device of `logits`.
+        weights: Weights w of the m teachers, of shape (m,).
+        logits: Logits of every teacher for N images, of shape (m, N, C).
+        labels: Labels of the images, of shape (N,).
+        order: For each batch, the indices of its images, on the device of `logits`.
         step: Size of the steps.
 
     Returns:

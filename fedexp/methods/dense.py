@@ -7,18 +7,23 @@ Reference:
     https://arxiv.org/abs/2112.12371
 
 Update:
-    A generator makes images that the clients' models classify with confidence. An epoch
-    draws labels y and noise z. T_G Adam steps minimise
-    ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` over x = G(z), where D is the mean
-    of the clients' logits (Eq. 3, 4, 6, 7). L_BN is the distance of the BatchNorm
-    statistics. L_div is the negative divergence between D and the student. The student
-    is then distilled from D on all images made so far (Eq. 9).
+    A generator G makes images that the clients' models classify with confidence. An
+    epoch draws labels y and noise z. Then T_G Adam steps train G to minimise
+    ``CE(D(x), y) + lambda_1 L_BN + lambda_2 L_div`` for the images x = G(z) (Eq. 3, 4,
+    6, 7). CE is the cross-entropy, and D(x) is the mean of the clients' logits. L_BN is
+    the distance of the BatchNorm statistics. L_div is the negative divergence between D
+    and the student. lambda_1 and lambda_2 are weights. The student is then distilled
+    from D on all images made so far (Eq. 9).
 
-    Where the paper and the code differ, the default follows the code in four points.
-    The generator's weights are drawn anew in every epoch. z is optimised, too. The
-    batch with the lowest loss is stored without augmentation. Distillation passes over
-    the bank of all batches. ``variant=paper_literal`` is Algorithm 1, with one
-    generator and a fixed z. In each epoch the student takes one step, on the images
+    In four points the paper and the code differ, and the default follows the code:
+
+    1. The generator's weights are drawn anew in every epoch.
+    2. The noise z is optimised together with the generator.
+    3. The images of the step with the lowest loss are stored, without augmentation.
+    4. Each epoch distils on the bank of all stored batches.
+
+    ``variant=paper_literal`` is Algorithm 1. One generator is trained during the whole
+    run, and z is not optimised. In each epoch the student takes one step, on the images
     after the generator's last step.
 
 Communication:
@@ -30,22 +35,25 @@ State:
     the generator and its optimizer replace the bank.
 
 Logged:
-    ``synthesis/loss``, ``synthesis/ce``, ``synthesis/bn`` and ``synthesis/div``
-    (without their factors) of the stored images. The metrics of
+    ``synthesis/loss``, and its terms ``synthesis/ce``, ``synthesis/bn`` and
+    ``synthesis/div`` without their weights, of the stored images. The metrics of
     `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
-    L_BN compares the images' statistics with the BatchNorm statistics of the teachers.
-    The paper names the statistics of the generator, whose shapes do not fit. L_BN is
-    divided by the number of teachers, as the loss of Eq. 5 is. The student is in
-    evaluation mode while images are made. Pixels are rounded to the nearest 8-bit value
-    instead of down. For the paper's experiment with several rounds (Table 5) there is
-    no code. In later rounds, the clients and the student start here from the student of
-    the round before. The student's optimizer and the bank start empty every round.
+    L_BN compares the images' statistics with the BatchNorm statistics of the teachers
+    (the clients' models). The paper names the statistics of the generator, whose shapes
+    do not fit. L_BN is divided by the number of teachers, like the loss of Eq. 5. The
+    student is in evaluation mode while images are made. Pixels are rounded to the
+    nearest 8-bit value, not down.
+
+    The authors published no code for the paper's experiment with several rounds (Table
+    5). Here the clients and the student start in later rounds from the student of the
+    round before. The bank and the state of the student's optimizer start empty in every
+    round.
 
 Differences from the authors' code:
-    All differences from the paper are also differences from the code. The code's L_BN
-    finds no layer to compare.
+    All differences from the paper are also differences from the code. In addition, the
+    L_BN of the code finds no layer to compare.
 """
 
 from __future__ import annotations
@@ -84,12 +92,12 @@ class Dense(Replay, Generating):
     """The aggregator of DENSE.
 
     Args:
-        variant: ``bank``, or ``paper_literal``, whose state holds the generator and its
-            optimizer in place of a bank.
+        variant: ``bank`` (the student trains on the bank of all images) or
+            ``paper_literal`` (Algorithm 1, without a bank).
         T_G: Generator steps per epoch.
-        lambda_1: Weight of L_BN.
-        lambda_2: Weight of L_div. With 0 L_div is not computed, and the student takes
-            no part in making the images.
+        lambda_1: Weight of L_BN, the distance of the BatchNorm statistics.
+        lambda_2: Weight of L_div, the negative divergence between teachers and student.
+            With 0 L_div is not computed, and the images do not depend on the student.
         tau_d: Temperature of L_div.
         mask: Samples that count in L_div: those on which teachers and student predict
             different classes (``disagree``) or the same class (``agree``), or all
@@ -98,7 +106,7 @@ class Dense(Replay, Generating):
             same values as `views`.
         reestimate_batch_norm: Whether the student's running BatchNorm statistics are
             recomputed over the bank after a round's last epoch. This pass uses the
-            images without augmentation, in shuffled batches of B
+            images without augmentation, in shuffled batches of B images
             (`fedexp.server_training.forward.recomputed_statistics`). The paper and the
             code keep the statistics of training. Networks without BatchNorm do not
             change.
@@ -152,7 +160,7 @@ class Dense(Replay, Generating):
     def _reestimated(self, state: DataFreeState, env: Env) -> Weights:
         """Return the student with BatchNorm statistics of one pass over the bank."""
         bank = samples_of(state["own"]["bank"], env.domain)
-        # Shuffle the images, because those of a batch in the bank are sorted by class
+        # Shuffle the images, because each batch of the bank is sorted by class
         names = (env.seed, "statistics", env.round)
         order = torch.randperm(len(bank), generator=torch_generator(*names)).to(bank.x.device)
         shuffled = replace(bank, x=bank.x[order], y=bank.y[order])

@@ -1,11 +1,13 @@
 """The ensemble of the clients' local models: the baseline that combines outputs.
 
 Update:
-    The ensemble's output is a mean of the members' logits or softmax probabilities. The
-    mean of logits is plain (FedSyn, Eq. 3), weighted by samples, or taken for each
-    class over the members that have the class (MA-Echo). The mean of softmax
-    probabilities is that of NAFI and PFNM. A client that is not sampled, or has no
-    data, keeps its model. A client that has never trained is not a member.
+    The ensemble's output is a mean of the members' logits or softmax probabilities. A
+    mean of logits is one of three: a plain mean (FedSyn, Eq. 3), a mean weighted by
+    numbers of samples, or for each class the mean over the members that have the class
+    (MA-Echo). NAFI and PFNM use the plain mean of softmax probabilities.
+
+    The members are the latest models of all clients that have trained so far. A client
+    that is not sampled in a round, or has no data, keeps its model.
 
 State:
     Server: one model per client. With ``combine=samples`` also one weight per client.
@@ -33,27 +35,31 @@ from fedexp.methods.local import Local, LocalState, by_client
 
 
 class EnsembleState(LocalState):
-    """The state of an ensemble: the members, and their weights (if any) by client."""
+    """The state of an ensemble: the members' models and weights, by client.
+
+    `member_weights` is empty if members are not weighted.
+    """
 
     member_weights: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Ensemble(Local):
-    """The local models as one ensemble.
+    """The aggregator whose result is the ensemble of the clients' local models.
 
     Args:
-        combine: ``logits`` (argmax of the summed logits), ``samples`` (argmax of the
-            logits' mean with weights n_i / n), ``probs`` (argmax of the mean softmax
-            probabilities) or ``masked``. With ``masked`` a class's logit is the mean
-            over the members with more than one sample of this class, and 0 if there is
-            no such member.
+        combine: The output whose argmax is the prediction. ``logits``: the mean of the
+            logits. ``samples``: the mean of the logits with weights n_i / n, where
+            client i has n_i of the members' n samples. ``probs``: the mean of the
+            softmax probabilities. ``masked``: for each class the mean of the logits
+            over the members with more than one sample of the class, or 0 if there is no
+            such member.
     """
 
     combine: Literal["logits", "samples", "probs", "masked"] = "logits"
 
     delivers: ClassVar[Delivers] = "ensemble"
-    # Bytes are counted as if members were sent out and collected in every round
+    # Traffic is counted as if the server sent and received models in every round
     communicates: ClassVar[bool] = True
 
     @property

@@ -7,14 +7,15 @@ Reference:
     https://arxiv.org/abs/1912.08795
 
 Update:
-    An epoch draws labels y and a batch of images x = sigmoid(u), u ~ N(0, I). N_inv
-    Adam steps on u minimise
-    ``CE(D(v), y) + w_f R_f + w_tv R_tv(v) + w_2 ||v|| + w_c R_c(v)``, where D is the
-    mean of the clients' logits. R_f is the distance of the BatchNorm statistics, R_tv
-    the total variation, and R_c the competition between teachers and student. v is x
-    rolled by a random offset. Each step draws one new offset for the whole batch. The
-    images of the step with the lowest loss join the bank. The student is distilled from
-    D on the bank as in FedSyn.
+    An epoch draws labels y and u ~ N(0, I). The images of a batch are x = sigmoid(u).
+    In each of N_inv Adam steps on u, the images are rolled by a random offset, which is
+    the same for the whole batch. Let v be the rolled images. A step minimises
+    ``CE(D(v), y) + w_f R_f(v) + w_tv R_tv(v) + w_2 ||v|| + w_c R_c(v)``. CE is the
+    cross-entropy, and D(v) is the mean of the clients' logits. R_f is the distance of
+    the BatchNorm statistics, R_tv is the total variation, and R_c is the competition
+    between teachers and student (`fedexp.distillation.losses`). w_f, w_tv, w_2 and w_c
+    are weights. The images of the step with the lowest loss are added to the bank of
+    all images. The student is distilled from D on the bank as in FedSyn.
 
 Communication:
     Up: models, of any architectures. Down: the model that the client starts from. In
@@ -24,15 +25,15 @@ State:
     Server: as in `fedexp.methods.bases.replay.Replay`.
 
 Logged:
-    ``synthesis/loss``, ``synthesis/ce``, ``synthesis/f``, ``synthesis/tv``,
-    ``synthesis/norm`` and ``synthesis/c`` (without their factors) of the stored images.
-    The metrics of `fedexp.methods.bases.replay.Replay`.
+    ``synthesis/loss``, and its terms ``synthesis/ce``, ``synthesis/f``,
+    ``synthesis/tv``, ``synthesis/norm`` and ``synthesis/c`` without their weights, of
+    the stored images. The metrics of `fedexp.methods.bases.replay.Replay`.
 
 Differences from the paper:
-    The sigmoid is an addition: the authors optimise normalised pixels without bounds.
-    Total variation and norm are therefore computed on images in [0, 1]. R_f is divided
-    by the number of teachers. R_f is 0 if the teachers have no BatchNorm. The weights
-    w_f = 1 and w_c = 1 are choices of fedexp without a source.
+    The authors optimise normalised pixels without bounds. Here the sigmoid bounds
+    pixels to (0, 1), and total variation and norm are computed on these pixels. R_f is
+    divided by the number of teachers. R_f is 0 if the teachers have no BatchNorm. The
+    weights w_f = 1 and w_c = 1 are choices of fedexp. No source gives them.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ class FedAdi(Replay):
         pixels: Optimizer of the pixels.
         w_f: Weight of R_f, the distance of the BatchNorm statistics.
         w_tv: Weight of the total variation R_tv.
-        w_2: Weight of the norm of v.
+        w_2: Weight of the norm of the images.
         w_c: Weight of the competition R_c between teachers and student. With 0 R_c is
-            not computed, and the student takes no part in making the images.
+            not computed, and the images do not depend on the student.
         shift: Largest number of pixels by which images are rolled along either axis.
-        tv: Form of `fedexp.distillation.losses.total_variation`, ``l2`` or ``l1``.
+        tv: Variant of `fedexp.distillation.losses.total_variation`, ``l2`` or ``l1``.
     """
 
     N_inv: int = 30

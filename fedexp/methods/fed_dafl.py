@@ -8,10 +8,13 @@ Reference:
 
 Update:
     Generator G and student S learn together on new images. Each step draws noise z and
-    makes images x = G(z). D is the mean of the clients' logits. The generator minimises
-    ``w_oh L_oh + w_ie L_ie + w_a L_a``. L_oh and L_ie are the one-hot loss and the
-    information entropy of D(x). L_a is the activation loss. The student minimises
-    ``KL(D(x) || S(x))`` on the same images. D(x) is computed once for both networks.
+    makes images x = G(z). D(x) is the mean of the clients' logits of x, and S(x) are
+    the student's logits. The generator minimises ``w_oh L_oh + w_ie L_ie + w_a L_a``.
+    Here L_oh is the one-hot loss of D(x), and L_ie is the information entropy of D(x)
+    (`fedexp.distillation.losses`). L_a is the activation loss, the negative mean
+    absolute value of the clients' penultimate features. w_oh, w_ie and w_a are weights.
+    The student minimises ``KL(D(x) || S(x))`` on the same images. D(x) is computed once
+    for both networks.
 
 Communication:
     Up: models, of any architectures. Down: the model that the client starts from. In
@@ -19,16 +22,17 @@ Communication:
 
 State:
     Server: as in `fedexp.methods.bases.data_free.DataFree`. The state's entry ``own``
-    holds the generator and the state of its optimizer.
+    contains the generator and the state of its optimizer.
 
 Logged:
     ``synthesis/loss``, ``synthesis/oh``, ``synthesis/ie`` and ``synthesis/a``, means
     over the epoch. The metrics of `fedexp.methods.bases.data_free.DataFree`.
 
 Differences from the paper:
-    FedSyn's generator replaces DAFL's, so that images stay in [0, 1] and are normalised
-    as the clients' are. L_a is the mean over the teachers, because their penultimate
-    features may differ in size.
+    The generator is FedSyn's instead of DAFL's. Its images are in [0, 1] and can
+    therefore be normalised in the same way as the clients' images. L_a is computed for
+    each teacher and then averaged, because penultimate features of different models may
+    differ in size.
 """
 
 from __future__ import annotations
@@ -113,9 +117,8 @@ class FedDafl(Generating):
             env: The environment.
 
         Yields:
-            Normalised images and the teachers' logits of them. Both were computed for
-            the generator's loss. The images are therefore those before the generator's
-            step.
+            Normalised images and the teachers' logits of these images. Both are
+            computed for the generator's loss, before the generator's step.
         """
         view = View.of("none", env, "synthesis")
         images_of = generated_by(own["generator"], self.precision)

@@ -7,11 +7,12 @@ Reference:
     https://arxiv.org/abs/2003.00295
 
 Update:
-    U is the averaged update. FedAdam and FedYogi use
-    ``b = beta_1 b + (1 - beta_1) U``. FedAdam uses
-    ``v = beta_2 v + (1 - beta_2) U^2``. FedYogi uses
-    ``v = v - (1 - beta_2) U^2 sign(v - U^2)``. Then ``w += lr b / (sqrt(v) + tau)``. v
-    starts at tau^2.
+    U is the averaged update of a round, b is the first moment, and v is the second
+    moment. All operations are elementwise. b starts at 0, and v starts at tau^2. Both
+    methods use ``b <- beta_1 b + (1 - beta_1) U``. FedAdam uses
+    ``v <- beta_2 v + (1 - beta_2) U^2``. FedYogi uses
+    ``v <- v - (1 - beta_2) U^2 sign(v - U^2)``. Then the global model w is updated by
+    ``w <- w + lr b / (sqrt(v) + tau)``, where lr is the server step size.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -37,7 +38,7 @@ from fedexp.core.weights import Weights
 
 
 class FedAdamState(TypedDict):
-    """The moments of the averaged update: b, the first, and v, the second."""
+    """The state of FedAdam: first moment b and second moment v of the updates."""
 
     b: Tree
     v: Tree
@@ -51,7 +52,8 @@ class FedAdam(ServerOptimizer):
         lr: Server step size (eta_g).
         beta_1: Decay of the first moment.
         beta_2: Decay of the second moment.
-        tau: Degree of adaptivity. It is added to sqrt(v).
+        tau: Number that is added to sqrt(v). The paper calls it the degree of
+            adaptivity.
     """
 
     lr: float = 0.1

@@ -6,10 +6,11 @@ Reference:
     https://arxiv.org/abs/1602.05629
 
 Update:
-    ``w <- w + sum_i p_i (y_i - w)``, where y_i is client i's trained model. By default
-    p_i is client i's share of the participants' samples. The result is the paper's
-    weighted mean of models. The mean is written as an update so that floating-point
-    rounding is the same in all averaging methods.
+    ``w <- w + sum_i p_i (y_i - w)``, where w is the global model and y_i is client i's
+    trained model. The sum is over the participants. By default p_i is client i's share
+    of the participants' samples. The result is the paper's weighted mean of models. All
+    averaging methods compute such a step from w, so their floating-point rounding is
+    the same.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -45,9 +46,10 @@ class PlainTrainer(Trainer):
 
 @dataclass(frozen=True)
 class Mean(Averaging):
-    """The weighted mean of the updates, summed up as they arrive.
+    """The aggregator of FedAvg, the weighted mean of the clients' updates.
 
-    Memory does not grow with the number of clients.
+    Each update is added to a running sum when it arrives. Memory therefore does not
+    grow with the number of clients.
     """
 
     def add(self, merging: Tree | None, update: Tree, p: float, a: float) -> Tree:
@@ -62,7 +64,10 @@ class Mean(Averaging):
 
 @dataclass(frozen=True)
 class PlainServerStep(ServerOptimizer):
-    """The plain server step ``w + lr * direction``. With lr = 1 the step is averaging.
+    """The plain server step ``w + lr * direction``, without momentum.
+
+    w is the global model, and `direction` is the aggregated client update. With
+    ``lr=1`` the new model is the aggregate of the clients' models.
 
     Args:
         lr: Server step size (eta_g).

@@ -6,8 +6,10 @@ Reference:
     https://arxiv.org/abs/1909.06335
 
 Update:
-    U is the averaged update. ``b = beta b + U``, ``w += lr b`` (heavy ball). With
-    ``nesterov``: ``w += lr (U + beta b)``.
+    U is the averaged update of a round, and b is the momentum buffer. The server
+    computes ``b <- beta b + U``, then ``w <- w + lr b`` (heavy ball). With
+    ``nesterov=true`` it computes ``w <- w + lr (U + beta b)`` instead. w is the global
+    model, lr the server step size, and beta the momentum.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -31,7 +33,7 @@ from fedexp.core.weights import Weights
 
 
 class FedAvgMState(TypedDict):
-    """The momentum buffer b."""
+    """The state of FedAvgM: the momentum buffer b."""
 
     b: Tree
 

@@ -6,14 +6,16 @@ Reference:
     https://arxiv.org/abs/2009.01974
 
 Update:
-    The teachers are the m clients' models y_i, their mean, and M models sampled from a
-    distribution over models. The mean of the teachers' probabilities is sharpened and
-    distilled into the mean model on unlabelled proxy data. The student's weights are
-    averaged over steps (SWA). Proxy data do not change, so every teacher runs once per
-    sample. The paper has two distributions. One is a diagonal Gaussian, with the mean
-    and variance of the y_i, weighted by p_i. The other is a Dirichlet mixture
-    ``sum_i s_i y_i``, with s_i proportional to ``p_i r_i`` and r ~ Dir(alpha). Sampled
-    models have the buffers of the mean model.
+    The teachers are the models y_i of the m clients, their mean, and M models sampled
+    from a distribution over models. The mean of the teachers' probabilities is
+    sharpened and distilled into the mean model on unlabelled proxy data. The student's
+    weights are averaged over steps (SWA). Proxy data are not augmented, so every
+    teacher runs only once per sample.
+
+    The paper has two distributions. One is a diagonal Gaussian. Its mean and variance
+    are those of the y_i, weighted by the clients' weights p_i. The other is a Dirichlet
+    mixture ``sum_i s_i y_i``. Its shares s_i are proportional to ``p_i r_i``, with the
+    vector r drawn from Dir(alpha). Sampled models have the buffers of the mean model.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -22,14 +24,17 @@ State:
     Server, within a round: the targets and the running average of the student.
 
 Differences from the paper:
-    Three parts follow the authors' code instead. First, the Gaussian of
-    ``distribution=directions`` is over the directions d_i = u_i / ||u_i|| of the
-    clients' updates u_i, separately for each tensor. Its mean is the mean of the d_i,
-    and its spread is 0.1 standard deviations of the d_i. A sampled direction is
-    multiplied by the mean norm of the u_i. Second, the loss is the mean over batch and
-    classes. It is the divergence divided by the number of classes C. Third, the
-    temperature T = 0.5 is an exponent: probabilities become ``p^(1 / T)``,
-    renormalised.
+    Three parts follow the authors' code instead:
+
+    1. The Gaussian of ``distribution=directions`` is over the directions
+       d_i = u_i / ||u_i|| of the clients' updates u_i, separately for each tensor. Its
+       mean is the mean of the d_i. Its standard deviation is 0.1 times that of the d_i.
+       A sampled direction is multiplied by the mean norm of the u_i and added to the
+       round's global model.
+    2. The loss is the mean over batch and classes. It is therefore the mean divergence
+       divided by the number of classes.
+    3. Sharpening uses the temperature T = 0.5 as an exponent. Each probability q
+       becomes ``q^(1 / T)``, and the results are renormalised.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ from fedexp.server_training.optimizers import Optimizer, Sgd
 
 # Lower bound of the directions' variance, as in the authors' code
 _SMALLEST_VARIANCE = 1e-5
-# Spread of a sampled direction in standard deviations, as in the authors' code
+# Factor of the directions' standard deviation, as in the authors' code
 _SPREAD = 0.1
 
 
@@ -74,9 +79,10 @@ class FedBE(Distilling):
             authors' code), ``gaussian`` or ``dirichlet``.
         samples: Number of sampled models (M).
         alpha: Concentration of the Dirichlet distribution.
-        temperature: Temperature T of the sharpening. 1 means none.
-        swa_start: Optimizer steps before the first student that enters the average. If
-            none enters, the last student is the round's model.
+        temperature: Temperature T of the sharpening. 1 means no sharpening.
+        swa_start: Number of the optimizer step, from 0, after which the student enters
+            the average for the first time. If there is no such step, the last student
+            is the round's model.
         swa_every: Optimizer steps between two students that enter the average.
     """
 
@@ -119,9 +125,9 @@ class FedBE(Distilling):
 
         Args:
             models: Models of the clients.
-            p: (m,) float64 weights of `models`, which sum to 1.
-            start: The round's global model.
-            mean: The clients' mean.
+            p: Weights p_i of `models`, of shape (m,), float64. They sum to 1.
+            start: The global model that the clients received.
+            mean: The mean of the clients' models.
             env: The environment at this step.
         """
         live = {
@@ -152,8 +158,12 @@ class FedBE(Distilling):
     def _gaussian(self, live: Tree, p: Tensor, start: Weights) -> tuple[Tree, Tree]:
         """Return the means and standard deviations of the Gaussian over models.
 
-        Both are empty for the Dirichlet distribution. `live` holds the parameters of
-        the cohort's models, stacked to (m, ...).
+        For the Dirichlet distribution both trees are empty.
+
+        Args:
+            live: The trained parameters of the m clients' models, stacked to (m, ...).
+            p: Weights of these models, of shape (m,).
+            start: The global model that the clients received.
         """
         if self.distribution == "dirichlet":
             return {}, {}

@@ -6,35 +6,41 @@ Reference:
     https://openreview.net/forum?id=nbPGqeH3lt
 
 Update:
-    The server stores the last K models of every client, each with its loss F, the mean
-    training loss of the last local epoch. In each round the models of the participants
-    are chosen anew. All other clients keep their chosen model. The choice minimises
+    The server stores the last K models of every client. Each model has a loss F, the
+    mean training loss of the last local epoch. In each round the server chooses one
+    stored model w_n for each participant n. All other clients keep the model that was
+    chosen before. The choice minimises
     ``J = (1/M) sum_n [F_n(w_n) + (L/2) ||w_n - wbar||^2]`` (Eq. 5). The sum is over the
-    M clients that have a model, and wbar is the mean of the chosen models with equal
-    weights. Then w^{t+1} = wbar. With ``chosen_weights=samples`` the weight of client n
-    is q_n = n_n / sum n_n instead of 1/M, in J and in wbar. This is Eq. 2 to 8 for the
-    objective ``sum_n q_n F_n``.
+    M clients that have a stored model, F_n(w_n) is the loss of w_n, and L is a
+    smoothness constant. wbar is the mean of the chosen models with equal weights. The
+    new global model is w^{t+1} = wbar.
+
+    With ``chosen_weights=samples`` the weight of client n in J and in wbar is q_n
+    instead of 1/M. q_n is client n's share of the samples of the M clients. This is Eq.
+    2 to 8 for the objective ``sum_n q_n F_n``.
 
     The first rounds are a warm-up with the base method: averaging with this
     aggregator's `weights`, the configured trainer and the configured server optimizer.
     Models are also stored during the warm-up. After the warm-up the trainer and its
-    server half continue as before, and w^{t+1} is wbar instead of the server
+    server half continue as before, but w^{t+1} is wbar instead of the server
     optimizer's result.
 
-    J does not change if the same vector is subtracted from all models. All terms are
-    therefore computed in float64 from one Gram matrix of the candidates minus w^t.
-    Without the subtraction ||w_n||^2 is 1e3 to 1e4, while the compared values are 1e-2
+    The candidates are the stored models of the participants. J does not change if the
+    same vector is subtracted from all models. w^t is therefore subtracted from all
+    candidates, and all terms of J are computed in float64 from one Gram matrix. Without
+    the subtraction ||w_n||^2 is 1e3 to 1e4, while the values that are compared are 1e-2
     to 10. Norms and products include only the trained parameters. BatchNorm's
-    statistics are averaged over the same models. Counters take their maximum.
+    statistics are averaged over the same models as the parameters. Counters are set to
+    their maximum.
 
 Communication:
-    Up: the trained model y_i and its loss F_i. Down: the global model w.
+    Up: the trained model y_i and its loss. Down: the global model w.
 
 State:
     Server: references to K models per client, and the sum of the chosen models in
     float64. Models beyond the limit ``state.memory_gb`` are on disk. During a round
-    memory holds the participants' candidates (m K models) and two such sums. With
-    ``random_over=all`` every round reads one model of each client.
+    memory contains the candidates of the m participants (m K models) and two such sums.
+    With ``random_over=all`` every round reads one model of each client.
 """
 
 from __future__ import annotations
@@ -64,12 +70,13 @@ from fedexp.methods.fedavg import Mean
 
 # Size in bytes of the float64 block of candidates from which products are summed
 BLOCK_BYTES = 1 << 22
-# Largest number of combinations of one group. Their table has 128 MiB.
+# Largest number of combinations of candidates in one group. A table with one float64
+# value per combination then has 128 MiB.
 MOST_COMBINATIONS = 1 << 24
 
 
 class CacheEntry(TypedDict):
-    """A model in a client's cache.
+    """A stored model of a client.
 
     Args:
         model: The model.
@@ -85,11 +92,11 @@ class CacheEntry(TypedDict):
 
 
 class ClientEntries(TypedDict):
-    """A client's cache.
+    """The stored models of one client, called the client's cache.
 
     Args:
-        entries: Its entries, the newest first.
-        chosen: Index of the chosen entry.
+        entries: The models, the newest first.
+        chosen: Index in `entries` of the model that is part of the mean.
     """
 
     entries: list[CacheEntry]
@@ -101,8 +108,8 @@ class FedCDAState(AveragingState):
 
     Args:
         caches: Caches by client.
-        sum: Sum of the chosen models in float64, with their weights before
-            normalisation.
+        sum: Sum of the chosen models in float64. Each is multiplied by its weight
+            before normalisation.
     """
 
     caches: dict[str, ClientEntries]
@@ -116,19 +123,20 @@ class FedCDA(Mean):
     Args:
         weights: Weights p_i of the mean during the warm-up.
         K: Number of stored models per client.
-        B: Number of groups of participants. The models are chosen group by group. For a
-            group, the models of earlier groups and of the clients at rest (clients that
-            do not participate in the round) are fixed. Later groups are left out (Eq.
-            8). If a round has fewer than B participants, every participant is a group.
-        L: Smoothness constant.
-        strategy: ``newest`` (the newest models), ``random`` (a random choice for the
-            participants), ``approximate`` (B groups) or ``optimal`` (all participants
-            at once, Eq. 7).
+        B: Number of groups into which the participants are divided. Models are chosen
+            group by group. When a group chooses, two kinds of models are fixed: those
+            of earlier groups, and those of clients that do not participate in the
+            round. Later groups are left out of J (Eq. 8). If a round has fewer than B
+            participants, every participant is a group.
+        L: Smoothness constant L in J.
+        strategy: How models are chosen: ``newest`` (the newest models), ``random`` (a
+            random choice for the participants), ``approximate`` (J is minimised in B
+            groups) or ``optimal`` (J is minimised for all participants at once, Eq. 7).
         warm_up: Length of the warm-up: a number of rounds (an integer), or a fraction
             of all rounds.
         loss_term: Whether J contains the losses F.
-        unseen: Clients that never took part are ``left_out`` of the mean, or enter it
-            with the ``initial`` model.
+        unseen: How clients that have not taken part yet are treated: ``left_out`` of
+            the mean, or part of it with the ``initial`` model.
         random_over: Clients for which ``random`` chooses anew in a round: the
             ``participants``, or ``all`` clients that have a model.
         loss_reduction: How the samples' losses are reduced to F: ``mean`` or ``sum``
@@ -185,8 +193,8 @@ class FedCDA(Mean):
 
     @property
     def needs(self) -> Needs:
-        # The weights are the clients' sizes. Stored models must have been trained on
-        # clients of these sizes.
+        # The weights are the clients' numbers of samples. Models from
+        # client_models.path must have been trained on clients with these numbers.
         return super().needs | Needs(client_inputs=self.chosen_weights == "samples")
 
     @property
@@ -214,7 +222,7 @@ class FedCDA(Mean):
         m, groups = extent.sampling.m, self._groups(extent)
         # With Bernoulli sampling, m is only the expected number of clients
         fixed = extent.sampling.kind != "bernoulli"
-        # One client is one group for every B
+        # A single client is one group, whatever B is
         if self.strategy == "approximate" and fixed and 1 < m < groups:
             raise ConfigError(
                 "there are more groups than participants",
@@ -280,7 +288,7 @@ class FedCDA(Mean):
             client: self._pushed(before.get(client), entry) for client, entry in arrived.items()
         }
         if self.random_over == "all" and not warm:
-            # No client keeps its chosen model
+            # Clients that do not participate also choose anew
             fresh |= {
                 client: cache["entries"]
                 for client, cache in before.items()
@@ -357,8 +365,8 @@ class FedCDA(Mean):
     def _pushed(self, cache: ClientEntries | None, entry: CacheEntry) -> list[CacheEntry]:
         """Return a client's newest K entries, with the new `entry` first.
 
-        The initial model w_0 is dropped, because it is an entry only until the client
-        has a trained model.
+        The initial model w_0 is dropped. It is an entry only until the client has a
+        trained model.
         """
         return [entry, *(e for e in (cache["entries"] if cache else ()) if e["round"] >= 0)][
             : self.K
@@ -369,8 +377,14 @@ class FedCDA(Mean):
     ) -> Tree:
         """Return the sum of the chosen models of the clients at rest, in float64.
 
-        Each model is multiplied by its `weight`. The sum is exactly zero if no client
-        is at rest. Clients that choose anew are `fresh`.
+        Clients at rest keep their chosen model in this round. All other clients are in
+        `fresh`. Each model is multiplied by the client's `weight`.
+
+        Args:
+            state: The state before the round.
+            fresh: The clients for which a model is chosen in this round.
+            weight: Function that returns the weight of a client.
+            at_rest: Whether any client is at rest. If not, the sum is exactly zero.
         """
         if not at_rest:
             return trees.zeros_like(state["sum"])
@@ -389,11 +403,18 @@ class FedCDA(Mean):
         rest: Mapping[str, CacheEntry],
         env: Env,
     ) -> tuple[list[int], Metrics]:
-        """Choose an entry for every participant.
+        """Choose an entry for every participant so that J (Eq. 5) is low.
+
+        Args:
+            fresh: Entries of each participant.
+            centre: The trained parameters of the global model w^t.
+            fixed: The weighted sum of the chosen models of all other clients.
+            rest: Chosen entries of all other clients.
+            env: The environment at this step.
 
         Returns:
-            Each participant's index into its entries, and the metrics to log. The
-            metrics are J (Eq. 5) of this choice, of the newest models and of a random
+            For each participant the index of its chosen entry, and the metrics to log.
+            The metrics are J of this choice, of the newest models and of a random
             choice.
         """
         weight, owners = self._weights(env), list(fresh.values())
@@ -439,13 +460,19 @@ class FedCDA(Mean):
 class Selection:
     """The problem of choosing models, in terms of their inner products and losses.
 
+    The n candidates are the stored models of the participants. The centre is the global
+    model w^t. It is subtracted from all candidates. The chosen models of clients that
+    do not participate are fixed. The fixed part is the weighted sum of the fixed models
+    minus `fixed` times the centre.
+
     Args:
-        products: (n + 2, n + 2) float64, from `products`. Rows and columns are the
-            candidates by client (the newest first), then the fixed part and the centre.
-        losses: (n,) losses F of the candidates.
-        sizes: Number of candidates of each participant (K_i).
-        fixed: Weight of the clients whose chosen model is fixed. If weights are
-            uniform, it is the number of these clients.
+        products: Inner products from the function `products`, of shape (n + 2, n + 2),
+            float64. Rows and columns are the candidates (by client, the newest first),
+            then the fixed part, then the centre.
+        losses: Losses F of the candidates, of shape (n,).
+        sizes: Number of candidates of each participant.
+        fixed: Sum of the weights of the fixed models. If weights are uniform, it is the
+            number of these models.
         fixed_loss: Weighted sum of the losses F of the fixed models.
         fixed_norm: Weighted sum of ||w||^2 of the fixed models.
         L: Smoothness constant.
@@ -466,11 +493,14 @@ class Selection:
         """Choose one candidate per participant so that J is lowest.
 
         Candidates are chosen group by group (Eq. 8). With one group this is Eq. 7. Ties
-        within a group go to the lexicographically first choice of indices, where index
-        0 is a client's newest model.
+        within a group go to the lexicographically first combination of indices, where
+        index 0 is a client's newest model.
+
+        Args:
+            groups: For each group, the indices of its participants.
 
         Returns:
-            Each participant's index among its candidates.
+            For each participant, the index of its chosen candidate.
         """
         n = len(self.losses)
         gram, with_fixed = self.products[:n, :n], self.products[:n, n].copy()
@@ -496,13 +526,17 @@ class Selection:
         return picks
 
     def objective(self, picks: Sequence[int]) -> float:
-        """Return J of a choice (Eq. 6), including the terms that all choices share."""
+        """Return J of a choice (Eq. 6), with the terms that are equal for all choices.
+
+        Args:
+            picks: For each participant, the index of its chosen candidate.
+        """
         weights = self._weights()
         n, M = len(self.losses), self.fixed + int(weights.sum())
         rows = np.cumsum([0, *self.sizes[:-1]]) + np.array(picks)
         to_centre, centre = self.products[n, n + 1], self.products[n + 1, n + 1]
-        # Sum of ||w_n - r||^2 over the fixed models, where r is the centre. The fixed
-        # part is the sum of the fixed models minus `fixed` times r.
+        # Compute the sum of ||w_n - r||^2 over the fixed models w_n, where r is the
+        # centre. The fixed part is the sum of the w_n minus `fixed` times r.
         at_rest = self.fixed_norm - 2 * to_centre - self.fixed * centre
         chosen = self.products[np.ix_(rows, rows)]
         squares = np.trace(weights[:, None] * chosen) + at_rest
@@ -515,18 +549,26 @@ class Selection:
         return float(loss + self.L / 2 * (squares / M - mean))
 
     def _weights(self) -> np.ndarray:
-        """Return the participants' weights, (participants,) float64."""
+        """Return the weights of the participants, of shape (participants,), float64."""
         return np.array(self.weights or [1] * len(self.sizes), dtype=np.float64)
 
 
 def products(
     candidates: Sequence[Callable[[str], Tensor]], centre: Tree, fixed: Tree, count: int
 ) -> np.ndarray:
-    """Compute inner products in float64.
+    """Compute the inner products of n + 2 vectors in float64.
 
-    The vectors are the n `candidates` minus `centre`, then ``fixed - count * centre``,
-    then `centre`. Parameters are processed one after the other. Memory holds the
-    current parameter of all candidates, and a block of its values in float64.
+    The first n vectors are the candidates minus `centre`. Then follow
+    ``fixed - count * centre`` and `centre`. Parameters are processed one after the
+    other. Memory contains the current parameter of all candidates, and a block of its
+    values in float64.
+
+    Args:
+        candidates: For each of the n candidates, a function that returns one of its
+            parameters by name.
+        centre: The vector that is subtracted, as a tree of parameters.
+        fixed: The weighted sum of the fixed models.
+        count: The sum of their weights.
 
     Returns:
         Products of shape (n + 2, n + 2).
@@ -536,8 +578,8 @@ def products(
     device = next(iter(centre.values())).device
     total = torch.zeros(rows, rows, dtype=torch.float64, device=device)
     longest = min(width, max(at.numel() for at in centre.values()))
-    # All blocks share one buffer. With a new buffer for every block, half of the time
-    # would go into the first access to its memory pages.
+    # All blocks share one buffer. A new buffer for every block would take about twice
+    # the time, because the first access to new memory pages is slow.
     memory = torch.empty(rows * longest, dtype=torch.float64, device=device)
 
     for name, at in centre.items():
@@ -557,18 +599,24 @@ def products(
 def lowest(unary: np.ndarray, pair: np.ndarray, members: Sequence[np.ndarray]) -> list[int]:
     """Choose one row per client so that a sum of terms is lowest.
 
-    The sum contains ``unary[i]`` for each chosen row i, and ``pair[i, j]`` once for
-    each pair of chosen rows. Ties go to the first combination.
+    Every client has several rows, and n is the number of all rows. The sum contains
+    ``unary[i]`` for each chosen row i, and ``pair[i, j]`` once for each pair i < j of
+    chosen rows. Ties go to the first combination.
 
-    The clients are divided into two halves. Each half has a 0/1 matrix of shape
-    (combinations, n), which marks the rows chosen in each combination of the half. The
-    sum for a pair of combinations is the first half's own sum plus the second half's
-    own sum plus the cross term. Matrix products compute all these sums together.
+    The clients are divided into two halves. A combination of a half contains one row
+    for each of its clients. Each half has a 0/1 matrix of shape (combinations, n),
+    which marks the rows of each combination. The sum for two combinations has three
+    parts: the terms within the first half, the terms within the second half, and the
+    terms of pairs across the halves. Matrix products compute the sums for all pairs of
+    combinations together.
 
     Args:
-        unary: (n,) terms of rows.
-        pair: (n, n) terms of pairs, symmetric.
+        unary: Terms of rows, of shape (n,).
+        pair: Terms of pairs, of shape (n, n), symmetric.
         members: For every client, the rows that it may choose.
+
+    Returns:
+        The chosen row of each client.
     """
     half = (len(members) + 1) // 2
     sides = [_combinations(part) for part in (members[:half], members[half:])]
@@ -584,10 +632,13 @@ def lowest(unary: np.ndarray, pair: np.ndarray, members: Sequence[np.ndarray]) -
 
 
 def _combinations(members: Sequence[np.ndarray]) -> np.ndarray:
-    """Return all combinations of one row per client, (combinations, clients) int64.
+    """Return all combinations of one row per client.
 
     The last client's row changes fastest. Without clients there is one empty
     combination.
+
+    Returns:
+        Rows of shape (combinations, clients), int64.
     """
     if not members:
         return np.zeros((1, 0), dtype=np.int64)
@@ -597,7 +648,7 @@ def _combinations(members: Sequence[np.ndarray]) -> np.ndarray:
 def _averaged(weights: Weights) -> Tree:
     """Return the tensors of a model that are averaged.
 
-    They are the trained parameters and the floating buffers that are not frozen.
+    They are the trained parameters and the floating-point buffers that are not frozen.
     """
     frozen = weights.frozen
     floating = {
@@ -609,12 +660,19 @@ def _averaged(weights: Weights) -> Tree:
 def _mean_of(
     chosen: Sequence[tuple[CacheEntry, int]], old: Weights, fixed: Tree, at_rest: int
 ) -> tuple[Tree, Tree]:
-    """Compute the mean of the `chosen` models and of the models at rest.
+    """Compute the mean of all chosen models.
 
-    Each chosen model has a weight. `at_rest` is the weight of the models at rest.
-    `fixed` is their weighted sum, which is changed in place. The mean is
-    ``w + (1/M) sum (w_n - w)`` in the models' own dtype, so that floating-point
-    rounding is the same as in every averaging method.
+    The models w_n with weights a_n are those chosen in this round and those of the
+    clients at rest, which keep their model. The mean is
+    ``w + (1 / M) sum_n a_n (w_n - w)`` with ``M = sum_n a_n``, where w is the global
+    model before the round. It is computed in the models' own dtype, so that
+    floating-point rounding is the same as in all averaging methods.
+
+    Args:
+        chosen: Models chosen in this round, with their weights.
+        old: The global model before the round.
+        fixed: Weighted sum of the models of clients at rest. It is changed in place.
+        at_rest: Sum of the weights of the models of clients at rest.
 
     Returns:
         The mean, and the weighted sum of all models.
@@ -643,6 +701,6 @@ def _chosen(cache: ClientEntries) -> CacheEntry:
 
 
 def _random_picks(fresh: Sequence[Sequence[CacheEntry]], env: Env) -> list[int]:
-    """Choose uniformly among each participant's entries."""
+    """Choose one entry per participant, uniformly among the participant's entries."""
     rng = numpy_generator(env.seed, "choice", env.round)
     return [int(rng.integers(len(entries))) for entries in fresh]

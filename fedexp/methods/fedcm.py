@@ -5,16 +5,16 @@ Reference:
     https://arxiv.org/abs/2106.10874
 
 Update:
-    A local step uses ``v = alpha g + (1 - alpha) Delta``. Delta is fixed during the
-    round. After the round, ``Delta = -U / (tau lr)``. U is the aggregate of the m
-    clients' updates, before it is multiplied by the server's step size. tau and lr are
-    the number of local steps and the local step size of this round. Delta is therefore
-    in units of a gradient. Delta starts at zero. Under a constant gradient g it is
-    ``(1 - (1 - alpha)^t) g`` after t rounds.
+    A local step replaces the gradient g by ``v = alpha g + (1 - alpha) Delta``. Delta
+    is fixed during the round. After the round, ``Delta = -U / (tau lr)``. U is the
+    aggregate of the clients' updates, before it is multiplied by the server's step
+    size. tau and lr are the number of local steps and the local step size of this
+    round. Delta therefore has the unit of a gradient. It starts at zero. If g is
+    constant, ``Delta = (1 - (1 - alpha)^t) g`` after t rounds.
 
 Communication:
-    Up: the trained model y_i. Down: the global model w and Delta (2 D floats for D
-    parameters).
+    Up: the trained model y_i. Down: the global model w and Delta, together 2 D floats
+    for D parameters.
 
 State:
     Clients: none. Server: Delta (D floats).
@@ -23,17 +23,19 @@ Logged:
     ``server/Delta``, the norm of Delta.
 
 Differences from the paper:
-    In the paper and in FL-Simulator all clients have the same tau. If the tau_i of the
-    clients differ, tau is their mean with the weights p_i, so that every local step
-    counts alike. For a mean of the u_i / (tau_i lr), each client would have to send D
-    more numbers.
+    In the paper and in the code FL-Simulator all clients take the same number of steps
+    tau. Here client i takes tau_i steps. If the tau_i differ, tau is their mean with
+    the weights p_i, so that every local step counts alike. The alternative would be a
+    mean of u_i / (tau_i lr), where u_i is client i's update. For it, each client would
+    have to send D more numbers.
 
-    As in FL-Simulator, weight decay comes after clipping, outside the mix v. Delta
-    carries the decay from round to round. The fixed points are then those of the decay
-    ``weight_decay / alpha``: ``grad f + (weight_decay / alpha) w = 0``. With
-    ``decay_inside_mix`` the step uses
-    ``v = alpha (g + weight_decay w) + (1 - alpha) Delta`` and the fixed points are
-    those of ``weight_decay``.
+    As in FL-Simulator, weight decay is added after clipping and is not part of v.
+    Nevertheless the updates contain the decay, and so does Delta in the next round. The
+    fixed points of training are therefore those of a decay of ``weight_decay / alpha``.
+    They satisfy ``grad f(w) + (weight_decay / alpha) w = 0``, where f is the training
+    loss. With ``decay_inside_mix`` the step uses
+    ``v = alpha (g + weight_decay w) + (1 - alpha) Delta``. Then the fixed points are
+    those of a decay of ``weight_decay``.
 """
 
 from __future__ import annotations
@@ -55,15 +57,15 @@ NO_BUFFER = Demand(
 
 @dataclass(frozen=True)
 class FedCM(Trainer):
-    """The client's side of FedCM. The momentum Delta is kept by its server half.
+    """The trainer of FedCM. Its server half stores the momentum Delta.
 
     Args:
-        alpha: Share of the fresh gradient (alpha). With 1 the method equals FedAvg
-            bit-exactly.
-        decay_inside_mix: Whether weight decay is part of the mix, as the gradient is.
-            Then ``(1 - alpha) weight_decay w`` is subtracted before clipping, and the
-            optimizer adds ``weight_decay w`` after clipping. The clipped gradient
-            therefore includes the subtracted term.
+        alpha: Share of the client's gradient in the mix v. With 1 the method equals
+            FedAvg bit-exactly.
+        decay_inside_mix: Whether weight decay is inside the mix v, with the factor
+            alpha. To this end ``(1 - alpha) weight_decay w`` is subtracted before
+            clipping, and the optimizer adds ``weight_decay w`` after clipping. Clipping
+            therefore also acts on the subtracted term.
     """
 
     alpha: float = 0.1
@@ -87,7 +89,8 @@ class FedCM(Trainer):
         excess = (
             (1 - self.alpha) * ctx.local_training.weight_decay if self.decay_inside_mix else 0.0
         )
-        # Subtract the excess decay of w^t. `pull` subtracts that of w - w^t.
+        # The term excess * w is subtracted in two parts: excess * w^t here, and
+        # excess * (w - w^t) by `pull`
         if excess:
             shift = trees.sub(shift, ctx.start, alpha=excess)
         return Adjustment(gradient=self.alpha, pull=-excess, shift=shift)

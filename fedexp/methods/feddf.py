@@ -6,13 +6,18 @@ Reference:
     https://arxiv.org/abs/2006.07242
 
 Update:
-    The mean of the clients' models is trained on unlabelled proxy data toward
-    ``softmax(1/m sum_k logits_k(x))`` by the Kullback-Leibler divergence. Without
-    augmentation every teacher runs once per proxy sample. A teacher's logits are added
-    to a sum when its model arrives, and no teacher is stored. With ``augment`` the
-    teachers are stored and run on every batch. With one round and
-    ``student_start=fresh`` the models may have any architectures. The student, the
-    server's network, then starts from a new initialisation, and no models are averaged.
+    The m clients' models are the teachers, and their mean is the student. The student
+    is trained on unlabelled proxy samples x. Its target is
+    ``softmax((1 / m) sum_k logits_k(x))``, where logits_k are the logits of teacher k.
+    The loss is the Kullback-Leibler divergence.
+
+    Without augmentation every teacher runs only once per proxy sample. A teacher's
+    logits are added to a sum when its model arrives, and no teacher is stored. With
+    ``augment`` the teachers are stored and run on every batch.
+
+    With ``student_start=fresh`` the student is the server's network with a new
+    initialisation, and no models are averaged. In a run with one round the models may
+    then have any architectures.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -26,12 +31,12 @@ Differences from the paper:
     implemented.
 
 Differences from the authors' code:
-    The code's defaults differ from the commands that its authors give for the paper.
-    The presets contain both. The code's option ``avg_losses`` takes the mean of the
-    divergences from each teacher. Its gradient is that of ``average=probs``, because
-    the loss is linear in the target up to a constant. Two options that are off by
-    default in the code are left out: weighting teachers by validation accuracy, and
-    dropping teachers below chance.
+    The code's default settings differ from those in the commands that its authors give
+    for the paper. There are presets for both. The code's option ``avg_losses`` averages
+    the divergences from the single teachers. Here ``average=probs`` has the same
+    gradient, because the loss is linear in the target up to a constant. Two options
+    that are off by default in the code are left out: weighting teachers by validation
+    accuracy, and leaving out teachers whose accuracy is below chance.
 """
 
 from __future__ import annotations
@@ -73,12 +78,13 @@ class FedDF(Distilling):
             `weights`, a trainer's server half and a server optimizer have no effect.
         average: Whether teachers' ``logits`` or ``probs`` are averaged.
         temperature: Temperature tau, which divides the logits of teachers and student.
-            The loss has no factor tau^2.
+            The loss is not multiplied by tau^2.
         validate_every: Optimizer steps between two measurements of the student's
-            accuracy on the validation samples. The round's model is the best measured
-            student. With null it is the student after the last step.
-        patience: Number of optimizer steps without a better accuracy after which a
-            round's distillation stops. null: it does not stop early.
+            accuracy on the validation samples. The round's model is the student with
+            the highest measured accuracy. None: nothing is measured, and the round's
+            model is the student after the last step.
+        patience: A round's distillation stops after this number of optimizer steps
+            without a higher accuracy. None: it does not stop early.
         augment: Whether proxy batches are augmented like the clients' training batches.
             Each teacher then runs on every batch.
     """
@@ -213,7 +219,7 @@ class FedDF(Distilling):
 class _TeacherMean:
     """The running mean of the teachers' logits or probabilities, of shape (b, classes).
 
-    Probabilities are added in log-space.
+    Probabilities are added in log space.
     """
 
     def __init__(self, average: str, temperature: float) -> None:

@@ -9,24 +9,28 @@ Reference:
     https://arxiv.org/abs/2111.04263
 
 Update:
-    A client minimises ``f_i(w) - <g_i, w> + (a/2) ||w - w^t||^2``, where the number
-    ``a`` is the strength of the regularisation. Every step uses the gradient
-    ``g + a (w - (w^t + g_i / a))``, where g is the gradient of the batch's loss. After
-    local training ``g_i -= a u_i`` with the update ``u_i = y_i - w^t``. If local
-    training reaches the minimum, the new g_i is the gradient of f_i there. The server
-    computes ``h -= (a/N) sum_{i in P_t} u_i`` and ``w^{t+1} = mean_{P_t} y_i - h/a``
-    over the participants P_t. N counts the clients that can take part. The client's
-    correction is added before clipping. Weight decay is part of f_i. At a fixed point
-    every u_i is 0 and h is 0, so the gradients sum to zero. Then w minimises the mean
-    of all f_i, in which every client has the same weight.
+    Client i has the loss f_i, which includes weight decay, and a correction vector g_i.
+    In round t it starts from the global model w^t and minimises
+    ``f_i(w) - <g_i, w> + (a / 2) ||w - w^t||^2``. The number ``a`` is the strength of
+    the regularisation. Every step uses the gradient ``g + a (w - (w^t + g_i / a))``,
+    where g is the gradient of the batch's loss. The correction is added before
+    clipping. The trained model is y_i, and the update is ``u_i = y_i - w^t``. After
+    local training ``g_i <- g_i - a u_i``. If local training reaches the minimum, the
+    new g_i is the gradient of f_i at y_i.
+
+    Let P_t be the participants of round t, and N the number of clients that may take
+    part. The server computes ``h <- h - (a / N) sum_{i in P_t} u_i`` and
+    ``w^{t+1} = mean_{i in P_t} y_i - h / a``. At a fixed point every u_i is 0 and h is
+    0, so the gradients g_i of all clients sum to zero. Then w minimises the mean of all
+    f_i, in which every client has the same weight.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
 
 State:
-    Clients: g_i (D floats, initially zero). Server: ``d = -h/a`` (D floats, initially
-    zero). d is the sum of all updates u_i that all clients have sent so far, divided by
-    N. The server stores d in place of h, so it does not need to know ``a``.
+    Clients: g_i (one float per parameter, initially zero). Server: ``d = -h / a`` (one
+    float per parameter, initially zero). d is the sum of all updates u_i of all rounds
+    so far, divided by N. The server stores d instead of h, so it does not need ``a``.
 """
 
 from __future__ import annotations
@@ -45,17 +49,18 @@ from fedexp.core.weights import Weights
 
 
 class FedDynState(TypedDict):
-    """The drift correction d."""
+    """The state of FedDyn's server: the drift correction d."""
 
     d: Tree
 
 
 @dataclass(frozen=True)
 class FedDynServer(ServerOptimizer):
-    """The server step ``d += (m/N) U``, ``w += U + d``.
+    """The server step of FedDyn: ``d <- d + (m / N) U``, then ``w <- w + U + d``.
 
-    U is the plain mean of the m participants' updates. The norm ||d|| = ||h||/a is
-    logged as ``server/d``.
+    w is the global model, d is the drift correction, and U is the plain mean of the m
+    participants' updates. N is the number of clients that may take part. The norm
+    ||d|| = ||h|| / a is logged as ``server/d``.
     """
 
     @property

@@ -6,24 +6,26 @@ Reference:
     https://arxiv.org/abs/2301.09604
 
 Update:
-    U is the mean of the clients' updates u_i with weights p_i.
-    ``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, ``w += eta_g U``. The
-    mean of the last two iterates of w is evaluated. Training continues from the last
-    iterate.
+    U is the mean of the clients' updates u_i with weights p_i. The server step is
+    ``w <- w + eta_g U``, where w is the global model. Its step size is
+    ``eta_g = max(1, sum_i p_i ||u_i||^2 / (2 (||U||^2 + eps)))``, with a small constant
+    eps. The mean of the last two iterates of w is evaluated. Training continues from
+    the last iterate.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
 
 State:
-    Server: the previous iterate (D floats).
+    Server: the previous iterate (one float per parameter).
 
 Differences from the paper:
-    eps is scaled with the squared local step size, ``eps (lr_t / lr_0)^2``, so that
-    both terms of the denominator shrink at the same rate. Norms are accumulated in
-    float64.
+    eps is multiplied by ``(lr_t / lr_0)^2``, where lr_t is the local step size of round
+    t. If the local step size decays, both terms of the denominator then shrink at the
+    same rate. Norms are accumulated in float64.
 
 Differences from the authors' code:
-    The code has ``m eps`` in the denominator. So has ``eps_scaling=code``.
+    The code has ``m eps`` in the denominator, for m participants. With
+    ``eps_scaling=code`` this implementation has it, too.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from fedexp.core.weights import Weights
 
 
 class FedExPState(TypedDict):
-    """The previous iterate."""
+    """The state of FedExP: the previous iterate of the global model."""
 
     previous: Tree
 

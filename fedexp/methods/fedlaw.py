@@ -6,25 +6,30 @@ Reference:
     https://arxiv.org/abs/2302.10911
 
 Update:
-    On labelled proxy data the server learns m weights lambda_i, which sum to one, and a
-    shrinking factor gamma: ``w = gamma sum_i lambda_i y_i``. This sum is not part of an
-    autograd graph. Let q be the gradient of the loss at w (D numbers, one ordinary
-    backward pass) and ``d_i = <q, y_i>``. The gradient of the loss with respect to
-    lambda and gamma is that of ``gamma sum_i lambda_i d_i`` with d held constant. A
-    step therefore needs one pass through the network and two products with the matrix
-    of the models, one for w and one for d.
+    The global model is ``w = gamma sum_i lambda_i y_i``, where y_i are the trained
+    models of the m clients. On labelled proxy data the server learns the weights
+    lambda_i, which sum to one, and the shrinking factor gamma.
+
+    Autograd does not differentiate this sum. Let q be the gradient of the loss at w,
+    computed by one ordinary backward pass, and let ``d_i = <q, y_i>``. The gradient of
+    the loss with respect to lambda and gamma is the gradient of
+    ``gamma sum_i lambda_i d_i`` with constant d_i. A step therefore needs one forward
+    and backward pass of the network, and two products with the matrix of the models:
+    one for w and one for d.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
 
 State:
-    Server, within a round: the (m, D) matrix of the models.
+    Server, within a round: the (m, D) matrix of the m clients' models with D trained
+    parameters.
 
 Differences from the authors' code:
-    As in the code, the network is in training mode. The code's BatchNorm statistics
-    never leave the server. Here they start from the clients' mean. The code's StepLR
-    halves the step size every 20 epochs. StepLR is left out, because it has no effect
-    on a training of 20 epochs.
+    As in the code, the server trains with the network in training mode, which changes
+    BatchNorm's running statistics. In the code these statistics never leave the server.
+    Here they start in every round from the mean of the clients' statistics. The code's
+    StepLR halves the step size every 20 epochs. StepLR is left out, because it has no
+    effect on a training of 20 epochs.
 """
 
 from __future__ import annotations
@@ -64,14 +69,15 @@ class FedLAW(ServerTrained):
     """The aggregator of FedLAW.
 
     Args:
-        form: How learned numbers x_1 ... x_m and z give lambda and gamma. ``exp``:
-            lambda = softmax(x) and gamma = exp(z), starting at x_i = log p_i, z = 0.
-            ``quad``: lambda_i = x_i^2 / sum x^2 and gamma = z^2, starting at x_i = 1 /
-            sqrt(m), z = 1.
+        form: Parametrisation of lambda and gamma by the learned numbers x_1 ... x_m and
+            z. ``exp``: lambda = softmax(x) and gamma = exp(z). They start at x_i =
+            log p_i, where p_i are the clients' weights, and z = 0. ``quad``: lambda_i =
+            x_i^2 / sum_j x_j^2 and gamma = z^2. They start at x_i = 1 / sqrt(m) and
+            z = 1.
         learn: ``jointly``: x and z are learned in all epochs. ``swa``: x is learned in
-            the first half of the epochs, with a cosine schedule of the step size to 0.
-            In the second half of x's epochs, x is averaged over the epochs (Izmailov et
-            al. 2018). z is learned in the remaining epochs.
+            the first half of the epochs and z in the remaining ones. The step size of x
+            falls to 0 by a cosine schedule. The final x is the mean of x over the
+            second half of its epochs (SWA, Izmailov et al. 2018).
         optimizer: Optimizer of x and z. x and z have separate optimizer states, which
             are initialised in every round.
         lr: Step size of the optimizer.
@@ -111,7 +117,14 @@ class FedLAW(ServerTrained):
         }
 
     def mixing(self, scalars: Tree) -> tuple[Tensor, Tensor]:
-        """Return lambda (m,) and gamma () for x (m,) and z ()."""
+        """Compute lambda and gamma from the learned numbers.
+
+        Args:
+            scalars: x of shape (m,) and the scalar z.
+
+        Returns:
+            lambda of shape (m,), and the scalar gamma.
+        """
         x, z = scalars["x"], scalars["z"]
         return (
             (x.softmax(0), z.exp())
@@ -120,7 +133,12 @@ class FedLAW(ServerTrained):
         )
 
     def mixed(self, scalars: Tree, models: Tensor) -> Tensor:
-        """Return w = gamma sum_i lambda_i y_i, (D,), for `models` (m, D)."""
+        """Return the mixed model ``w = gamma sum_i lambda_i y_i``, of shape (D,).
+
+        Args:
+            scalars: x of shape (m,) and the scalar z, which give lambda and gamma.
+            models: The clients' models y_i, of shape (m, D).
+        """
         shares, gamma = self.mixing(scalars)
         return (gamma * shares) @ models
 

@@ -6,20 +6,21 @@ Reference:
     https://arxiv.org/abs/2002.06440
 
 Update:
-    A round is a communication cycle of the paper. In its first step the clients train
-    the whole model, and the first hidden layer is matched. In each further step every
-    client retrains the layers of its local model that are not matched yet. The matched
-    layers are frozen. Then the next layer is matched. In the last step only the output
-    layer is trained, and the output layers are merged. Without retraining all layers
-    are matched in the only step of the round.
+    A round is a communication cycle of the paper, one pass of Algorithm 1 over all
+    layers. It has several steps. In its first step the clients train the whole model,
+    and the server matches the first hidden layer. In each further step every client
+    retrains those layers of its local model that are not matched yet. The matched
+    layers are frozen. Then the server matches the next layer. In the last step only the
+    output layer is trained, and the output layers are merged. With ``retrain=false`` a
+    round has one step, in which all layers are matched.
 
     In later rounds every client trains its part of the fused network. This part has the
     widths of the client's first network. It consists of the units to which the client's
     units were assigned in the last round.
 
 Communication:
-    Up: models (in retraining steps, too) and the class counts n_{s,c}. Down: the model
-    that the client starts from.
+    Up: the trained model after every step, and the class counts n_{s,c} (the numbers of
+    client s's samples of each class c). Down: the model that the client starts from.
 
 State:
     Server: the fused model and the assignments of the last cohort. Within a round also
@@ -27,22 +28,27 @@ State:
 
 Logged:
     ``fusion/width_<layer>`` in the step that matches the layer. At the end of a round
-    `fedexp.matching.widths.width_metrics`.
+    the metrics of `fedexp.matching.widths.width_metrics`.
 
 Differences from the paper:
-    If no client has a class, every client has the weight 1 / N in the class's row of
-    the output layer. In the paper all clients take part. Here a client that was not in
-    the last cohort gets the units that most of the cohort's models have. BatchNorm is
-    folded into the layer before it (NAFI, Appendix E). Fixed widths are an extension:
-    assignments are permutations, all clients get the whole model, and norm layers and
-    layers with shared units (ResNet) are permuted with their units. Matched units are
-    merged by the code's posterior mean, which multiplies the mean weights of c_k
-    matched units by ``c_k / (c_k + sigma / sigma_0)`` in every round. Algorithm 1 has
+    If no client has a class, each of the N clients has the weight 1 / N in the class's
+    row of the output layer. In the paper all clients take part in every round. Here a
+    client that was not in the last cohort gets the global units that most of the
+    cohort's models have. BatchNorm is folded into the layer before it (NAFI, Appendix
+    E).
+
+    Fixed widths (``widths=fixed``) are an extension. Assignments are then permutations,
+    and all clients get the whole model. Norm layers and layers with shared units
+    (ResNet) are permuted with their units.
+
+    Matched units are merged by the posterior mean of the authors' code, with noise
+    variance sigma and prior variance sigma_0. In every round it multiplies the mean
+    weights of c_k matched units by ``c_k / (c_k + sigma / sigma_0)``. Algorithm 1 has
     the plain mean.
 
 Differences from the authors' code:
-    Here the prior mean 0.1 belongs to the bias in every layer. From the second layer
-    on, the code applies it to a weight instead.
+    In every layer the prior mean of the bias is 0.1, and that of weights is 0. From the
+    second layer on, the code applies the value 0.1 to a weight instead of the bias.
 """
 
 from __future__ import annotations
@@ -80,7 +86,7 @@ from fedexp.methods.pfnm import UnitMatching, class_shares, visiting_orders
 
 
 class Matching(TypedDict):
-    """The cohort of a round between two of its steps.
+    """The cohort of a round, as the state stores it between two steps of the round.
 
     Args:
         cohort: Clients of the round.
@@ -121,14 +127,15 @@ class FedMA(UnitMatching):
     """The aggregator of FedMA (layer-wise matched averaging).
 
     Args:
-        widths: ``inferred``, or ``fixed`` (the widths of the local models).
-        merge: How matched units are merged. ``posterior``: posterior means, and rows of
-            the output layer weighted by class counts. ``mean``: plain means over the
-            units that were matched, and over the models' output layers.
-        fold_batch_norm: Whether BatchNorm is folded into the layer before it, once,
-            before the first layer is matched.
-        retrain: Whether clients retrain between the steps. Otherwise all layers are
-            matched at once ("one-shot matching").
+        widths: Widths of the fused network: ``inferred`` by the matching, or ``fixed``
+            (the widths of the local models).
+        merge: How models are merged. ``posterior``: matched units become posterior
+            means, and rows of the output layer are averaged with weights from the class
+            counts. ``mean``: matched units and output layers become plain means.
+        fold_batch_norm: Whether BatchNorm is folded into the layer before it. This is
+            done once, before the first layer is matched.
+        retrain: Whether clients retrain the remaining layers after each matched layer.
+            Otherwise all layers are matched at once ("one-shot matching").
         retrain_epochs: Epochs of retraining and of all training in later rounds. None:
             the epochs of the config's local training.
         retrain_lr: Step size of retraining and of all training in later rounds. None:
@@ -202,7 +209,10 @@ class FedMA(UnitMatching):
             with_widths(spec, input_shape, {})
 
     def _matched(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
-        """Return the matched architecture, folded if `fold_batch_norm` is set."""
+        """Return the architecture that is matched.
+
+        If `fold_batch_norm` is set, its BatchNorm layers are folded.
+        """
         return folded_spec(spec, input_shape) if self.fold_batch_norm else spec
 
     def init(self, env: Env) -> FedMAState:
@@ -263,9 +273,9 @@ class FedMA(UnitMatching):
         ]
 
     def _retraining(self, matching: Matching, env: Env) -> list[ClientJob]:
-        """Return the jobs that train the layers above the matched ones.
+        """Return the jobs that retrain the layers after the matched ones.
 
-        Each client starts from its own model.
+        Each client starts from its own model, in which the matched layers are replaced.
         """
         models = [stored.load() for stored in matching["models"]]
         structure = structure_of(models[0].spec, env.input_shape)
@@ -283,7 +293,7 @@ class FedMA(UnitMatching):
         ]
 
     def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
-        """Return the settings of retraining and of local training in later rounds."""
+        """Return the local training of retraining steps and of later rounds."""
         local_training = env.local_training
         if self.retrain_epochs is not None:
             local_training = replace(local_training, epochs=self.retrain_epochs, steps=None)
@@ -354,7 +364,8 @@ class FedMA(UnitMatching):
         """Return the trained models and the clients' class counts.
 
         Returns:
-            The models, and numbers of samples of shape (models, classes).
+            The partly matched models, and each client's numbers of samples per class,
+            of shape (models, classes).
         """
         if matching is not None:
             rows = [matching["cohort"].index(result.client) for result in arrived]

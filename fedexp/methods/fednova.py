@@ -6,10 +6,11 @@ Reference:
     https://arxiv.org/abs/2007.07481
 
 Update:
-    ``w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. u_i is the
-    update of client i, and a_i is its normaliser. The trainer computes a_i, because a_i
-    depends on the rule of the local steps: on momentum (`Trainer.normalizer`) or on a
-    proximal pull (`FedProx.normalizer`).
+    ``w <- w + tau_eff * sum_i p_i u_i / a_i`` with ``tau_eff = sum_i p_i a_i``. u_i is
+    the update of client i, p_i is its weight, and a_i is its normaliser. a_i measures,
+    in units of lr, how far the local steps move the weights under a constant unit
+    gradient. It depends on the momentum (`Trainer.normalizer`) and on a proximal pull
+    (`FedProx.normalizer`). The trainer therefore computes it.
 
 Communication:
     Up: the update u_i and a_i. Down: the global model w.
@@ -32,9 +33,10 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class FedNova(Mean):
-    """The mean of the updates, each divided by a_i, times tau_eff.
+    """The aggregator of FedNova.
 
-    a_i is the normaliser of the trainer.
+    Each update is divided by its normaliser a_i. The weighted mean of these quotients
+    is multiplied by tau_eff.
     """
 
     @property

@@ -5,9 +5,10 @@ Reference:
     https://arxiv.org/abs/1812.06127
 
 Update:
-    A client minimises ``f_i(w) + (mu / 2) ||w - w^t||^2``. The gradient of the second
-    term, ``mu (w - w^t)``, is added before clipping. Momentum, clipping and weight
-    decay therefore act as they do for FedAvg.
+    Client i minimises ``f_i(w) + (mu / 2) ||w - w^t||^2``. Here f_i is the client's
+    loss, w^t is the received model, and mu is the strength of the pull. The gradient of
+    the second term, ``mu (w - w^t)``, is added to the gradient of f_i. Then clipping,
+    weight decay and momentum follow as in FedAvg.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -44,15 +45,16 @@ class FedProx(Trainer):
         return Adjustment(pull=self.mu) if self.mu else None
 
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
-        """Return FedNova's a_i with the proximal pull (Wang et al. 2020, Eq. 10).
+        """Return FedNova's normaliser a_i for SGD with the proximal pull.
 
-        Without momentum it is ``(1 - (1 - lr mu)^tau) / (lr mu)``. The recursion also
-        covers momentum.
+        Without momentum it is ``(1 - (1 - lr mu)^tau) / (lr mu)`` after tau steps of
+        size lr (Wang et al. 2020, Eq. 10). The loop below also covers momentum.
         """
         if not self.mu:
             return super().normalizer(tau, local_training)
         a = b = 0.0
-        # u = -lr a under a constant unit gradient
+        # If every gradient of f_i is 1, the weights move by -lr a in total. b is the
+        # momentum buffer.
         for _ in range(tau):
             b = local_training.momentum * b + 1 - local_training.lr * self.mu * a
             a += b

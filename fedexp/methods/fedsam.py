@@ -6,10 +6,12 @@ Reference:
     https://arxiv.org/abs/2206.02618
 
 Update:
-    A step takes the gradient at ``w + rho g / (||g|| + eps)``, where g is the gradient
-    of the same batch at w. The norm is over all trained parameters. The gradient at the
-    ascent point is clipped. Then weight decay is added, computed from w and not from
-    the ascent point. BatchNorm's running statistics are those of the first pass.
+    A local step uses the gradient at the ascent point ``w + rho g / (||g|| + eps)``.
+    Here g is the gradient of the same batch at w, rho is the radius of the
+    perturbation, and eps avoids a division by zero. The norm is over all trained
+    parameters. The gradient at the ascent point is clipped. Then weight decay is added,
+    computed from w and not from the ascent point. BatchNorm's running statistics come
+    from the first pass, at w.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -35,7 +37,7 @@ class FedSAM(Trainer):
 
     Args:
         rho: Radius of the perturbation. With 0 the method equals FedAvg bit-exactly,
-            and a step takes only one pass.
+            and a step computes only one gradient.
         eps: Number that is added to the gradient's norm.
     """
 

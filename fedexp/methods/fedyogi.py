@@ -18,7 +18,7 @@ from fedexp.methods.fedadam import FedAdam
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """The server step of FedYogi, with the fields of `FedAdam`."""
+    """The server step of FedYogi, with the arguments of `FedAdam`."""
 
     def second_moment(self, v: Tree, squared: Tree) -> Tree:
         change = trees.mul(squared, trees.sign(trees.sub(v, squared)))

@@ -7,18 +7,24 @@ Reference:
     https://proceedings.mlr.press/v162/liu22k.html
 
 Update:
-    The joint mode moves all models to common units. The pairwise mode moves all models
-    onto the first one. The moved models are averaged with equal weights.
+    Hidden units are permuted so that they match across models. The joint mode assigns
+    the units of all models to common units. The pairwise mode assigns the units of each
+    model to those of the first model. The permuted models are averaged with equal
+    weights.
 
-    The library pygmtools is not used. Its graduated assignment for many graphs
-    (`gamgm`) takes fixed inputs: one affinity matrix per pair of graphs and one
-    adjacency matrix per graph. Here a layer's affinities are recomputed in every sweep,
-    from weights whose units are permuted by the current assignments of the neighbouring
-    layers. `gamgm` runs equally many Sinkhorn iterations at every temperature, and
-    lowers the temperature only when the assignments hardly change. `gamgm` does not
-    accept the constants of the authors' code. The `sinkhorn` of pygmtools equals
-    `doubly_stochastic` without the early stop. Its `hungarian` is scipy's solver, as
-    here.
+    The library pygmtools is not used, because its graduated assignment for many graphs
+    (`gamgm`) differs in three points:
+
+    - `gamgm` takes fixed inputs: one affinity matrix per pair of graphs and one
+      adjacency matrix per graph. Here a layer's affinities are recomputed in every
+      sweep, from weights whose units are permuted by the current assignments of the
+      neighbouring layers.
+    - `gamgm` runs equally many Sinkhorn iterations at every temperature, and lowers the
+      temperature only when the assignments hardly change.
+    - `gamgm` does not accept the constants of the authors' code.
+
+    The `sinkhorn` of pygmtools equals `fedexp.matching.doubly_stochastic` without the
+    early stop. Its `hungarian` is scipy's solver, which is also used here.
 
 Communication:
     Up: models. Down: the model that the client starts from.
@@ -27,15 +33,16 @@ State:
     Server: the fused model.
 
 Logged:
-    ``gamf/moved``: share of the hidden units that moved, over all models but the first.
-    ``gamf/sweeps``: number of sweeps of the joint mode.
+    ``gamf/moved``: share of the hidden units that changed their position, over all
+    models except the first. ``gamf/sweeps``: number of sweeps of the joint mode.
     The metrics of `fedexp.matching.widths.one_to_one`.
 
 Differences from the paper:
-    Common units take the order of the first model's units, which does not change the
-    networks' outputs. Networks with biases, norms and residual sums are supported, see
-    `fedexp.matching.graduated_assignment`. Rounds after the first start from the
-    identity, with fewer sweeps. Sinkhorn's iterations may end early.
+    The units of the fused network have the order of the first model's units. This order
+    does not change the network's outputs. Networks with biases, norm layers and
+    residual sums are supported, see `fedexp.matching.graduated_assignment`. In rounds
+    after the first, the joint mode starts from the identity and takes fewer sweeps.
+    Sinkhorn's iterations may end early (`early_stop`).
 """
 
 from __future__ import annotations
@@ -69,10 +76,11 @@ class GAMF(FusionAggregator):
     """The aggregator of GAMF, the mean of matched models.
 
     Args:
-        mode: ``joint`` (all models to common units) or ``pairwise`` (each model onto
-            the first one, by soft assignments).
-        start: Start of the joint mode in the first round: ``random`` or ``identity``.
-            Later rounds start from the identity.
+        mode: ``joint`` (the units of all models are assigned to common units) or
+            ``pairwise`` (the units of each model are assigned to those of the first
+            model, by soft assignments).
+        start: Assignments with which the joint mode starts in the first round:
+            ``random`` or ``identity``. Later rounds start from the identity.
         later_sweeps: Largest number of sweeps of the joint mode in rounds after the
             first.
         early_stop: Tolerance of Sinkhorn's iterations. They end early once every row

@@ -17,16 +17,17 @@ State:
     Server: the fused model.
 
 Logged:
-    ``git_rebasin/moved``: share of the hidden units that moved, over all models but the
-    first. ``git_rebasin/sweeps``: number of sweeps over all groups of units, in all
-    searches. The metrics of `fedexp.matching.widths.one_to_one`.
+    ``git_rebasin/moved``: share of the hidden units that changed their position, over
+    all models except the first. ``git_rebasin/sweeps``: number of sweeps over all
+    groups of units, summed over all searches. The metrics of
+    `fedexp.matching.widths.one_to_one`.
 
 Differences from the paper:
-    Two models are averaged with the weight 1/2 each. The paper interpolates between
-    them. With more than two models, the common units take the order of the first
-    model's units, which does not change the networks' outputs. In networks with norms
-    or residual sums, units are permuted by the groups that `fedexp.matching.structure`
-    finds.
+    Two models are averaged with weight 1/2 each. The paper interpolates between the two
+    models. With more than two models, the units of the fused network have the order of
+    the first model's units. This order does not change the network's outputs. In
+    networks with norm layers or residual sums, units of several layers are permuted
+    together, in the groups that `fedexp.matching.structure` finds.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from fedexp.methods.bases.fusion import FusionAggregator, averaged
 class GitRebasin(FusionAggregator):
     """The aggregator of Git Re-Basin, the mean of matched models.
 
-    If there are two models, the second is moved onto the first.
+    If there are two models, the second model's units are permuted to match the first.
 
     Args:
         matching: Conditions that end the search, and the number of searches.

@@ -7,11 +7,11 @@ Reference:
 
 Update:
     n participants send updates, and f of them may be attackers. The score of update u_i
-    is ``s(i) = sum_{i -> j} ||u_i - u_j||^2`` over the n - f - 2 nearest other updates
-    u_j. Krum takes the update with the lowest score. Ties go to the first client.
-    Multi-Krum takes the mean of the m updates with the lowest scores. For m = n it is
-    the uniform mean. The guarantee needs 2 f + 2 < n. The server computes n^2
-    distances.
+    is ``s(i) = sum_j ||u_i - u_j||^2``. The sum is over the n - f - 2 updates u_j that
+    are nearest to u_i, without u_i itself. Krum takes the update with the lowest score.
+    Ties go to the first client. Multi-Krum takes the mean of the m updates with the
+    lowest scores. For m = n this is the uniform mean. The paper's guarantee needs
+    2 f + 2 < n. The server computes n^2 distances.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -20,10 +20,10 @@ State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, clients
-    send updates u_i = y_i - w over all parameters together. Only parameters are
-    protected. Floating-point buffers (of BatchNorm) and the payloads of trainers are
-    averaged over all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, updates
+    u_i = y_i - w are compared. A distance is over all parameters together. Only
+    parameters are protected. Floating-point buffers (of BatchNorm) and everything that
+    a trainer sends besides the model are averaged over all participants.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class Krum(Collecting):
-    """The aggregator of Krum. Every client counts once.
+    """The aggregator of Krum and Multi-Krum.
 
-    A client's number of samples has no effect. If ``on_nonfinite=skip_client``
-    leaves fewer clients than planned, a score is still computed from at least one
-    neighbour.
+    All clients have the same weight, whatever their numbers of samples. With
+    ``on_nonfinite=skip_client`` fewer clients than planned may be left. Even then,
+    every score is computed from at least one neighbour.
 
     Args:
         f: Number of attackers among a round's participants. An int is a count. A float
-            is a fraction of the participants, and the number is rounded down.
-        m: Number of updates that are averaged. 1 is Krum.
+            is a fraction of the participants. The resulting number is rounded down.
+        m: Number of updates that are averaged. 1 is Krum, a larger number Multi-Krum.
     """
 
     computes_in_float64: ClassVar[bool] = True
@@ -105,7 +105,8 @@ class Krum(Collecting):
             )
 
     def init(self, env: Env) -> State:
-        # In the worst case all clients without data are sampled, and send no update
+        # Check the worst case. All clients without data are sampled, and they send no
+        # update.
         self._check(max(0, int(env.sampling.m) - int((env.sizes == 0).sum())))
         return super().init(env)
 

@@ -8,16 +8,21 @@ Reference:
 
 Update:
     Let n_j be the client's number of samples of class j, and let z be the unscaled
-    logits. The margins are ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``. The loss is
-    the cross-entropy of ``s (z - Delta_y e_y)``, where y is the label and e_y its unit
-    vector. The network's output is s z instead of z. Only the loss therefore has to
-    know s. Evaluation, ensembles, averages and teachers get calibrated logits without
-    it. If the head is linear, its weights contain the factor s. Then only the product
-    of s and M has an effect, and training starts from ordinary logits. A separate
-    factor s = 30 before the loss would multiply every gradient by 30. With
-    ``model.cosine_scale`` = s the head is the authors' normalised head,
-    ``s cos(h, w_j)``. FedSyn does not describe the head, and DENSE's code has linear
-    heads.
+    logits. The margin of class j is ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``,
+    where M is the largest margin. The maximum is over all classes i. The loss is the
+    cross-entropy of the logits ``s (z - Delta_y e_y)``. Here s is a scale, y is the
+    label, and e_y is the unit vector of class y.
+
+    The network outputs s z, not z. Only the loss uses s explicitly. Evaluation,
+    ensembles, averages and teachers get the logits s z, on which the loss was computed,
+    without knowing s.
+
+    If the head is linear, its weights include the factor s. Then only the product of s
+    and M has an effect, and training starts from ordinary logits. A separate factor
+    s = 30 before the loss would multiply every gradient by 30. With
+    ``model.cosine_scale`` = s the head is the authors' normalised head. Its logit of
+    class j is ``s cos(h, w_j)``, with features h and the weight vector w_j of class j.
+    FedSyn does not describe the head. DENSE's code has linear heads.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -27,8 +32,8 @@ State:
 
 Differences from the authors' code:
     If a client has no sample of a class, the class has margin 0, has weight 0 in
-    re-weighting (DRW), and is left out of the maximum. In the authors' formula the
-    margin of such a class is infinite and every loss is NaN.
+    deferred re-weighting (DRW), and is left out of the maximum. In the authors' formula
+    n_j = 0 gives an infinite margin, and every loss is NaN.
 """
 
 from __future__ import annotations
@@ -55,12 +60,14 @@ class Ldam(Trainer):
     """The client's side of LDAM.
 
     Args:
-        M: Margin of the rarest class, the largest margin, in units of z. With 0 the
-            loss equals plain cross-entropy bit-exactly.
-        s: Scale of z in the logits.
-        drw: Start of deferred re-weighting, as a share of a round's steps in [0, 1].
-            Later steps weight the classes. None: no step weights them.
-        beta: Parameter of the class weights, in [0, 1). With 0 all weights are equal.
+        M: Largest margin, that of the rarest class, in units of the unscaled logits z.
+            With 0 the loss equals plain cross-entropy bit-exactly.
+        s: Scale of the logits. The network outputs s z.
+        drw: Start of deferred re-weighting, as a share of a round's local steps in
+            [0, 1]. From this step on, the loss weights the classes. None: it never
+            does.
+        beta: Parameter of the class weights (`class_weights`), in [0, 1). With 0 all
+            weights are equal.
     """
 
     M: float = 0.5
@@ -105,20 +112,33 @@ class Ldam(Trainer):
 
 
 def margins(counts: Tensor, largest: float) -> Tensor:
-    """Return the margins Delta_j for sample counts n_j, (classes,) float64.
+    """Compute the margins ``Delta_j = M n_j^(-1/4) / max_i n_i^(-1/4)``.
 
-    `largest` is M. At least one count must be positive. A class with count 0 has margin
-    0.
+    A class with n_j = 0 has margin 0 and is left out of the maximum.
+
+    Args:
+        counts: Numbers of samples n_j, of shape (classes,). At least one is positive.
+        largest: The largest margin M.
+
+    Returns:
+        Margins of shape (classes,), float64.
     """
     powers = torch.where(counts > 0, counts.clamp(min=1).double() ** -0.25, 0.0)
     return largest * powers / powers.max()
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:
-    """Return the class weights of sample counts, (classes,) float64.
+    """Compute class weights from numbers of samples (Cui et al. 2019).
 
-    They are proportional to ``(1 - beta) / (1 - beta^n_j)`` and sum to the number of
-    classes that are present (Cui et al. 2019). A class with n_j = 0 has weight 0.
+    The weight of class j is proportional to ``(1 - beta) / (1 - beta^n_j)``. A class
+    with n_j = 0 has weight 0. The weights sum to the number of classes with n_j > 0.
+
+    Args:
+        counts: Numbers of samples n_j, of shape (classes,).
+        beta: Parameter in [0, 1).
+
+    Returns:
+        Class weights of shape (classes,), float64.
     """
     present = counts > 0
     w = torch.where(present, (1 - beta) / (1 - beta ** counts.clamp(min=1).double()), 0.0)

@@ -6,8 +6,8 @@ Reference:
     https://arxiv.org/abs/1803.01498
 
 Update:
-    Each coordinate of the update is the median of the clients' values. The median is
-    robust as long as fewer than half of the participants are attackers.
+    Each coordinate of the merged update is the median of the clients' values. The
+    median is robust as long as fewer than half of the participants are attackers.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -16,9 +16,10 @@ State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, clients
-    send updates u_i = y_i - w. Only parameters are protected. Floating-point buffers
-    (of BatchNorm) and the payloads of trainers are averaged over all participants.
+    The paper's workers send gradients. Here, as usual in federated learning, the median
+    is over updates u_i = y_i - w. Only parameters are protected. Floating-point buffers
+    (of BatchNorm) and everything that a trainer sends besides the model are averaged
+    over all participants.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class Median(Collecting):
-    """The aggregator of the median. Every client counts once.
+    """The aggregator of the median.
 
-    A client's number of samples has no effect. For an even number of clients the
-    result is the midpoint of the two middle values.
+    All clients have the same weight, whatever their numbers of samples. For an even
+    number of clients the result is the midpoint of the two middle values.
     """
 
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
@@ -47,6 +48,6 @@ class Median(Collecting):
 
 
 def _middle(values: torch.Tensor) -> torch.Tensor:
-    """Return the median over the first dimension of values (n, ...), of shape (...)."""
+    """Return the median of `values` (n, ...) over the first axis, of shape (...)."""
     ordered = values.sort(0).values
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -6,22 +6,22 @@ Reference:
     https://arxiv.org/abs/2206.02618
 
 Update:
-    ``v = alpha g_2 + (1 - alpha) Delta``, where g_2 is the gradient at the perturbed
-    weights and Delta is FedCM's momentum. Everything else is as in `FedCM` and
-    `FedSAM`. As in FL-Simulator, the perturbation follows the plain gradient instead of
-    the mix.
+    A local step uses ``v = alpha g_2 + (1 - alpha) Delta``. g_2 is the gradient at
+    FedSAM's perturbed weights, Delta is FedCM's momentum, and alpha is the share of the
+    client's gradient. Everything else is as in `FedCM` and `FedSAM`. As in the code
+    FL-Simulator, the perturbation is along the client's gradient at w, not along v.
 
 Communication:
-    Up: the trained model y_i. Down: the global model w and Delta (2 D floats for D
-    parameters).
+    Up: the trained model y_i. Down: the global model w and Delta, together 2 D floats
+    for D parameters.
 
 State:
     Clients: none. Server: Delta (D floats).
 
 Differences from the paper:
-    The paper aggregates by the mean. With FedMRUR's normalised mean (FedMRUR-N in Table
-    4 of An et al., NeurIPS 2023), Delta may come from the mean before its normalisation
-    (`momentum_from`).
+    The paper aggregates by the mean. Here the aggregator may also be FedMRUR's
+    normalised mean (FedMRUR-N in Table 4 of An et al., NeurIPS 2023). Delta may then be
+    computed from the mean before its normalisation (`momentum_from`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from fedexp.methods.fedsam import FedSAM
 class LocalMoFedSAM(FedSAM, FedCM):
     """The local training of MoFedSAM, with the arguments of `FedCM` and `FedSAM`.
 
-    It is bit-identical to FedSAM with alpha=1, to FedCM with rho=0 and to FedAvg with
-    both.
+    With ``alpha=1`` it is bit-identical to FedSAM, with ``rho=0`` to FedCM, and with
+    both to FedAvg.
     """
 
     def __post_init__(self) -> None:
@@ -55,9 +55,9 @@ class MoFedSAM(LocalMoFedSAM):
     """The client's side of MoFedSAM, with the arguments of `LocalMoFedSAM`.
 
     Args:
-        momentum_from: Source of Delta, as in `fedexp.methods.fedmrur.trainer.FedMRUR`:
-            the aggregate as it is applied (``normalised``) or the mean before its
-            normalisation (``plain``).
+        momentum_from: The aggregate from which the momentum Delta is computed, as in
+            `fedexp.methods.fedmrur.trainer.FedMRUR`: the aggregate that the server
+            applies (``normalised``) or the mean before its normalisation (``plain``).
     """
 
     # The client cache identifies a trainer by its repr. This field is not part of the

@@ -6,14 +6,15 @@ Reference:
     https://arxiv.org/abs/2103.16257
 
 Update:
-    The loss is the task's loss plus mu times the mean over the batch of
-    ``-log(exp(s_glob / tau) / (exp(s_glob / tau) + exp(s_prev / tau)))``. Here ``s_glob
-    = sim(z, z_glob)`` and ``s_prev = sim(z, z_prev)`` are cosine similarities. z,
-    z_glob and z_prev are the features of the same inputs in the current model, the
-    received model and the client's last model. The received and the last model run in
-    evaluation mode and without a gradient. In a client's first round the received model
-    also takes the place of the last model. The term is then log 2 and its gradient is
-    zero.
+    The loss is the task's loss plus mu times the contrastive term. This term is the
+    batch mean of
+    ``-log(exp(s_glob / tau) / (exp(s_glob / tau) + exp(s_prev / tau)))`` with
+    temperature tau. ``s_glob = sim(z, z_glob)`` and ``s_prev = sim(z, z_prev)`` are
+    cosine similarities of features of one input. z are the features in the current
+    model, z_glob in the received model, and z_prev in the model that the client trained
+    last. The received and the last model run in evaluation mode and without a gradient.
+    In its first round a client uses the received model as its last model, too. The term
+    is then log 2 and its gradient is zero.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -22,9 +23,9 @@ State:
     Clients: the model after the last local training, with its buffers.
 
 Differences from the paper:
-    The paper's z is the output of a projection head below the output layer. Here z is
-    the input of the output layer. Both are the same if the network's last hidden layers
-    are such a projection head.
+    The paper adds a projection head before the output layer, and z is its output. Here
+    z is the input of the output layer. Both definitions agree if the network's last
+    hidden layers are a projection head.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ State:
     As in `fedexp.methods.pfnm`.
 
 Differences from the paper:
-    As in `fedexp.methods.pfnm`. The authors' code has other penalties than the paper
-    (`penalty`). In the code the coefficient of ``log(c_k / (N - c_k))`` (`popularity`)
-    is 1, in the paper it is 2.
+    As in `fedexp.methods.pfnm`. The authors' code has other penalties than the paper.
+    The option `penalty` chooses between them. The reward of an assignment to global
+    unit k contains ``log(c_k / (N - c_k))``, where c_k of the N models have the unit.
+    The coefficient of this term (`popularity`) is 1 in the code and 2 in the paper.
 """
 
 from __future__ import annotations
@@ -38,23 +39,26 @@ _TRACED = Demand(
 class NAFI(PFNM):
     """The aggregator of NAFI.
 
-    A penalty with the factor `lam` is subtracted from the reward of every assignment.
-    With ``lam=0`` the result equals PFNM with the same options bit-exactly.
+    Every assignment of a local unit to a global unit has a reward. NAFI subtracts a
+    penalty with the factor `lam` from each reward. With ``lam=0`` the result equals
+    PFNM with the same options bit-exactly.
 
-    Several values of lambda form a grid on the same local models. The result of each
-    lambda is bit-identical to that of a run with this lambda only. The run delivers the
-    network of the first lambda and continues with this network. Iteration i of the
-    trace (``trace.every=1``) belongs to the lambda of index i, from 0. The rows of the
-    trace contain ``lam``, the metrics of ``fused`` and the values that PFNM logs.
+    With several values of lambda, the same local models are fused once per lambda. Each
+    result is bit-identical to the result of a run with only this lambda. The run
+    delivers the network of the first lambda and continues with this network. The other
+    networks are only evaluated for the trace (``trace.every=1``). Iteration i of the
+    trace belongs to the lambda of index i, from 0. The rows of the trace contain
+    ``lam``, the metrics of the fused network (``fused``) and the values that PFNM logs.
 
     Args:
-        penalty: ``paper`` (the divergence between the posteriors of a global unit
-            before and after an assignment), ``code2020`` or ``code2022`` (the forms of
-            the code).
-        lam: The factor lambda, or several for a grid.
-        continued: With ``visits=raw``, whether the orders of a lambda continue the
-            stream of random numbers after the orders of the previous lambda. If not,
-            every lambda starts from the stream's state after the split of the data.
+        penalty: ``paper`` (the Kullback-Leibler divergence between the posteriors of a
+            global unit before and after an assignment), or the formula in the authors'
+            code of 2020 (``code2020``) or of 2022 (``code2022``).
+        lam: The factor lambda, or a list of several factors.
+        continued: Used only with ``visits=raw`` and several lambdas. If true, one
+            stream of random numbers gives the visiting orders of all lambdas, one
+            lambda after the other. If false, every lambda starts from the stream's
+            state after the split of the data.
     """
 
     sigma: float = 0.9

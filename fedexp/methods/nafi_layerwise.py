@@ -12,10 +12,10 @@ State:
     As in `fedexp.methods.fedma`.
 
 Differences from the paper:
-    As in `fedexp.methods.fedma`. The units of a matched layer are posterior means, as
-    in the authors' code. With ``merge=mean`` a unit is the mean over the models that
-    have it. Algorithm 2 divides by the number S of all models, even if fewer models
-    have the unit.
+    As in `fedexp.methods.fedma`. By default the merged units of a layer are posterior
+    means, as in the authors' code. With ``merge=mean`` a merged unit is the mean over
+    the models that have it. Algorithm 2 divides by the number S of all models instead,
+    even if fewer models have the unit.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from fedexp.methods.fedma import FedMA
 
 @dataclass(frozen=True)
 class NAFILayerwise(FedMA):
-    """The aggregator of layer-wise NAFI, which subtracts a penalty from every reward.
+    """The aggregator of layer-wise NAFI.
 
-    The penalty has the factor `lam`. With ``lam=0`` the result equals FedMA with the
-    same options bit-exactly.
+    Every assignment of a local unit to a global unit has a reward. NAFI subtracts a
+    penalty with the factor `lam` from each reward. With ``lam=0`` the result equals
+    FedMA with the same options bit-exactly.
 
     Args:
-        penalty: ``paper`` (the divergence between the posteriors of a global unit
-            before and after an assignment), ``code2020`` or ``code2022`` (the forms of
-            the code).
+        penalty: ``paper`` (the Kullback-Leibler divergence between the posteriors of a
+            global unit before and after an assignment), or the formula in the authors'
+            code of 2020 (``code2020``) or of 2022 (``code2022``).
         lam: The factor lambda of the penalty.
     """
 

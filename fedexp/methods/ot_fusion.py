@@ -1,11 +1,16 @@
 """Optimal-transport fusion: models are aligned unit by unit, then averaged.
 
 Reference:
-    Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020. Several models are
-    fused as in MA-Echo (Su et al. 2023, all onto one) or as in NAFI (Xiao & Cheng 2023,
-    one after the other). Units are compared by weights, or by activations on the
-    server's data (``alignment.support``).
+    Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020.
     https://arxiv.org/abs/1910.05653
+
+Update:
+    The hidden units of the cohort's models are moved so that they match. Then the
+    models are averaged. More than two models are fused in one of two ways. As in
+    MA-Echo (Su et al. 2023), all models are aligned to one reference model. As in NAFI
+    (Xiao & Cheng 2023), each model is aligned to the fusion of the models before it.
+    Units are compared by weights, or by activations on the server's data
+    (``alignment.support``).
 
 Communication:
     Up: models. With ``last_layer=masked`` the class counts, too. Down: the model that
@@ -15,8 +20,8 @@ State:
     Server: the fused model.
 
 Logged:
-    ``ot/moved``: share of the hidden units that moved, over all models but the
-    reference. The metrics of `fedexp.matching.widths.one_to_one`.
+    ``ot/moved``: share of the hidden units that changed their position, over all models
+    except the reference. The metrics of `fedexp.matching.widths.one_to_one`.
 """
 
 from __future__ import annotations
@@ -46,13 +51,13 @@ class OTFusion(MaskableFusion):
     """The aggregator of OT fusion, the mean of aligned models.
 
     Args:
-        fold: ``reference``: all models are moved onto a reference model and then
+        fold: ``reference``: all models are aligned to a reference model and then
             averaged uniformly. The reference is the first model, or the second if there
-            are two. ``running`` and ``uniform``: F starts as the first model. Each
-            further model is moved onto F. With ``running``, F becomes the mean of F and
-            this model, so that later models have a higher weight (NAFI's code). With
-            ``uniform``, F becomes the mean of all models so far (uniform weights, as in
-            Singh & Jaggi).
+            are two. ``running`` and ``uniform``: the fused model F starts as the first
+            model, and each further model is aligned to F. With ``running``, F becomes
+            the mean of F and this model, so later models have a higher weight (NAFI's
+            code). With ``uniform``, F becomes the mean of all models aligned so far
+            (uniform weights, as in Singh & Jaggi).
         last_layer: ``plain`` or ``masked``, as in `fedexp.methods.average.Average`.
         alignment: How units are compared and moved.
     """
@@ -107,7 +112,7 @@ class OTFusion(MaskableFusion):
 def aligned(
     models: Sequence[Weights], env: Env, options: Alignment
 ) -> tuple[list[Weights], list[dict[str, Tensor]], float]:
-    """Move all models onto a reference model.
+    """Align the hidden units of all models to those of a reference model.
 
     The reference is the first model, or the second if there are two. Its maps are
     identities. Groups of units with a frozen layer have no map and do not move.
@@ -118,9 +123,10 @@ def aligned(
         options: How units are compared and moved.
 
     Returns:
-        The moved models, the maps of each model by group of hidden units (permutations,
-        or transport plans with ``solver=sinkhorn``), and the share of units that moved,
-        over all models but the reference.
+        The aligned models in the order of `models`, the maps of each model by group of
+        hidden units, and the share of units that changed their position. The maps are
+        permutations, or transport plans with ``solver=sinkhorn``. The share is over all
+        models except the reference.
     """
     structure = structure_of(env.server_spec, env.input_shape)
     target = 1 if len(models) == 2 else 0

@@ -6,35 +6,37 @@ Reference:
     https://arxiv.org/abs/1905.12022
 
 Update:
-    The hidden units of the cohort's models are matched
-    (`fedexp.matching.beta_bernoulli`). The fused network consists of posterior means.
-    Several hidden layers are matched by the authors' top-down scheme
-    (`fedexp.matching.chains`). In networks without biases a unit has no coordinate for
-    the bias.
+    Every hidden unit of the cohort's models is assigned to a global unit
+    (`fedexp.matching.beta_bernoulli`). Each unit of the fused network is the posterior
+    mean of a global unit, given the local units assigned to it. If there are several
+    hidden layers, the last one is matched first, as in the authors' code
+    (`fedexp.matching.chains`). A unit is described by its weights and its bias. In
+    networks without biases it is described by its weights only.
 
     In rounds after the first, every client trains its part of the fused network. The
-    part consists of the units to which the client's units were assigned in the round
-    before. Matching then begins with these assignments. In later rounds the authors'
-    code trains with weight decay towards the received model and a step size that falls
-    by 1 % per round. ``trainer=fedprox`` (whose penalty includes the biases) and
-    ``local.lr_decay=0.99`` correspond to this.
+    part consists of the global units to which the client's units were assigned in the
+    round before. Matching then begins with these assignments. In later rounds the
+    authors' code trains with weight decay towards the received model and a step size
+    that falls by 1 % per round. To reproduce this, set ``trainer=fedprox`` (whose
+    penalty includes the biases) and ``local.lr_decay=0.99``.
 
 Communication:
-    Up: models and the class counts n_{s,c}. Down: the model that the client starts
-    from, in later rounds its part of the fused network.
+    Up: the trained model and the class counts n_{s,c}, the numbers of client s's
+    samples of each class c. Down: the model that the client starts from. In later
+    rounds this is its part of the fused network.
 
 State:
     Server: the fused model and the assignments of the last cohort.
 
 Logged:
-    `fedexp.matching.widths.width_metrics`.
+    The metrics of `fedexp.matching.widths.width_metrics`.
 
 Differences from the paper:
-    Only chains of linear layers can be matched. If no client has a class, every client
-    has the weight 1 / N in the class's row of the output layer. Without hidden layers
-    only the rows of the output layer are estimated, class by class. In the paper all
-    clients take part. Here a client that was not in the last cohort gets the units that
-    most of the cohort's models have.
+    Only chains of linear layers can be matched. If no client has a class, each of the N
+    clients has the weight 1 / N in the class's row of the output layer. In a network
+    without hidden layers, only the rows of the output layer are estimated, class by
+    class. In the paper all clients take part in every round. Here a client that was not
+    in the last cohort gets the global units that most of the cohort's models have.
 """
 
 from __future__ import annotations
@@ -84,12 +86,14 @@ class UnitMatching(OneModel):
     options.
 
     Args:
-        sigma: Variance of the noise.
-        sigma0: Variance of the prior.
-        gamma: Mass of the Indian buffet process.
-        sweeps: Number of sweeps of the matching.
-        popularity: Coefficient of the popularity.
-        caps: Whether the code's caps apply.
+        sigma: Variance of the noise of local units around their global unit.
+        sigma0: Variance of the prior of the global units.
+        gamma: Mass of the Indian buffet process. A larger mass gives more global units.
+        sweeps: Number of sweeps of the matching. A sweep matches every model once more.
+        popularity: Coefficient of ``log(c_k / (N - c_k))`` in the reward of an
+            assignment to global unit k, where c_k of the N models have the unit.
+        caps: Whether the two caps of the authors' code apply: on c_k in this
+            logarithm, and on the number of global units.
     """
 
     computes_in_float64: ClassVar[bool] = True
@@ -109,7 +113,7 @@ class UnitMatching(OneModel):
 
 
 class PFNMState(FusionState):
-    """The fused model, the last cohort and its assignments.
+    """The state of PFNM: the fused model, the last cohort and its assignments.
 
     Args:
         units: For each group of hidden units, the index of the global unit to which
@@ -127,22 +131,23 @@ class PFNM(UnitMatching, FusionAggregator):
     """The aggregator of PFNM (probabilistic federated neural matching).
 
     Args:
-        later_sweeps: Number of sweeps in rounds after the first, which begin with the
-            assignments of the round before.
-        class_frequency: Whether outgoing weights to class c have the precision f_{s,c}
-            / sigma, where f_{s,c} is the client's share of the class's samples. If not,
-            their precision is 1 / sigma.
-        class_counts: Path of a .npy file of n_{s,c}, integers of shape (clients,
-            classes). None: the clients count their samples.
+        later_sweeps: Number of sweeps in rounds after the first. These rounds begin
+            with the assignments of the round before.
+        class_frequency: Whether client s's outgoing weights to class c have the
+            precision f_{s,c} / sigma. f_{s,c} is the client's share of the cohort's
+            samples of class c. If not, their precision is 1 / sigma.
+        class_counts: Path of a .npy file with the numbers n_{s,c} of client s's samples
+            of class c, integers of shape (clients, classes). None: the clients count
+            their samples.
         visits: The order in which sweeps visit the cohort's models. ``seed``: random
             orders, drawn from the seed for every round and layer. ``raw``: random
             orders from NumPy's legacy generator in the state after the split of the
             data, as in the authors' code. ``raw`` works for one round only.
             ``ascending``: the order of the cohort.
-        orders: Path of a .npy file of visiting orders, used instead of `visits`, of
-            shape (hidden layers, sweeps, N). Layers are in the order in which they are
-            matched, the last hidden layer first. All rounds use the same orders. Later
-            rounds use only the first `later_sweeps` of them.
+        orders: Path of a .npy file of visiting orders of the N models, of shape (hidden
+            layers, sweeps, N). It is used instead of `visits`. Layers are in the order
+            in which they are matched, the last hidden layer first. All rounds use the
+            same orders. Later rounds use only the first `later_sweeps` of them.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
@@ -180,10 +185,11 @@ class PFNM(UnitMatching, FusionAggregator):
 
     @property
     def strengths(self) -> tuple[float, ...]:
-        """The factors lambda of the penalty, only 0 for PFNM.
+        """The factors lambda of the penalty on assignments.
 
-        The network of the first lambda is delivered. The networks of all lambdas are
-        traced, with the index of the lambda as the iteration.
+        PFNM has no penalty, so its only factor is 0. `NAFI` may have several factors.
+        The run delivers the network of the first one. The trace evaluates the networks
+        of all factors, with the index of the factor as the iteration.
         """
         return (0.0,)
 
@@ -249,18 +255,19 @@ class PFNM(UnitMatching, FusionAggregator):
     def _fused(
         self, results: Sequence[ClientResult], env: Env, begin: Sequence[Sequence[Tensor]] | None
     ) -> tuple[Weights, Fused]:
-        """Match the models and return the network of the first lambda.
+        """Match the models and return the network of the first lambda in `strengths`.
 
         Models are matched with a further lambda only if the trace evaluates it.
 
         Args:
             results: The cohort's results.
             env: The environment.
-            begin: Assignments with which matching begins, by hidden layer and model:
-                the global unit of each unit. None: it begins without assignments.
+            begin: Assignments with which matching begins. For each hidden layer and
+                each model, the tensor contains the global unit of each unit. None:
+                matching begins without assignments.
 
         Returns:
-            The fused model and the matched network.
+            The fused model, and the result of the matching.
         """
         structure = chain_structure(env.server_spec, env.input_shape)
         models = [_chain(model, structure) for model in placed([r.weights for r in results])]
@@ -311,7 +318,10 @@ class PFNM(UnitMatching, FusionAggregator):
         return Weights(spec, params, {}).to(env.device)
 
     def _shares(self, clients: Sequence[int], env: Env) -> Tensor | None:
-        """Return f_{s,c} from the file of class counts, or None without a file."""
+        """Return the class shares f_{s,c} of `clients` from the file of class counts.
+
+        Without a file, return None.
+        """
         if self.class_counts is None:
             return None
 
@@ -336,7 +346,7 @@ class PFNM(UnitMatching, FusionAggregator):
         Args:
             env: The environment.
             models: Number of models.
-            lambdas: Indices (from 0) of the lambdas that are matched.
+            lambdas: Indices in `strengths` of the lambdas for which models are matched.
             later: Whether matching begins with the assignments of the round before.
 
         Returns:
@@ -366,9 +376,12 @@ class PFNM(UnitMatching, FusionAggregator):
         return np.array(orders, dtype=np.int64).reshape(shape).repeat(len(lambdas), 0)
 
     def stretch(self, number: int) -> int:
-        """Return the index of the segment of the ``raw`` stream for lambda `number`.
+        """Return the segment of the ``raw`` random stream that a lambda uses.
 
-        A segment contains the orders of one matching.
+        Segment i contains the visiting orders of the i-th matching, from 0.
+
+        Args:
+            number: Index of the lambda in `strengths`.
         """
         return 0
 
@@ -376,8 +389,8 @@ class PFNM(UnitMatching, FusionAggregator):
         """Draw orders as the authors' code does, with `numpy.random.permutation`.
 
         Returns:
-            Orders of shape (segments, hidden layers, sweeps, models), with the segments
-            of `stretch`.
+            Orders of shape (segments, hidden layers, sweeps, models). `stretch` returns
+            the segment of a lambda.
         """
         generator = env.after_split()
         stretches = 1 + max(map(self.stretch, range(len(self.strengths))))
@@ -385,7 +398,11 @@ class PFNM(UnitMatching, FusionAggregator):
         return np.array(drawn, dtype=np.int64).reshape(stretches, layers, self.sweeps, models)
 
     def _given_orders(self, path: str, layers: int) -> np.ndarray:
-        """Read and check the file of orders, (hidden layers, sweeps, N)."""
+        """Read the file of visiting orders and check it.
+
+        Returns:
+            Orders of N models, of shape (hidden layers, sweeps, N).
+        """
         orders = _read(path, "orders", 3)
         if orders.shape[:2] != (layers, self.sweeps):
             expected = f"(hidden layers, sweeps, N) = ({layers}, {self.sweeps}, N)"
@@ -417,12 +434,14 @@ def visiting_orders(env: Env, layer: int, sweeps: int, models: int) -> np.ndarra
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """Compute the share f_{s,c} of each model in the samples of each class.
+    """Compute the share f_{s,c} of client s in the cohort's samples of class c.
 
-    The share is ``n_{s,c} / sum_r n_{r,c}``, or 1 / N if no model has the class.
+    The share is ``n_{s,c} / sum_r n_{r,c}``, with the sum over all N clients r of the
+    cohort. If no client has a sample of the class, each share is 1 / N.
 
     Args:
-        counts: Numbers of samples n_{s,c}, of shape (models, classes), int64.
+        counts: Numbers n_{s,c} of client s's samples of class c, of shape (models,
+            classes), int64.
 
     Returns:
         Shares of shape (models, classes), float64.

@@ -6,31 +6,37 @@ Reference:
     https://arxiv.org/abs/1910.06378
 
 Update:
-    A local step uses the gradient ``g + c - c_i``. After local training c_i is renewed.
-    Option I sets it to the client's full gradient at the received model w^t. Option II
-    sets it to ``c_i - c + (w^t - y_i) / (tau_i lr)``, where y_i is the trained model.
-    The server adds ``(1/N) sum_{i in P_t} (c_i_new - c_i)`` to c, over the participants
-    P_t. c and every c_i start at zero.
+    Client i has a control variate c_i, and the server has a control variate c. All
+    start at zero. A local step uses ``g + c - c_i`` instead of the gradient g. After
+    local training c_i is replaced by c_i_new. With option I, c_i_new is the client's
+    full gradient at the received model w^t. With option II it is
+    ``c_i - c + (w^t - y_i) / (tau_i lr)``, where y_i is the model trained with tau_i
+    local steps of size lr. The server adds ``(1 / N) sum_{i in P_t} (c_i_new - c_i)``
+    to c. P_t are the participants of round t among the N clients.
 
 Communication:
-    Up: the trained model y_i and the change of c_i (2 D floats for D parameters). Down:
-    the global model w and c (2 D floats).
+    Up: the trained model y_i and the change of c_i, together 2 D floats for D
+    parameters. Down: the global model w and c (2 D floats).
 
 State:
     Clients: c_i (D floats). Server: c (D floats).
 
 Differences from the paper:
     If the models are weighted by samples, the server adds
-    ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)``, where n is the number of samples of
-    all N clients. Then c estimates the gradient of the sample-weighted loss, which
-    weighted averaging minimises. ``correction=step`` is an extension that allows
-    momentum. This form applies ``w -= lr (c - c_i)`` after the optimizer's step,
-    outside the momentum buffer. With momentum rho only this form is stable: inside the
-    buffer, option II's recursion is undamped at rho = 0.5 and diverges at 0.9. With
-    momentum, tau steps with a gradient g move w by ``lr a g``, where ``a`` is
-    `Trainer.normalizer`. The correction moves w by ``lr tau (c - c_i)``. Option I
-    therefore multiplies its gradient by ``a / tau``, which tends to ``1 / (1 - rho)``.
-    In option II, ``w^t - y_i`` already contains this factor.
+    ``sum_{i in P_t} (n_i / n) (c_i_new - c_i)`` instead. n_i is client i's number of
+    samples, and n is the number of samples of all N clients. Then c estimates the
+    gradient of the sample-weighted loss, which weighted averaging minimises.
+
+    ``correction=step`` is an extension that allows a local momentum rho. It applies
+    ``w <- w - lr (c - c_i)`` after the optimizer's step, outside the momentum buffer.
+    With momentum only this variant is stable. With the correction inside the buffer,
+    the recursion of option II is undamped at rho = 0.5 and diverges at rho = 0.9.
+
+    With momentum, tau steps with a constant gradient g move w by ``-lr a g``, where
+    ``a`` is `Trainer.normalizer`. The correction outside the buffer moves w only by
+    ``-lr tau (c - c_i)``. To give c and c_i the scale of the gradient's effect, option
+    I multiplies the full gradient by ``a / tau``, which tends to ``1 / (1 - rho)``. In
+    option II, ``w^t - y_i`` already contains this factor.
 """
 
 from __future__ import annotations
@@ -63,15 +69,17 @@ PLAIN = Demand(
 
 @dataclass(frozen=True)
 class Scaffold(Trainer):
-    """The client's side of SCAFFOLD.
+    """The trainer of SCAFFOLD.
 
-    The server keeps its control variate c for this trainer (`init_shared`,
+    The server stores its control variate c for this trainer (`init_shared`,
     `update_shared`).
 
     Args:
-        option: How c_i is renewed: ``I`` (one more pass over the data) or ``II``.
-        correction: ``gradient`` (the paper's form, plain SGD only) or ``step`` (outside
-            the momentum buffer).
+        option: How the client's control variate c_i is updated: ``I`` (by one more pass
+            over the data) or ``II`` (from the trained model).
+        correction: Where ``c - c_i`` is added: ``gradient`` (to the gradient, as in the
+            paper, plain SGD only) or ``step`` (after the optimizer's step, outside the
+            momentum buffer).
     """
 
     option: Literal["I", "II"] = "II"

@@ -6,9 +6,9 @@ Reference:
     https://arxiv.org/abs/1803.01498
 
 Update:
-    For each coordinate, the beta n largest and the beta n smallest of the n values are
-    left out, and the others are averaged. The result is robust against a share beta of
-    attackers among the participants.
+    A round has n participants, so each coordinate has n values. The beta n largest and
+    the beta n smallest values are left out, and the others are averaged. The result is
+    robust if at most a share beta of the participants are attackers.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -17,11 +17,12 @@ State:
     None.
 
 Differences from the paper:
-    The paper's workers send gradients. Here, as usual in federated learning, clients
-    send updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here
+    The paper's workers send gradients. Here, as usual in federated learning, the mean
+    is over updates u_i = y_i - w. The paper assumes that beta n is a whole number. Here
     beta n is rounded up, so that the result is robust against a share beta of
     attackers. Only parameters are protected. Floating-point buffers (of BatchNorm) and
-    the payloads of trainers are averaged over all participants.
+    everything that a trainer sends besides the model are averaged over all
+    participants.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ from fedexp.methods.bases.averaging import Collecting
 
 @dataclass(frozen=True)
 class TrimmedMean(Collecting):
-    """The aggregator of the trimmed mean. Every client counts once.
+    """The aggregator of the trimmed mean.
 
-    A client's number of samples has no effect. If fewer clients return than
-    planned, at least the middle value is left.
+    All clients have the same weight, whatever their numbers of samples. If fewer
+    clients return than planned, trimming is limited so that at least the middle value
+    is left.
 
     Args:
-        beta: Share of the participants that is trimmed at each end, in [0, 1/2). 0 is
-            the uniform mean.
+        beta: Share of the participants that is trimmed at each end, in [0, 1/2). With 0
+            the result is the uniform mean.
     """
 
     beta: float = 0.1
@@ -58,7 +60,8 @@ class TrimmedMean(Collecting):
 
     def trimmed(self, n: int) -> int:
         """Return how many of n values are left out at each end."""
-        # In floating point 0.07 * 100 is more than 7, and would be rounded up to 8
+        # Subtract a small number, because 0.07 * 100 is slightly more than 7 in
+        # floating point and would be rounded up to 8
         return math.ceil(self.beta * n - 1e-9)
 
     def check_extent(self, extent: Extent) -> None:

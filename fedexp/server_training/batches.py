@@ -21,23 +21,27 @@ def batches(
     start: int = 0,
     drop_last: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the batches of passes over `n` samples. Each pass is shuffled anew.
+    """Yield batches of sample indices for one or more shuffled passes over `n` samples.
+
+    Each pass has a new random order.
 
     Args:
         n: Number of samples.
         batch_size: Number of samples per batch.
-        *names: Names that identify the random stream, beginning with the run's seed:
-            ``batches(len(bank), 128, env.seed, "student", epoch)``.
+        *names: Names that identify the random stream, beginning with the run's seed.
+            Example: ``batches(len(bank), 128, env.seed, "student", epoch)``.
         epochs: Number of passes. None: endless.
-        start: Number of batches to skip at the start, so that a stream continues where
-            it was left. Skipped passes are not shuffled.
-        drop_last: Whether to leave out an epoch's short last batch.
+        start: Number of batches to skip at the start. A resumed run uses it to continue
+            where it stopped. No random order is drawn for passes that are skipped
+            completely.
+        drop_last: Whether to leave out the last batch of a pass if it is smaller than
+            `batch_size`.
 
     Yields:
         Index tensors of shape (batch,), int64, on the CPU.
 
     Raises:
-        ValueError: An epoch has no batch.
+        ValueError: A pass has no batch.
     """
     per_epoch = n // batch_size if drop_last else -(-n // batch_size)
     require(per_epoch > 0, f"{n} samples do not fill a batch of {batch_size}")
@@ -50,7 +54,7 @@ def batches(
 
 
 def on_device(order: Iterable[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """Return the batches of `order` on `device`, copied in one operation.
+    """Copy all batches of `order` to `device` in one operation.
 
     Training steps then do not wait for a copy from the host.
     """

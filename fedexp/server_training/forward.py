@@ -16,8 +16,8 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
-# Samples per forward pass of a teacher. It is fixed, so that the last bits do not
-# depend on the student's batch size.
+# Samples per forward pass of a teacher. The number is fixed, so that the last bits of
+# the logits do not depend on the student's batch size.
 _BATCH = 256
 
 
@@ -39,10 +39,11 @@ def logits_of(net: Net, weights: Weights, samples: Samples) -> Tensor:
 def recomputed_statistics(net: Net, weights: Weights, samples: Samples, batch_size: int) -> Weights:
     """Replace BatchNorm's running statistics by means over batches of `samples`.
 
-    Batches are in the samples' order and weighted by their sizes. A batch of one sample
-    is left out. The statistics of a BatchNorm are those of its input: the mean, and the
-    variance with Bessel's correction. The layers before it normalise with their batch
-    statistics. Reference: Izmailov et al. 2018 (SWA), Section 3.2.
+    For each batch, the mean and the variance (with Bessel's correction) of each
+    BatchNorm's input are computed. The new statistics are their means over the batches,
+    weighted by batch size. Batches are in the samples' order. A batch of one sample is
+    left out. The network runs in training mode, so the layers before a BatchNorm
+    normalise with batch statistics. Reference: Izmailov et al. 2018 (SWA), Section 3.2.
     """
     if not net.has_batch_norm:
         return weights

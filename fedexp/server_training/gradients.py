@@ -1,6 +1,7 @@
 """The gradient of a loss with respect to trees.
 
-A tree holds a network's parameters, a generator's parameters, or inputs.
+A tree is a dictionary of tensors by name: a network's parameters, a generator's
+parameters, or inputs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from fedexp.core.trees import Tree
 def value_and_grad(loss: Callable[..., Tensor], *wrt: Tree) -> tuple[Tensor, tuple[Tree, ...]]:
     """Return ``loss(*wrt)``, a scalar, and its gradient with respect to each tree.
 
-    The gradient of a tensor on which the loss does not depend is zero. Everything else
-    that the loss uses is constant: no gradient is computed for it. A network in
-    training mode updates its buffers in place, so pass copies of the buffers.
+    The gradient is zero for tensors of `wrt` on which the loss does not depend. No
+    gradient is computed for other tensors that the loss uses. A network in training
+    mode updates its buffers in place. If `loss` runs such a network, pass it copies of
+    the buffers.
     """
     leaves = [
         {name: value.detach().requires_grad_() for name, value in tree.items()} for tree in wrt

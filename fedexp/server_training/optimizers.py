@@ -1,7 +1,7 @@
-"""Optimizers whose state is a tree.
+"""Optimizers whose state is passed in and returned.
 
-`Optimizer.step` returns new parameters and a new state. It does not change its
-arguments.
+`Optimizer.step` takes parameters and a state, and returns new parameters and a new
+state. It does not change its arguments.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """An optimizer as in torch.optim.
+    """The base of optimizers that compute the same steps as torch.optim.
 
-    In the config, a plug-in's field of this type is a node with a ``_target_``.
+    In the config, a field of this type is a node whose ``_target_`` names the class.
 
     Args:
-        weight_decay: Coupled weight decay, ``g + weight_decay * w``, after clipping.
-        clip: Bound of the gradient's norm over the whole tree, except for tensors that
-            the caller of `step` names. None: no clipping.
+        weight_decay: Coupled weight decay. After clipping, the gradient g is replaced
+            by ``g + weight_decay * w``, where w are the parameters.
+        clip: Upper bound of the gradient's norm. The norm is over all tensors except
+            those in the argument `unclipped` of `step`. None: no clipping.
     """
 
     weight_decay: float = 0.0
@@ -45,9 +46,9 @@ class Optimizer(ABC):
 
     @abstractmethod
     def init(self, params: Tree) -> State:
-        """Return the optimizer's state before the first step: trees and numbers.
+        """Return the optimizer's state before the first step.
 
-        The method that trains stores it in its own state.
+        It consists of trees and numbers. The caller stores it.
         """
 
     def step(

@@ -1,18 +1,19 @@
 """The base of aggregators that average updates.
 
-It samples clients, applies the trainer's server half (`Trainer.update_shared`) and the
-server optimizer, and returns the outcome.
+It samples clients, merges their updates and applies the server optimizer. Then it
+applies the trainer's server half (`Trainer.update_shared`). The server half updates the
+shared trees, which are tensors that the server broadcasts with the model.
 
 Communication:
-    Up: the trained model y_i and the trainer's payload. Down: the global model w and
-    the trainer's shared trees.
+    Up: the trained model y_i and the trainer's payload (what it sends besides the
+    model). Down: the global model w and the trainer's shared trees.
 
 State:
     Server: w, the trainer's shared trees and the server optimizer's state.
 
 Logged:
-    ``server/NAME``, the norm of each shared tree that the trainer renews, and
-    ``server/factor`` if the method overrides `Averaging.factor`.
+    ``server/NAME``, the norm of the shared tree NAME, for each shared tree that the
+    trainer changes. ``server/factor`` if the method overrides `Averaging.factor`.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class AveragingState(TypedDict):
 
     Args:
         weights: The global model.
-        shared: Trees that the trainer broadcasts.
+        shared: The trainer's shared trees, which the server broadcasts.
         server: The state of the server optimizer.
-        evaluated: The model that is evaluated.
+        evaluated: The model that is evaluated. It differs from `weights` if the server
+            optimizer averages its iterates.
     """
 
     weights: Weights
@@ -59,12 +61,14 @@ class AveragingState(TypedDict):
 class Averaging(Aggregator):
     """An aggregator that merges the clients' updates into one.
 
-    It samples clients, sends them the global model w and merges their updates
-    u_i = y_i - w. Then it applies the trainer's server half and the server optimizer.
-    With weights p_i and normalisers a_i, the server optimizer's direction is `factor`
-    times the merged u_i / a_i. `fedexp.methods.fedavg.Mean` merges each update as it
-    arrives. `Collecting` has all updates of the cohort at once. Floating buffers are
-    averaged with the weights p_i. Integer buffers take their maximum.
+    It samples clients, sends them the global model w and receives their trained models
+    y_i. The updates are u_i = y_i - w. A derived class merges the quotients u_i / a_i,
+    where a_i is the client's `normalizer`. The merged update times `factor` is the
+    direction that the server optimizer gets. Finally the trainer's server half runs.
+
+    `fedexp.methods.fedavg.Mean` merges each update as it arrives. `Collecting` merges
+    all updates of the cohort at once. Floating-point buffers are averaged with the
+    weights p_i. An integer buffer is set to its maximum over the clients.
 
     Args:
         weights: Weights p_i of the m clients: ``samples`` (p_i proportional to the
@@ -118,7 +122,9 @@ class Averaging(Aggregator):
 
     @abstractmethod
     def merged(self, merging: Any, p: Sequence[float]) -> Tree:
-        """Return the merged update of the cohort, made of the u_i / a_i.
+        """Return the merged update of the cohort.
+
+        It merges the quotients u_i / a_i of updates and normalisers.
 
         Args:
             merging: The last result of `add`, which ran for at least one client.
@@ -126,9 +132,10 @@ class Averaging(Aggregator):
         """
 
     def factor(self, merged: Tree, stats: RoundStats, env: Env) -> float:
-        """Return the factor that turns the merged update into the direction.
+        """Return the factor of the merged update.
 
-        ``stats.squared_norms`` are the squared norms of the u_i / a_i.
+        The merged update times this factor is the direction that the server optimizer
+        gets. ``stats.squared_norms`` are the squared norms of the quotients u_i / a_i.
         """
         return 1.0
 
@@ -169,7 +176,7 @@ class Averaging(Aggregator):
             # Free the update while the next client trains
             del update
 
-        # If every sampled client was empty or skipped, the round changes nothing
+        # If every sampled client had no data or was skipped, the round changes nothing
         if not seen.p:
             return state, {"clients": 0}
 
@@ -214,10 +221,10 @@ class Averaging(Aggregator):
         ), metrics
 
     def _whole(self, env: Env) -> tuple[int, float]:
-        """Return the number N of clients that may take part, and the sum of their p.
+        """Return the number N of clients that may take part, and the sum of their p_i.
 
-        p is taken before normalisation. The sum groups clients by size, because N may
-        be millions.
+        The weights p_i are those before normalisation. N may be millions. The sum
+        therefore has one term per distinct number of samples, not one per client.
         """
         # Number of clients of each size
         clients = np.bincount(self.population(env))
@@ -237,11 +244,12 @@ class Collecting(Averaging):
 
     @abstractmethod
     def merge(self, updates: Sequence[Tree], p: Sequence[float]) -> Tree:
-        """Merge the cohort's u_i / a_i into one update.
+        """Merge the updates of the cohort into one update.
 
         Args:
-            updates: At least one update, in job order.
-            p: Weights, which sum to 1.
+            updates: The quotients u_i / a_i of updates and normalisers, at least one,
+                in job order.
+            p: Weights p_i, which sum to 1.
         """
 
     def add(self, merging: Any, update: Tree, p: float, a: float) -> list[Tree]:
@@ -253,21 +261,21 @@ class Collecting(Averaging):
 
 
 def _floating(tree: Tree) -> Tree:
-    """Return the floating tensors of a tree, without integer counters."""
+    """Return the floating-point tensors of a tree, without integer counters."""
     return {name: value for name, value in tree.items() if value.is_floating_point()}
 
 
 def _length(tree: Tree) -> float:
-    """Return the Euclidean norm of the floating tensors."""
+    """Return the Euclidean norm of a tree's floating-point tensors, taken together."""
     return math.sqrt(trees.squared_norm(_floating(tree)))
 
 
 @dataclass
 class _Seen:
-    """The values of a round's clients that the server collects as results arrive.
+    """Values that the server collects from the clients' results as they arrive.
 
-    They are the weights p, the numbers of local steps tau, the squared norms, and the
-    sums of buffers and payloads.
+    They are the weights p_i before normalisation, the numbers of local steps tau_i, the
+    squared norms of the quotients u_i / a_i, and the sums of buffers and payloads.
     """
 
     old: Weights
@@ -334,7 +342,7 @@ class _Seen:
         Args:
             env: The environment at this step.
             N: Number of clients that may take part.
-            whole: Sum of p over these N clients, before normalisation.
+            whole: Sum of the weights p_i of these N clients, before normalisation.
         """
         total = sum(self.p)
         return RoundStats(

@@ -1,7 +1,9 @@
 """The probe that counts a client's training samples of each class.
 
+A probe is a measurement at a client after local training.
+
 Communication:
-    Up: the counts n_{i,c} of client i, (classes,) integers.
+    Up: for each class c the number n_{i,c} of client i's samples, (classes,) integers.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from fedexp.core.weights import Weights
 class ClassCounts(Probe):
     """The probe of class counts, for int64 labels 0 .. num_classes - 1.
 
-    If targets are masks, all samples belong to class 0.
+    In segmentation tasks, whose targets are masks, all samples count as class 0.
     """
 
     num_classes: int
@@ -42,5 +44,5 @@ class ClassCounts(Probe):
 
 
 def counts(results: list[ClientResult]) -> Tensor:
-    """Return the class counts that `results` hold, (models, classes), int64."""
+    """Return the class counts in `results`, of shape (models, classes), int64."""
     return torch.stack([result.probes[ClassCounts.name]["n"] for result in results])

@@ -1,7 +1,8 @@
 """The base of data-free distillation.
 
-In each round the clients train the teachers first. Then the server trains the student
-in several epochs. Each epoch is one step of the run.
+In each round the clients train their models first. These models are the teachers. Then
+the server trains the student, a network of its own, in several epochs. Each epoch is
+one step of the run.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class DataFreeState(TypedDict):
         round: Number of finished rounds.
         epoch: Number of finished steps in the round.
         stacked: Whether the teachers run as one stacked network. None before the first
-            cohort.
+            cohort has trained.
         student: The student.
         optimizer: The state of the student's optimizer.
         teachers: The round's teachers.
-        own: The state that the derived method adds.
+        own: The derived class's own state, such as an image bank or a generator.
     """
 
     round: int
@@ -74,22 +75,22 @@ class DataFreeState(TypedDict):
 class DataFree(Aggregator):
     """The base of aggregators that distil without data.
 
-    A round's first step trains the clients. In the first round they start from their
-    initial weights. In later rounds the server sends them the student. Each of the T
-    further steps of a round is an epoch of the method on the server. If a run is killed
-    in an epoch, the resumed run repeats this epoch.
+    In a round's first step the clients train. In the first round they start from their
+    initial weights. In later rounds they start from the student, which the server sends
+    them. Each of the T further steps of a round is an epoch of the method on the
+    server. If a run is killed in an epoch, the resumed run repeats this epoch.
 
     The outcome is the student, the server's network. If the config asks for a trace,
-    the epochs' students form the series ``student``. ``distillation/loss`` (mean over
-    the epoch) and ``distillation/steps`` are logged. A round's first step logs
-    ``teachers/stacked``, 0 or 1.
+    the student after each epoch is evaluated under the name ``student``. Each epoch
+    logs ``distillation/loss`` (mean over its steps) and ``distillation/steps``. A
+    round's first step logs ``teachers/stacked``, 0 or 1.
 
-    The state is a `DataFreeState`, whose teachers are references to stored models.
-    ``own`` is the state that the derived method adds.
+    The state is a `DataFreeState`. It contains references to the stored teachers, not
+    the teachers themselves.
 
     Args:
         T: Number of server epochs per round. ``limit.server_steps`` is an upper bound.
-        tau: Temperature of distillation. The loss has the factor tau^2.
+        tau: Temperature of distillation. The loss is multiplied by tau^2.
         lr_student: Step size of the student.
         schedule: Schedule of `lr_student`: ``constant``, or ``cosine`` (half a cosine
             over the T epochs towards 0).
@@ -98,14 +99,15 @@ class DataFree(Aggregator):
             student of the last round, or a new initialisation in the first round),
             ``fresh`` (a new initialisation) or ``fedavg`` (the teachers' mean).
         b: Images per generated batch.
-        at_once: Number of teachers that hold activations for a gradient at a time. None
-            leaves the choice to `fedexp.distillation.ensemble.TeacherEnsemble`.
+        at_once: Number of teachers whose activations are in memory for a gradient at
+            the same time. None leaves the choice to
+            `fedexp.distillation.ensemble.TeacherEnsemble`.
         teachers: ``stacked`` (the teachers run as one network), ``looped`` (they run
             one after the other) or ``auto``. With ``auto``
-            `fedexp.distillation.stacking` chooses for the first cohort, and the choice
-            is stored in the state.
-        precision: With ``bf16`` the looped teachers and the generator run under
-            autocast. Losses, statistics and the student are not affected.
+            `fedexp.distillation.stacking` chooses for the first cohort. The choice is
+            stored in the state and applies to all rounds.
+        precision: ``bf16`` runs the looped teachers and the generator under autocast.
+            Losses, statistics and the student stay in float32.
     """
 
     trains_on_server: ClassVar[bool] = True
@@ -233,10 +235,10 @@ class DataFree(Aggregator):
         }, {"clients": len(models), "teachers/stacked": int(stacked)}
 
     def begin(self, own: State, env: Env) -> State:
-        """Return the method's state, ``state["own"]``, at the start of a round.
+        """Return the derived class's state, ``state["own"]``, at the start of a round.
 
         Args:
-            own: The method's state at the end of the last round, empty before the first
+            own: This state at the end of the last round. It is empty before the first
                 round.
             env: The environment.
         """
@@ -255,8 +257,8 @@ class DataFree(Aggregator):
             env: The environment.
 
         Returns:
-            The state with the student, its optimizer and ``own`` after the epoch, and
-            the values to log.
+            The state after the epoch, with new values of ``student``, ``optimizer`` and
+            ``own``, and the values to log.
         """
 
     @abstractmethod
@@ -264,15 +266,15 @@ class DataFree(Aggregator):
         """Return images to show after a round, the oldest first.
 
         Returns:
-            Images of shape (n, c, H, W), with 8 bits per value or in [0, 1], and their
-            classes of shape (n,).
+            Images of shape (n, channels, H, W), and their classes of shape (n,). Pixels
+            are uint8 or floats in [0, 1].
         """
 
     def pictures(self, state: DataFreeState, env: Env) -> Mapping[str, Tensor]:
-        """Return ``synthetic``, a grid of images with one row per class.
+        """Return the picture ``synthetic``, a grid of images with one row per class.
 
-        The images are from the bank. A method without a bank makes new images with its
-        generator. Nothing is returned before the first cohort.
+        The images are from the image bank. A method without a bank makes new images
+        with its generator. Before the first cohort has trained, the result is empty.
         """
         return (
             {"synthetic": by_class(*self.synthetic_images(state, env), env.num_classes)}
@@ -317,8 +319,8 @@ class DataFree(Aggregator):
 def _check_stackable(env: Env) -> None:
     """Refuse teachers that cannot run as one network.
 
-    Such teachers have several architectures, or an operation that torch.vmap does not
-    support.
+    They cannot if their architectures differ, or if they use an operation that
+    torch.vmap does not support.
     """
     specs = list(dict.fromkeys(env.spec_of(client) for client in range(env.num_clients)))
     reason = "they differ in architecture"

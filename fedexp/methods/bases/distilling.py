@@ -31,8 +31,8 @@ from fedexp.tasks.classification import Classification
 class Distilling(ServerTrained):
     """The base of aggregators that distil a cohort's models into their mean.
 
-    The student is in training mode. The state of its optimizer starts empty every
-    round.
+    The mean is the student. Its network is in training mode. The state of its optimizer
+    starts empty in every round.
 
     Args:
         optimizer: Optimizer of the student.
@@ -57,16 +57,16 @@ class Distilling(ServerTrained):
 
     @abstractmethod
     def targets(self, collected: State, start: Weights, mean: Weights, env: Env) -> State:
-        """Return the part of the state that `student_batches` reads.
+        """Return the entries that `student_batches` reads from the state.
 
-        By default `student_batches` reads the key ``target``: log-probabilities (n,
-        classes) for all n proxy samples.
+        By default it reads the entry ``target``, the target log-probabilities (n,
+        classes) of all n proxy samples. The arguments are those of `begin`.
         """
 
     def student_batches(
         self, work: State, net: Net, parts: Iterator[Part], env: Env
     ) -> Iterator[Part]:
-        """Yield step number, inputs and targets (b, classes) of each batch."""
+        """Yield the step number, the inputs and the targets (b, classes) per batch."""
         for step, index, inputs in parts:
             yield step, inputs, work["target"].index_select(0, index)
 

@@ -50,11 +50,12 @@ class OneModel(Aggregator):
 
 @dataclass(frozen=True)
 class FusionAggregator(OneModel):
-    """The aggregator that fuses the cohort's models after every round.
+    """The base of aggregators that fuse the cohort's models after every round.
 
-    The fused model is a pure function of these models and the probes' answers. In the
-    first round clients start from the global model, or with ``init=different`` each
-    from its own initialisation. In later rounds they start from the fused model.
+    The fused model is a pure function of these models and the probes' results. In the
+    first round all clients start from the global model. With ``init=different`` each
+    client has its own initialisation instead. In later rounds clients start from the
+    fused model.
     """
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
@@ -83,7 +84,11 @@ class FusionAggregator(OneModel):
         ]
 
     def start_of(self, client: int, state: FusionState, env: Env) -> Weights:
-        """Return the start model of a client that has no separate initialisation."""
+        """Return the model from which a client starts local training.
+
+        It is not used if clients have their own initialisations (first round with
+        ``init=different``).
+        """
         return state["weights"]
 
     def update(
@@ -98,13 +103,13 @@ class FusionAggregator(OneModel):
 
 
 def averaged(models: Sequence[Weights]) -> Weights:
-    """Return the mean of every parameter and floating buffer over models of one spec.
+    """Average the parameters and floating-point buffers of several models.
 
-    Integer buffers take their maximum. Frozen tensors are those of the first model,
-    bit-exactly.
+    An integer buffer is set to its maximum over the models. Frozen tensors are copied
+    from the first model.
 
     Args:
-        models: At least one model.
+        models: At least one model. All have the same architecture.
     """
     frozen = models[0].frozen
 

@@ -22,7 +22,7 @@ from fedexp.server_training.optimizers import Adam, Optimizer
 
 
 class GeneratorState(TypedDict):
-    """A generator and the state of its optimizer."""
+    """The state of a method with one generator: generator and optimizer's state."""
 
     generator: Weights
     optimizer: State
@@ -32,8 +32,8 @@ class GeneratorState(TypedDict):
 class Generating(DataFree):
     """The base of aggregators that train a generator of images.
 
-    By default ``own`` is a `GeneratorState`: one generator is trained during the whole
-    run.
+    By default one generator is trained during the whole run. The state's entry ``own``
+    is then a `GeneratorState`.
 
     Args:
         lr_generator: Step size of the generator.
@@ -69,7 +69,7 @@ class Generating(DataFree):
         return Weights.init(spec, seed_of(env.seed, "generator", *names), env.device, env.dtype)
 
     def new_noise(self, env: Env, *sizes: int) -> Tensor:
-        """Draw the epoch's noise z from N(0, I).
+        """Draw the epoch's noise z, the generator's input, from N(0, I).
 
         Returns:
             Noise of shape ``(*sizes, nz)``.
@@ -80,11 +80,11 @@ class Generating(DataFree):
     def optimised_images(
         self, terms_of: Callable[[Tensor, int], Terms], z: Tensor, steps: int, env: Env
     ) -> Synthesis:
-        """Train a new generator of this epoch together with its noise z.
+        """Train a new generator for this epoch, and optimise its noise z with it.
 
         Args:
-            terms_of: Function of the images and the step number that returns ``loss``
-                and its terms.
+            terms_of: Function of the images and the step number. It returns the scalar
+                ``loss`` and the terms of this loss.
             z: Noise of shape (b, nz) before the first step.
             steps: Number of steps.
             env: The environment.

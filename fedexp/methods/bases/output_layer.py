@@ -1,7 +1,7 @@
-"""The output layer merged class by class.
+"""The merge of the clients' output layers, class by class.
 
-Row c of the merged layer is the mean of the clients' rows c. Only clients with more
-than one sample of class c count.
+Row c of the merged layer is the mean of the rows c of those clients that have more than
+one sample of class c.
 
 Reference:
     Su, Li, Xue, One-shot Federated Learning without server-side training, Neural
@@ -35,9 +35,9 @@ class MaskableFusion(FusionAggregator):
     """The base of fusions that can merge the output layer class by class.
 
     Args:
-        last_layer: Merge of the last layer. ``masked``: row c is the mean over the
-            clients with more than one sample of class c, and zero if there is no such
-            client. The derived class defines all other values.
+        last_layer: How the last layer is merged. With ``masked``, row c is the mean
+            over the clients with more than one sample of class c. The row is zero if
+            there is no such client. The derived class defines the other values.
     """
 
     last_layer: Literal["masked", "plain", "projected"]
@@ -67,7 +67,7 @@ class MaskableFusion(FusionAggregator):
         Args:
             fused: The fused model.
             models: The models whose last layers `with_masked_output` merges.
-            results: Results of the clients, with the answers of `probes`.
+            results: Results of the clients, with the class counts.
             env: The environment.
         """
         if self.last_layer != "masked":
@@ -94,7 +94,8 @@ def check_mask(
 def check_classes(spec: ModelSpec, input_shape: tuple[int, ...], where: str, do: str) -> None:
     """Refuse a model whose last layer does not have one row per class.
 
-    An example is a generative model. A model without ``num_classes`` is not checked.
+    A generative model is refused, for example. A model without an argument
+    ``num_classes`` is not checked.
 
     Args:
         spec: Architecture of the model.
@@ -130,7 +131,10 @@ def _output_rows(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, st
 
 
 def presence_probes(choice: str, env: Env) -> tuple[Probe, ...]:
-    """Return the probes that `presence` needs, none unless `choice` is ``masked``."""
+    """Return the probes that `presence` needs.
+
+    If `choice` is not ``masked``, no probe is needed.
+    """
     return (ClassCounts(env.num_classes),) if choice == "masked" else ()
 
 
@@ -146,11 +150,13 @@ def presence(results: Sequence[ClientResult]) -> Tensor:
 def masked_output(rows: Tensor, present: Tensor) -> Tensor:
     """Average each row c over the models whose clients have class c.
 
-    The row is zero if there is no such model.
+    The row is zero if no client has class c.
 
     Args:
-        rows: (models, classes, ...), the last layer's weight or bias of every model.
-        present: (models, classes) bool, from `presence`.
+        rows: The last layer's weight or bias of every model, of shape (models, classes,
+            ...).
+        present: Whether each client has each class, from `presence`. Booleans of shape
+            (models, classes).
     """
     mask = present.to(rows).reshape(*present.shape, *[1] * (rows.dim() - 2))
     return (rows * mask).sum(0) / mask.sum(0).clamp(min=1)
@@ -159,9 +165,9 @@ def masked_output(rows: Tensor, present: Tensor) -> Tensor:
 def with_masked_output(
     fused: Weights, models: Sequence[Weights], present: Tensor, output: Layer
 ) -> Weights:
-    """Return `fused` with its last layer replaced by the `masked_output` of `models`.
+    """Return `fused` with another last layer, the `masked_output` of `models`.
 
-    Weight and bias are replaced.
+    Both weight and bias of the layer are replaced.
     """
     masked = {
         name: masked_output(torch.stack([m.params[name] for m in models]), present)

@@ -1,6 +1,7 @@
 """The base of data-free distillation with an image bank.
 
-Each epoch makes one batch of images. Then the student trains on the whole bank.
+The bank is the growing set of synthetic images. Each epoch adds one batch of images.
+Then the student trains on the whole bank.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from fedexp.server_training.batches import batches, on_device
 
 
 class BankState(TypedDict):
-    """The bank of synthetic images.
+    """The state of a method with an image bank.
 
     Args:
-        bank: One tree with ``x`` and ``y`` per batch of images.
-        logits: The teachers' logits of each batch. `Replay` stores them only if
-            distillation does not augment images.
+        bank: One tree per batch of images, with the images ``x`` and labels ``y``.
+        logits: The teachers' logits of each batch. They are stored only if the images
+            are not augmented in distillation.
     """
 
     bank: list[Tree]
@@ -45,18 +46,18 @@ class BankState(TypedDict):
 class Replay(DataFree):
     """The base of aggregators that distil from an image bank.
 
-    Epoch e (from 1) makes b images, which join the bank. Then the student takes one
-    shuffled pass over the bank. The bank has e b images, and with `keep_bank` also the
-    images of earlier rounds.
+    Epoch e of a round (from 1) adds b images to the bank. Then the student trains for
+    one shuffled pass over the bank. After e epochs the bank has e b images. With
+    `keep_bank` it also has the images of earlier rounds. The number of images in the
+    bank is logged as ``bank``.
 
-    The state's entry ``own`` holds the bank, one tree with ``x`` and ``y`` per batch.
-    Checkpoints store each batch once. The number of images in the bank is logged as
-    ``bank``. If distillation does not augment images, the teachers see each image once.
-    ``own`` then also holds their logits D(x) of the bank's batches.
+    The state's entry ``own`` is a `BankState`. Checkpoints store each batch of the bank
+    once. If images are not augmented in distillation, the teachers run only once on
+    each image, and their logits are stored in ``own``.
 
     Args:
-        B: Images per distillation batch. The last batch of a pass may be smaller. It is
-            left out if it has a single image.
+        B: Images per distillation batch. The last batch of a pass may be smaller. A
+            last batch of a single image is left out.
         views: Augmentation of the images in distillation,
             `fedexp.distillation.views.Views`.
         rounding: Rounding of pixels to 8 bits.
@@ -94,10 +95,10 @@ class Replay(DataFree):
         return bank.x, bank.y
 
     def labels(self, env: Env) -> Tensor:
-        """Draw the labels y of the epoch's images, uniform over the classes.
+        """Draw the labels y of the epoch's b images, uniformly over the classes.
 
         Returns:
-            Labels of shape (b,), int64, ascending.
+            Sorted labels of shape (b,), int64.
         """
         random = torch_generator(env.seed, "labels", env.round, env.step)
         return (
@@ -111,17 +112,24 @@ class Replay(DataFree):
         """Make the epoch's images for `labels`.
 
         Returns:
-            Images of shape (b, c, H, W) in [0, 1], the values to log, and ``own`` after
-            the epoch.
+            Images of shape (b, channels, H, W) in [0, 1], the values to log, and the
+            method's state ``own`` after the synthesis.
         """
 
     def distillation_batches(
         self, own: State, samples: Samples, ensemble: TeacherEnsemble, env: Env
     ) -> tuple[State, Iterator[DistillationBatch]]:
-        """Return the student's batches in one shuffled pass over the bank's `samples`.
+        """Return the student's batches of one shuffled pass over the bank.
+
+        Args:
+            own: The method's state, with the bank and the logits computed so far.
+            samples: The images and labels of the bank.
+            ensemble: The teachers.
+            env: The environment.
 
         Returns:
-            The state ``own`` after this epoch, and the batches.
+            The method's state, with the logits of the new images if they are stored,
+            and the batches.
         """
         view = View.of(self.views, env, "distillation")
         if view.augment is not None:
@@ -138,7 +146,7 @@ class Replay(DataFree):
         )
 
     def bank_inputs(self, own: State, start: int, env: Env) -> Iterator[Tensor]:
-        """Yield the normalised images of the bank's batches from `start` on."""
+        """Yield normalised images, one tensor per batch of the bank from `start` on."""
         for batch in own["bank"][start:]:
             yield samples_of([batch], env.domain).inputs(slice(None))
 

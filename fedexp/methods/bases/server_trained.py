@@ -1,8 +1,9 @@
 """The base of methods whose server trains on its own data between two rounds.
 
-A round's first step is FedAvg's step. Each further step is a stage: a number of
-optimizer steps on the server. A killed run resumes at the start of a stage. If the
-config asks for a trace, the models after the stages form the series ``student``.
+The server's data are called proxy data. In a round's first step the clients train, and
+FedAvg averages their models. Each further step is a stage, a number of optimizer steps
+on the server. A killed run resumes at the start of a stage. If the config asks for a
+trace, the model after each stage is evaluated under the name ``student``.
 
 State:
     Server: FedAvg's state. Within a round also `work`, the state of server training.
@@ -40,21 +41,22 @@ from fedexp.methods.fedavg import Mean
 from fedexp.server_training.batches import batches, on_device
 
 network = by_spec(Net)
-"""``network(spec, device, dtype)``: a network that the server reuses.
+"""Function ``network(spec, device, dtype)`` that returns a network of the server.
 
-The network keeps the mode of its last use, training or evaluation.
+Networks are cached by these arguments. A cached network is in the mode of its last use,
+training or evaluation.
 """
 
 Part = tuple[int, Tensor, Tensor]
 """A batch of proxy data.
 
-The tuple holds the number of the optimizer step in the round (from 0), the positions of
-the samples (b,) and the inputs (b, ...).
+The tuple contains the number of the optimizer step in the round (from 0), the indices
+of the proxy samples (b,) and the inputs (b, ...).
 """
 
 
 class ServerTrainedState(AveragingState):
-    """The state of FedAvg with the position of server training.
+    """The state of FedAvg, and how far server training has come.
 
     Args:
         round: Number of finished rounds.
@@ -71,12 +73,12 @@ class ServerTrainedState(AveragingState):
 class ServerTrained(Mean):
     """The base of aggregators that train the cohort's mean on proxy data.
 
-    A derived class may override `first_step`, which computes the mean. If it does not,
-    a method without optimizer steps equals FedAvg bit-exactly.
+    `first_step` computes the mean. A derived class may override it. With FedAvg's
+    `first_step` and no optimizer steps, a method equals FedAvg bit-exactly.
 
     Args:
-        steps: Optimizer steps of server training per round. Set either `steps` or
-            `epochs`, and the other one to None.
+        steps: Optimizer steps of server training per round, or None. Exactly one of
+            `steps` and `epochs` must be set.
         epochs: Passes over the proxy data per round, or None.
         batch_size: Batch size of proxy data.
     """
@@ -102,11 +104,13 @@ class ServerTrained(Mean):
     def collect(
         self, results: Iterable[ClientResult], start: Weights, collected: State, env: Env
     ) -> Iterator[ClientResult]:
-        """Pass on the cohort's results and store what server training needs.
+        """Yield the cohort's results unchanged, and store what server training needs.
+
+        By default nothing is stored.
 
         Args:
             results: The stream of results.
-            start: The round's global model, w^t.
+            start: The global model w^t that the clients received.
             collected: Dictionary that this method fills. A missing key is created with
                 an empty list.
             env: The environment at this step.
@@ -116,7 +120,10 @@ class ServerTrained(Mean):
     def first_step(
         self, state: State, results: Iterable[ClientResult], env: Env
     ) -> tuple[State, Metrics]:
-        """Take FedAvg's step. Server training starts from the new ``weights``."""
+        """Take FedAvg's step.
+
+        Server training starts from the entry ``weights`` of the returned state.
+        """
         return super().update(state, results, env)
 
     @abstractmethod
@@ -125,7 +132,7 @@ class ServerTrained(Mean):
 
         Args:
             collected: The dictionary that `collect` filled.
-            start: The round's global model, w^t.
+            start: The global model w^t that the clients received.
             mean: The model that server training starts from.
             env: The environment at this step.
         """
@@ -153,7 +160,7 @@ class ServerTrained(Mean):
         return False
 
     def end(self, weights: Weights, work: State, env: Env) -> Weights:
-        """Return the round's global model, made from the trained model `weights`."""
+        """Return the global model of the round, given the trained model `weights`."""
         return weights
 
     def total(self, env: Env) -> int:
@@ -235,7 +242,7 @@ class ServerTrained(Mean):
         return {**state, "weights": weights, "evaluated": weights, **where}, metrics
 
     def _parts(self, taken: int, until: int, net: Net, env: Env) -> Iterator[Part]:
-        """Iterate over the batches of steps `taken` to `until`, the latter excluded."""
+        """Iterate over the batches of optimizer steps `taken` to `until` - 1."""
         proxy = proxy_of(env)
         names = (env.seed, "server", env.round)
         noise = StepNoise(seed_of(*names, "noise"), env.device)
@@ -245,18 +252,19 @@ class ServerTrained(Mean):
             on_device(islice(order, until - taken), proxy.x.device), start=taken
         ):
             if len(at) == 1 and net.has_batch_norm:
-                continue  # BatchNorm has no statistics of a single sample
+                continue  # BatchNorm cannot compute the variance of a single sample
             noise.step = step
             yield step, at, proxy.inputs(at)
 
 
 def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
-    """Return ``server/loss``, the mean loss over optimizer steps.
+    """Return the metric ``server/loss``, the mean loss over optimizer steps.
 
     Without steps the result is empty.
 
     Args:
-        losses: Losses by number of the optimizer step in the round, from 0.
+        losses: The loss of each optimizer step. The key is the number of the step in
+            the round, from 0.
         total: Number of optimizer steps of the round, for the message.
         env: The environment at this step.
 
@@ -281,11 +289,11 @@ def mean_loss(losses: dict[int, Tensor], total: int, env: Env) -> Metrics:
 
 
 def proxy_of(env: Env) -> Samples:
-    """Return the server's proxy data, which exist if ``Needs(proxy=True)`` is met."""
+    """Return the server's proxy data. The method must have ``Needs(proxy=True)``."""
     assert env.proxy is not None
     return env.proxy
 
 
 def with_frozen(weights: Weights, live: Tree) -> Tree:
-    """Return `live` together with the other parameters of `weights`."""
+    """Return the parameters of `weights`, with those in `live` replaced."""
     return {**weights.params, **live}

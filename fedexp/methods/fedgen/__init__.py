@@ -1,5 +1,5 @@
 """FedGen: a generator of features that the server trains and the clients use.
 
-The package contains the client's trainer and the server's aggregator with its
-generator.
+The features are inputs of the network's head. The package contains the client's trainer
+and the server's aggregator with its generator.
 """

@@ -8,27 +8,34 @@ Reference:
     https://arxiv.org/abs/2105.10056
 
 Update:
-    After local training the server trains the generator ``z = G(y, eps)``. y is uniform
-    over the classes of which at least one participant has more than one sample. eps is
-    uniform on [0, 1) as in the code. The loss is ``sum_k a_k(y) CE(head_k(z), y)`` plus
-    ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. head_k is the head of
-    client k's model. The first term is the code's form. The paper takes the
-    cross-entropy of the mean of the clients' logits. msd is the mean squared difference
-    and mad the mean absolute difference. a_k(y) is the share of client k in the
-    cohort's samples of class y, with one added to each count. The server runs only the
-    heads of the clients' models, on generated features. The models are averaged as in
-    FedAvg.
+    After local training the server averages the models as in FedAvg. Then it trains the
+    generator ``z = G(y, eps)``, which makes features z from a class y and noise eps. y
+    is uniform over the classes of which at least one participant has more than one
+    sample. Each entry of eps is uniform on [0, 1) as in the code. The loss has two
+    terms:
+
+    - ``sum_k a_k(y) CE(head_k(z), y)``, averaged over the batch. CE is the
+      cross-entropy. head_k is the head of client k's model, which maps features to
+      logits. a_k(y) is the share of client k in the cohort's samples of class y, with
+      one added to each count. This is the term of the code. The paper uses the
+      cross-entropy of the mean of the clients' logits instead.
+    - ``diversity * exp(-mean_ij msd(eps_i, eps_j) mad(z_i, z_j))``. The mean is over
+      all pairs of samples i and j of the batch. msd is the mean squared difference, and
+      mad is the mean absolute difference.
+
+    The server runs only the heads of the clients' models, on generated features.
 
 Communication:
     Up: the trained model and the class counts. Down: the global model, the generator,
-    and the classes that participants have had so far.
+    and the classes of which any participant so far has a sample.
 
 State:
     Server: the generator and its optimizer's state.
 
 Differences from the authors' code:
-    The code counts the samples of a client's batches. Here all of its samples count.
-    The adversarial student term, which has weight 0 in the code, is left out.
+    For the class counts, the code counts the samples in a client's training batches.
+    Here all samples of a client are counted. The adversarial student term, which has
+    weight 0 in the code, is left out.
 """
 
 from __future__ import annotations
@@ -64,9 +71,9 @@ from fedexp.tasks.classification import Classification
 
 
 class FeatureGenerator(nn.Module):
-    """A network from classes and noise to features.
+    """A network that maps classes and noise to features.
 
-    Inputs are classes (b,), int64, and noise eps (b, noise). The output has shape (b,
+    Inputs are classes y (b,), int64, and noise eps (b, noise). The output has shape (b,
     features).
     """
 
@@ -114,10 +121,11 @@ class FedGen(Mean):
         optimizer: Optimizer of the generator. Its state lasts for the whole run.
         lr: Step size of the generator.
         lr_decay: Factor of `lr` after every round.
-        diversity: Weight of the diversity term (eta_div).
-        ensemble: First term of the loss: ``losses`` (the clients' cross-entropies
-            weighted by a_k(y), as in the code) or ``logits`` (the cross-entropy of the
-            clients' mean logits, as in the paper).
+        diversity: Weight of the loss's second term, which makes features diverse
+            (eta_div in the paper).
+        ensemble: First term of the loss. ``losses``: the clients' cross-entropies,
+            weighted by the clients' shares of the class's samples, as in the code.
+            ``logits``: the cross-entropy of the clients' mean logits, as in the paper.
     """
 
     noise: int = 64
@@ -210,11 +218,11 @@ class FedGen(Mean):
         Args:
             state: The state before the round.
             heads: Parameters of the clients' heads.
-            held: Class counts n_{i,c} of the clients, of shape (m, classes).
+            held: Number of samples of each client and class, of shape (m, classes).
             env: The environment at this step.
 
         Returns:
-            The generator, its optimizer's state and its mean loss.
+            The generator, its optimizer's state, and its mean loss as a metric.
         """
         old, optimizer = state["generator"], state["optimizer"]
         classes = (held > 1).any(0).nonzero()[:, 0]
@@ -255,7 +263,7 @@ class FedGen(Mean):
         Args:
             logits: The clients' logits of the features z, of shape (m, b, classes).
             y: Classes for which z was generated, of shape (b,).
-            held: Class counts n_{i,c} of the clients, of shape (m, classes).
+            held: Number of samples of each client and class, of shape (m, classes).
             eps: Noise from which z was generated, of shape (b, noise).
             z: Generated features, of shape (b, features).
         """
@@ -277,7 +285,8 @@ def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
 
     Args:
         generator: The generator.
-        known: Classes that participants have had so far, of shape (k,), int64.
+        known: Classes of which any participant so far has a sample, of shape (k,),
+            int64.
     """
     return {
         "generator": generator.params,
@@ -288,7 +297,9 @@ def _broadcast(generator: Weights, known: Tensor) -> dict[str, Tree]:
 
 @by_spec
 def head_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
-    """Return the names of the head's parameters and its number of input features.
+    """Return the names of the head's parameters, and its number of input features.
+
+    The head is the part of the network after the penultimate features.
 
     Raises:
         ConfigError: The network has no head whose inputs are feature vectors.

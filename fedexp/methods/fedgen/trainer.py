@@ -12,17 +12,25 @@ Update:
     The two further terms are used from the second round on, in the first `epochs`
     epochs of a round. The loss of a step is then
     ``CE(model(x), y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
-    ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. G is the generator, and
-    B_gen is the number of generated features. y' is uniform over the classes that
-    participants have had so far. The first argument of the divergence is constant for
-    the gradient. ``alpha_t = max(floor, alpha decay^t)``, and beta_t is computed in the
-    same way. t is the round, from 0. The paper has only the first of the two terms,
-    which corresponds to beta = 0. The published code has both. The generator is in
-    evaluation mode and does not change.
+    ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. The symbols are:
+
+    - x and y are the inputs and labels of a batch, and B is ``local.batch_size``.
+    - G is the generator, and head is the head of the client's model. G also gets noise,
+      which is left out of the formula.
+    - y' are B_gen labels, uniform over the classes of which any participant so far has
+      a sample.
+    - ``alpha_t = max(floor, alpha decay^t)`` and ``beta_t = max(floor, beta decay^t)``
+      in round t, from 0.
+
+    No gradient flows through the first argument of the divergence KL. The paper has
+    only the first of the two further terms, which corresponds to beta = 0. The
+    published code has both terms. The generator is in evaluation mode and does not
+    change.
 
 Communication:
-    Up: the trained model y_i and the class counts n_{i,c}. Down: the global model w,
-    the generator, and the classes that participants have had so far.
+    Up: the trained model y_i and the class counts n_{i,c} (the numbers of client i's
+    samples of each class c). Down: the global model w, the generator, and the classes
+    of which any participant so far has a sample.
 
 State:
     Clients: none.
@@ -50,14 +58,15 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     """The client's side of FedGen.
 
     Args:
-        alpha: Coefficient of the first term before any decay. Decay starts in round 0,
-            although the term is used only from round 1 on.
-        beta: Coefficient of the second term before any decay. Decay starts in round 0,
-            too.
+        alpha: Coefficient of the first further term in round 0, before any decay. The
+            term itself is used only from round 1 on.
+        beta: Coefficient of the second further term in round 0, before any decay. The
+            term itself is used only from round 1 on.
         decay: Factor of both coefficients per round.
-        floor: Lower bound of the coefficients. A coefficient of 0 stays 0.
-        batch_size: Generated features per step (B_gen). B is ``local.batch_size``.
-        epochs: Number of epochs at the start of a round that use the terms.
+        floor: Lower bound of the coefficients after decay. If `alpha` or `beta` is 0,
+            its coefficient stays 0.
+        batch_size: Number B_gen of generated labels y' per step.
+        epochs: Number of epochs at the start of a round that use the two terms.
     """
 
     alpha: float = 10.0

@@ -6,9 +6,11 @@ Reference:
     https://arxiv.org/abs/2311.05924
 
 Update:
-    ``U = (sum_i p_i ||u_i||) Ubar / ||Ubar||`` with ``Ubar = sum_i p_i u_i``. Norms are
-    over all parameters. The amplification, the factor of Ubar, is at least 1. It is
-    sqrt(m) for orthogonal updates of equal length and equal weights p_i.
+    Let ``Ubar = sum_i p_i u_i`` be the mean of the m clients' updates u_i with weights
+    p_i. The merged update is ``U = (sum_i p_i ||u_i||) Ubar / ||Ubar||``. Norms are
+    over all parameters. The factor ``(sum_i p_i ||u_i||) / ||Ubar||`` is called
+    amplification. It is at least 1. It is sqrt(m) for orthogonal updates of equal
+    length and equal weights.
 
 Communication:
     Up: the trained model y_i. Down: the global model w.
@@ -20,9 +22,11 @@ Logged:
     ``server/factor``, the amplification.
 
 Differences from the paper:
-    As printed, the algorithm subtracts the sum of ``w_K - w_0`` from w and therefore
-    ascends the loss. FL-Simulator, whose authors overlap with the paper's, has the
-    opposite sign for MoFedSAM. This implementation also has the opposite sign.
+    As printed, the algorithm subtracts the sum of the updates ``w_K - w_0`` from the
+    global model w. Here w_0 and w_K are a client's weights before and after K local
+    steps. With this sign the server ascends the loss. The code FL-Simulator, whose
+    authors overlap with the paper's, has the opposite sign in MoFedSAM. This
+    implementation also has the opposite sign.
 """
 
 from __future__ import annotations
@@ -41,9 +45,10 @@ from fedexp.methods.fedavg import Mean
 
 
 def amplification(mean: Tree, stats: RoundStats) -> float:
-    """Return ``sum_i p_i ||u_i|| / ||mean||``.
+    """Return the amplification ``(sum_i p_i ||u_i||) / ||mean||``.
 
-    If the updates cancel and `mean` is no larger than their rounding error, return 1.
+    `mean` is the mean of the clients' updates u_i with weights p_i. If the updates
+    cancel, so that the norm of `mean` is only their rounding error, return 1.
     """
     length = math.sqrt(trees.squared_norm(mean))
     each = sum(p * math.sqrt(s) for p, s in zip(stats.p, stats.squared_norms, strict=True))
@@ -53,10 +58,11 @@ def amplification(mean: Tree, stats: RoundStats) -> float:
 
 @dataclass(frozen=True)
 class NormalizedMean(Mean):
-    """The normalised mean of the updates.
+    """The aggregator that computes the normalised mean of the updates.
 
-    Updates that cancel up to rounding hardly change w. The update of a single client is
-    applied bit-exactly.
+    If the updates cancel up to rounding, their mean is not amplified, so the global
+    model hardly changes. If there is a single client, its update is applied
+    bit-exactly.
 
     Args:
         ascends: Whether the update is subtracted, as in the printed Algorithm 1.
@@ -88,5 +94,10 @@ PLAIN_MOMENTUM = Needs(
 
 
 def before_normalisation(update: ServerUpdate, stats: RoundStats) -> ServerUpdate:
-    """Return an update of `NormalizedMean` with the mean before its normalisation."""
+    """Return the server's update with its mean as it was before normalisation.
+
+    Args:
+        update: The update of a round with the aggregator `NormalizedMean`.
+        stats: The statistics of the round.
+    """
     return replace(update, mean=trees.scale(update.mean, 1 / amplification(update.mean, stats)))

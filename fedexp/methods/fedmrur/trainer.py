@@ -6,19 +6,23 @@ Reference:
     https://arxiv.org/abs/2311.05924
 
 Update:
-    H acts at the clients, in this trainer. A step computes two gradients, at w and at
-    the perturbed weights. Both are gradients of ``f_i + gamma R``. R is an exponential
-    of the squared Lorentzian distance d2 between two representations of a batch. One is
-    computed by the current model w, the other by the received model, which is frozen
-    and in evaluation mode. N acts at the server, in the aggregator
+    The regulariser H acts at the clients, in this trainer. As in MoFedSAM, a step
+    computes two gradients, at w and at the perturbed weights. Both are gradients of
+    ``f_i + gamma R``, where f_i is client i's loss, R the regulariser, and gamma its
+    weight. Let d2 be the squared Lorentzian distance between two representations of an
+    input. The current model w computes the first one. The received model, frozen and in
+    evaluation mode, computes the second one. R is an exponential of the distances d2 in
+    a batch (`reduction`).
+
+    The normalised aggregation N acts at the server, in the aggregator
     `fedexp.methods.fedmrur.normalized_mean.NormalizedMean`. For N without H, combine
     `NormalizedMean` with the trainer `MoFedSAM`.
 
 Communication:
-    Up: the trained model y_i. Down: the global model w and Delta.
+    Up: the trained model y_i. Down: the global model w and the momentum Delta.
 
 State:
-    Clients: none. Server: Delta (D floats).
+    Clients: none. Server: Delta (one float per parameter).
 
 Logged:
     Means over all steps: ``train/lorentz`` (mean d2 of a batch) and
@@ -26,10 +30,12 @@ Logged:
 
 Differences from the paper:
     No code was published. The paper leaves three choices open: how a representation is
-    lifted (here `fedexp.methods.fedmrur.lorentz`), which representation it is (`layer`)
-    and how the distances of a batch are reduced (`reduction`). With the paper's
-    constants H is weak for every choice: its gradient is 1e-5 to 4e-2 of the loss's
-    gradient. As printed, Algorithm 1 ascends the loss and adds an update in units of
+    lifted to hyperbolic space (here `fedexp.methods.fedmrur.lorentz`), which
+    representation is used (`layer`), and how the distances of a batch are reduced
+    (`reduction`). With the paper's constants H is weak for every choice. The norm of
+    its gradient is 1e-5 to 4e-2 times that of the loss's gradient.
+
+    As printed, Algorithm 1 ascends the loss. It also adds a momentum in the unit of
     parameters to gradients. ``method=fedmrur_printed`` follows the printed algorithm.
 """
 
@@ -60,22 +66,25 @@ MAX_EXPONENT = 20.0  # bound of R's exponent, beyond which R is constant
 
 @dataclass(frozen=True)
 class FedMRUR(LocalMoFedSAM):
-    """The client's side of FedMRUR, with the arguments of `LocalMoFedSAM` and these.
+    """The trainer of FedMRUR.
+
+    It also has the arguments of `LocalMoFedSAM`.
 
     Args:
-        gamma: Weight of R (gamma, Eq. 2). With 0 the trainer equals MoFedSAM
+        gamma: Weight of the regulariser R (Eq. 2). With 0 the trainer equals MoFedSAM
             bit-exactly.
         sigma: Scale of the distance (Eq. 3).
         beta: Parameter of the Lorentz model (Eq. 3).
         layer: The representation: ``penultimate`` (input of the network's head) or
             ``logits``.
-        reduction: R of the distances d2 of a batch: ``mean_exp`` (mean of exp(d2 /
-            sigma)), ``sum_exp`` (their sum), ``exp_mean`` (exp(mean d2 / sigma)) or
-            ``exp_sum`` (exp(sum d2 / sigma)).
-        momentum_from: Source of Delta: the aggregate as it is applied (``normalised``)
-            or the mean before its normalisation (``plain``).
-        momentum_units: Units of Delta: those of a ``gradient``, or those of
-            ``parameters`` as in the printed Algorithm 1.
+        reduction: How the squared distances d2 of a batch give R: ``mean_exp`` (mean of
+            exp(d2 / sigma)), ``sum_exp`` (sum of exp(d2 / sigma)), ``exp_mean``
+            (exp(mean d2 / sigma)) or ``exp_sum`` (exp(sum d2 / sigma)).
+        momentum_from: The aggregate from which the momentum Delta is computed: the
+            aggregate that the server applies (``normalised``) or the mean before its
+            normalisation (``plain``).
+        momentum_units: Unit of Delta: that of a ``gradient``, or that of ``parameters``
+            as in the printed Algorithm 1.
         measure_gradient: Whether to log ``train/hyperbolic_gradient``. It is the norm
             of gamma R's gradient divided by the norm of the task loss's gradient. Both
             gradients are with respect to the representation.
@@ -111,7 +120,7 @@ class FedMRUR(LocalMoFedSAM):
     ) -> TermValue:
         """Compute gamma R, its gradient with respect to z, and the logged scalars.
 
-        It is passed as `FeatureTerm.of`. The arguments are described there.
+        This function is the field `of` of `FeatureTerm`, which describes the arguments.
         """
         d2, slope = squared_distance(z, anchor, self.beta)
         R, rate = self.reduced(d2, share)
@@ -143,22 +152,22 @@ class FedMRUR(LocalMoFedSAM):
 
     @torch.no_grad()
     def _received(self, inputs: tuple[Tensor, ...], ctx: Ctx) -> Tensor:
-        """Return the received model's representation of `inputs`, (b, d)."""
+        """Return the received model's representation of `inputs`, of shape (b, d)."""
         frozen = _Watched(ctx.reference, self.layer == "penultimate")
         frozen(*ctx.received, *inputs)
         return frozen.z.flatten(1)
 
     def reduced(self, d2: Tensor, share: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Compute R of the squared distances of batches (Eq. 3) and its derivatives.
+        """Compute the regulariser R (Eq. 3) and its derivatives with respect to d2.
 
         Args:
-            d2: Squared distances, (..., b).
+            d2: Squared distances, of shape (..., b).
             share: Weight of each sample in its client's mean, as in `FeatureTerm`.
                 Samples of weight 0 do not count.
 
         Returns:
-            R, (...,), and its derivatives with respect to d2. They have shape (..., b),
-            or (..., 1) if the derivative is the same for all samples of a batch.
+            R of shape (...,), and its derivatives of shape (..., b). The shape of the
+            derivatives is (..., 1) if they are the same for all samples of a batch.
         """
         counted = (share > 0).to(d2.dtype) if isinstance(share, Tensor) else None
         number = d2.shape[-1] if counted is None else counted.sum(-1, keepdim=True)
@@ -177,7 +186,10 @@ class FedMRUR(LocalMoFedSAM):
     def _task_gradient(
         self, run: _Watched, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor:
-        """Return the gradient of the task's loss with respect to z of `run`."""
+        """Return the gradient of the task's loss with respect to the representation z.
+
+        z is that of `run`.
+        """
 
         def task(z: Tensor) -> Tensor:
             def above(params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
@@ -218,10 +230,11 @@ class _Term(torch.autograd.Function):
 
 
 class _Watched:
-    """A network for a task's loss that stores its inputs and its representation.
+    """A network that stores its inputs and its representation when it is called.
 
-    The representation z of the last call has shape (b, ...). A task's loss calls the
-    network once.
+    The task's loss gets this object in place of the network and calls it once. Then
+    `inputs` are the inputs of this call, and `z` of shape (b, ...) is the
+    representation.
     """
 
     def __init__(self, net: Net, features: bool) -> None:

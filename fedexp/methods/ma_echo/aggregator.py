@@ -4,37 +4,46 @@ Reference:
     Su, Li and Xue, One-shot Federated Learning without server-side training, Neural
     Networks 2023, Eq. 5-11 and Algorithm 1, and the authors' released code. The variant
     of the code gives the numbers of the paper's tables and is the default here
-    (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` is the printed
-    algorithm.
+    (``conf/aggregator/ma_echo.yaml``). ``ma_echo_algorithm1.yaml`` has the settings of
+    the algorithm as printed in the paper.
     https://arxiv.org/abs/2204.12493
 
 Update:
-    W_i is a layer's matrix at client i. W is the fused matrix. V_i starts at W_i, and
-    ``R_i = W - V_i``. The projection is ``P_i = K_i K_i^T``
-    (`fedexp.methods.ma_echo.projections`). a_i are the clients' weights. Every layer is
-    updated T times. Its V_i follow one of the two rules::
+    W_i is a layer's weight matrix at client i, for i = 1 ... N, and W is the fused
+    matrix. A bias is one more column of its layer's matrix. Every client has a matrix
+    V_i, which starts at W_i. Let ``R_i = W - V_i``. ``P_i = K_i K_i^T`` is close to the
+    projection onto the inputs of the layer at client i
+    (`fedexp.methods.ma_echo.projections`). a_i are the clients' weights. The following
+    iteration runs T times for every layer. It updates W, and then every V_i by one of
+    two rules. Both rules use the new W, also in R_i::
 
         W   <- W - eta sum_i a_i R_i P_i
-        V_i <- V_i + step * Norm(R_i (I - s P_i))     with the new W (incremental)
-        V_i <- W_i + (W - W_i)(I - s P_i)             with the new W (anchored, Eq. 11)
+        V_i <- V_i + step * Norm(R_i (I - s P_i))     (v_update=incremental)
+        V_i <- W_i + (W - W_i)(I - s P_i)             (v_update=anchored, Eq. 11)
 
-    Released code: eta = step, a_i = 1/N, s = 1, and the damping ``mu / (1 + mu)`` is
-    inside P's recursion. Algorithm 1: a_i from the quadratic program, eta is twice the
-    paper's eta, step = 1, ``s = mu / (1 + mu)`` and an undamped P. A bias is one more
-    column of its layer's matrix. With ``align`` the models are first aligned to a
-    reference model by optimal transport (MA-Echo + OT).
+    eta and step are step sizes, and s is a damping factor. Norm divides each row by its
+    Euclidean norm if `norm` is set, and otherwise changes nothing. mu is the paper's
+    parameter of Eq. 11. The two settings are:
+
+    - Released code: eta = step, a_i = 1 / N, s = 1. The damping ``mu / (1 + mu)`` is
+      inside the recursion that computes P_i.
+    - Algorithm 1: the a_i solve a quadratic program, eta is twice the paper's eta,
+      step = 1, ``s = mu / (1 + mu)``, and P_i is not damped.
+
+    With ``align`` the models are first aligned to a reference model by optimal
+    transport (MA-Echo + OT).
 
 Communication:
-    Up: the model, K_i and, for a class-masked output layer, class counts. Down: the
-    model that the client starts from.
+    Up: the trained model and one factor K_i per layer. With ``last_layer=masked`` also
+    the class counts. Down: the model that the client starts from.
 
 State:
     Server: the fused model.
 
 Logged:
     With `rank`, ``ma_echo/projection_numbers``: size of the sent projections as Table 6
-    counts it. With `align`, ``ot/moved``: share of the hidden units that moved, over
-    all models but the reference.
+    of the paper counts it. With `align`, ``ot/moved``: share of the hidden units that
+    changed their position, over all models except the reference.
 """
 
 from __future__ import annotations
@@ -252,8 +261,9 @@ class MAEcho(MaskableFusion):
     ) -> tuple[list[Weights], list[Tree], Metrics]:
         """Return the models, their factors K by layer, and metrics.
 
-        If `align` is set, the models' units are aligned. An alignment T of a layer's
-        inputs turns Q = I - K K^T into ``Q' = T^T Q T``, which permutes the rows of K.
+        If `align` is set, the models' units are aligned. A permutation matrix T of a
+        layer's inputs turns ``Q = I - K K^T`` into ``T^T Q T``. The rows of K are
+        permuted in the same way.
         """
         models = [result.weights for result in results]
         factors = [result.probes[Projections.name] for result in results]
@@ -264,7 +274,7 @@ class MAEcho(MaskableFusion):
         widths = {name: math.prod(models[0].params[name].shape[1:]) for name in factors[0]}
 
         def moved(name: str, K: Tensor, own: dict[str, Tensor]) -> Tensor:
-            # The constant input of a bias is the last row, which does not move
+            # The last row of K belongs to the bias (constant input 1) and does not move
             d = widths[name]
             return torch.cat([structure.permute_inputs(name, K[:d], own), K[d:]])
 

@@ -1,14 +1,19 @@
 """One layer of MA-Echo's iteration, for all clients at once.
 
-`fedexp.methods.ma_echo.aggregator` gives the formulas. In ``P_i = K_i K_i^T`` the
-factor K_i [d, r_i] has few columns. If the rows of V_i's step are not normalised, every
-V_i keeps the form ``g W_i + U - A_i K_i^T``, with one scalar g and one matrix U for all
-clients. An iteration then updates g, U and A_i, and the V_i [out, d] are not formed.
+`fedexp.methods.ma_echo.aggregator` gives the formulas. W is the fused matrix of the
+layer, W_i is client i's matrix, and V_i is the matrix that follows W_i in the
+iteration. All have shape (out, d). The projection is ``P_i = K_i K_i^T``, where the
+factor K_i of shape (d, r_i) has few columns. s is the factor of P_i.
 
-Let K [d, r] be all factors side by side, with r = sum_i r_i. An iteration takes three
-kinds of products: one with K^T ([out, r] x [r, d]), one of W with K ([out, d] x [d,
-r]), and one with an r_i x r_i matrix per client. If rows are normalised, the V_i are
-stored.
+If the rows of V_i's step are not normalised, every V_i can be written as
+``g W_i + U - A_i K_i^T``. The scalar g and the matrix U are the same for all clients.
+An iteration then updates only g, U and the A_i of shape (out, r_i), and the V_i are not
+formed. If rows are normalised, the V_i are stored.
+
+Let K of shape (d, r) contain all factors side by side, with r = sum_i r_i. Without
+normalised rows, an iteration takes three kinds of matrix products: an (out, r) matrix
+times K^T, W times K, and for each client an (out, r_i) matrix times an r_i x r_i
+matrix.
 """
 
 from __future__ import annotations
@@ -21,18 +26,20 @@ from torch import Tensor
 
 from fedexp.matching.simplex_qp import capped_simplex_qp
 
-_SMALLEST_NORM = 1e-12  # added to norms, because the norm of a row that does not move is 0
+_SMALLEST_NORM = 1e-12  # added to norms, because a row of zeros has norm 0
 
 
 @dataclass(frozen=True)
 class LayerRule:
-    """The iteration of one layer, with the symbols of `MAEcho`.
+    """The options of the iteration of one layer.
+
+    The formulas are in `fedexp.methods.ma_echo.aggregator`.
 
     Args:
-        eta: Factor eta of W's step.
-        step: Factor of V_i's step.
+        eta: Factor eta of the step of W.
+        step: Factor of the step of V_i.
         shrinkage: Factor s of P_i.
-        anchored: Whether V_i is anchored at W_i (Eq. 11).
+        anchored: Whether V_i is computed from W_i (Eq. 11) instead of the previous V_i.
         norm: Whether the rows of V_i's step are normalised.
         C: Upper bound of the weights a_i in the quadratic program. None: a_i = 1 / N.
     """
@@ -46,13 +53,13 @@ class LayerRule:
 
 
 class NullSpace:
-    """W and all V_i of one layer.
+    """The fused matrix W and the clients' matrices V_i of one layer.
 
     Args:
-        local: W_i, each of shape (out, d).
-        factors: K_i, each of shape (d, r_i).
+        local: The clients' trained matrices W_i, each of shape (out, d).
+        factors: The factors K_i of the projections, each of shape (d, r_i).
         start: W before the first iteration, of shape (out, d).
-        rule: The iteration.
+        rule: The options of the iteration.
     """
 
     def __init__(
@@ -70,7 +77,7 @@ class NullSpace:
             self._KK = (self._K.T @ self._K).double()
             clients = torch.arange(len(factors), device=start.device)
             owners = clients.repeat_interleave(torch.tensor(self._widths, device=start.device))
-            # (r, N), 1 if a column of K belongs to a client and 0 otherwise
+            # Shape (r, N). An entry is 1 if the column of K belongs to the client.
             self._owner = (owners[:, None] == clients).double()
 
         if rule.norm:
@@ -116,7 +123,11 @@ class NullSpace:
             torch.mm(V, K, out=self._of(self._VK)[i])
 
     def _weights(self, B: Tensor) -> float | Tensor:
-        """Return a_i: 1 / N, or a tensor (r,) with a_i for each column of K_i."""
+        """Return the clients' weights a_i.
+
+        The result is 1 / N if all weights are equal. Otherwise it is a tensor (r,),
+        which repeats a_i for each column of K_i.
+        """
         N = len(self._widths)
         if self._rule.C is None:
             return 1 / N
@@ -124,13 +135,17 @@ class NullSpace:
         return a.repeat_interleave(torch.tensor(self._widths, device=a.device))
 
     def _descents(self, B: Tensor) -> Tensor:
-        """Compute all inner products <R_i P_i, R_j P_j>, of shape (N, N).
+        """Compute the inner products <R_i P_i, R_j P_j> for all clients i and j.
 
-        If the factors together have at most d columns, the matrices R_i P_i (out, d)
-        are not formed.
+        `B` contains the matrices R_i K_i side by side, with R_i = W - V_i. If all
+        factors together have at most d columns, the matrices R_i P_i (out, d) are not
+        formed.
+
+        Returns:
+            Inner products of shape (N, N).
         """
         if self._is_narrow:
-            # Each block of these products sums to one of the N x N entries
+            # The block of rows of client i and columns of client j sums to entry (i, j)
             products = (B.T @ B).double() * self._KK
             return self._owner.T @ products @ self._owner
         stacked = torch.stack(

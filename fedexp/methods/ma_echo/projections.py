@@ -1,14 +1,15 @@
-"""Projections onto the inputs of each layer: P = K K^T, close to a projector.
+"""Projections ``P = K K^T`` onto the inputs of each layer.
 
 Reference: MA-Echo, Su et al. 2023, Section 4.
 
-Q = I - P projects onto the null space of a layer's inputs. A change of the layer's
-weights in this space does not change the model's outputs on the client's data. d is the
-number of a layer's inputs. A bias counts as one more input, the constant 1.
+A layer has d inputs. A bias counts as one more input, the constant 1. P (d x d) is
+close to the projection onto the space of the inputs that occur in the client's data.
+``Q = I - P`` is then close to the projection onto the null space. A change of the
+layer's weights in the null space does not change the model's outputs on these data.
 
-The client sends K, never P [d, d]. The recursion with at most d / 2 rank-one updates
-computes K directly, one column per update. With more updates it computes Q [d, d], and
-P = I - Q is factored at the end.
+The client sends the factor K, never P. By default a recursion of rank-one updates is
+used. With at most d / 2 updates it computes K directly, one column per update. With
+more updates it computes Q, and P = I - Q is factored at the end.
 
 Communication: up, one K per layer.
 """
@@ -35,21 +36,24 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
 _BATCHES_AT_ONCE = 16
-_NEGLIGIBLE = 1e-9  # bound of eigenvalues of P that come from rounding
+_NEGLIGIBLE = 1e-9  # eigenvalues of P up to this bound come from rounding
 
 
 @dataclass(frozen=True)
 class Projections(Probe):
-    """The probe that computes the factors K of a model, by names of layer weights.
+    """The probe that computes the factor K of each layer at a client.
+
+    The result is a tree of factors, whose keys are the names of the layers' weights.
 
     Args:
         layers: Names of the weights of the layers whose factors are computed.
-        variant: ``recursion`` (the released code: one pass in batches, with a damped
-            rank-one update for every batch mean) or ``exact`` (the paper's closed form
-            ``X^T (X X^T + z I)^-1 X`` over all inputs).
-        damping: Factor of every rank-one update, in (0, 1]. With 1 the recursion is the
-            closed form of the batch means.
-        alpha: Parameter alpha of the recursion in linear layers.
+        variant: ``recursion`` (the released code: one pass over the data in batches,
+            with a damped rank-one update for every batch mean) or ``exact`` (the
+            paper's closed form ``P = X^T (X X^T + z I)^-1 X``, where the rows of X are
+            all inputs of the layer).
+        damping: Factor of every rank-one update, in (0, 1]. With 1 the recursion gives
+            the closed form for the batch means as rows of X.
+        alpha: Parameter alpha of the recursion (`_Recursion`) in linear layers.
         alpha_conv: Parameter alpha of the recursion in convolutions.
         z: Parameter z of the closed form.
         batch_size: Number of samples per batch of the pass.
@@ -106,7 +110,10 @@ class Projections(Probe):
     def _inputs(
         self, net: Net, weights: Weights, task: Task, samples: Samples, order: Tensor
     ) -> Iterator[dict[Layer, Tensor]]:
-        """Yield the inputs [b, ...] of `layers`, several whole batches at a time."""
+        """Yield the inputs (n, ...) of `layers` for n samples at a time.
+
+        The n samples are 16 batches. There may be fewer samples at the end.
+        """
         chunk, layers = self.batch_size * _BATCHES_AT_ONCE, layers_in(net)
         for start in range(0, len(order), chunk):
             part = order[start : start + chunk]
@@ -130,8 +137,8 @@ class Projections(Probe):
 def _windows(layer: Layer, mean_map: Tensor) -> Tensor:
     """Return the patches of one feature map that the released code uses.
 
-    These patches have stride 2 and no padding. A map that is smaller than the kernel
-    has no such patch, and is padded as the layer pads it.
+    The patches have the size of the kernel (kh, kw), stride 2 and no padding. Only a
+    map that is smaller than the kernel gets the padding of the layer.
 
     Returns:
         Patches of shape (windows, channels * kh * kw).
@@ -146,7 +153,8 @@ def _patches(layer: Layer, x: Tensor) -> Tensor:
     """Return the patches that the convolution multiplies with its weights.
 
     Returns:
-        Patches of shape (b, windows, channels * kh * kw).
+        Patches of shape (b, windows, channels * kh * kw), for a kernel of size (kh,
+        kw).
     """
     return F.unfold(x, layer.kernel, layer.dilation, layer.padding, layer.stride).transpose(1, 2)
 
@@ -157,9 +165,10 @@ def _with_one(layer: Layer, rows: Tensor) -> Tensor:
 
 
 class _Gram:
-    """The closed form of P, computed from the d x d Gram matrix.
+    """The closed form of P, computed from the d x d Gram matrix X^T X.
 
-    ``P = X^T (X X^T + z I)^-1 X = (X^T X + z I)^-1 X^T X``
+    ``P = X^T (X X^T + z I)^-1 X = (X^T X + z I)^-1 X^T X``. The rows of X are the
+    layer's inputs, and z > 0 is a regularisation.
     """
 
     def __init__(self, d: int, z: float, device: torch.device) -> None:
@@ -180,10 +189,11 @@ class _Gram:
 
 @dataclass(eq=False)
 class _Recursion(ABC):
-    """The recursion of Q = I - P, with one update for every batch mean r.
+    """The recursion that computes ``Q = I - P`` from the batch means of the inputs.
 
-    The update is ``Q <- Q - damping k k^T / (alpha + r^T k)`` with ``k = Q r``. For
-    convolutions there is one update for every patch r of the batch's mean map.
+    Q starts at I. Every batch mean r causes one update, ``k = Q r`` and
+    ``Q <- Q - damping k k^T / (alpha + r^T k)``. In convolutions, the feature maps are
+    averaged over the batch, and every patch r of the mean map causes one update.
     """
 
     d: int
@@ -243,7 +253,10 @@ class _Dense(_Recursion):
 
 
 def _truncated(K: Tensor, rank: int | None) -> Tensor:
-    """Return the factor of the `rank` largest eigenpairs of K K^T. None: K itself."""
+    """Reduce K to the `rank` largest eigenpairs of K K^T.
+
+    If `rank` is None, return K itself.
+    """
     if rank is None or rank >= min(K.shape):
         return K
     U, sigma, _ = torch.linalg.svd(K, full_matrices=False)
@@ -252,9 +265,9 @@ def _truncated(K: Tensor, rank: int | None) -> Tensor:
 
 
 def full_size(d: int, rank: int | None) -> int:
-    """Return the size of the projection of a layer with d inputs, as in Table 6.
+    """Return the size of a layer's projection as Table 6 of the paper counts it.
 
-    The size is d times the number of eigenpairs that are used. A factor K with fewer
-    columns is sent as it is, and its size is smaller than this number.
+    The size is d times the number of eigenpairs, for a layer with d inputs. The factor
+    K that is sent may have fewer columns and be smaller.
     """
     return d * min(d, rank or d)
