@@ -526,7 +526,7 @@ def _warnings(
 def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield a warning if runs of one row were made by different versions of fedexp.
 
-    Results of version 0.1 do not name their version.
+    Version 0.1 did not store its number, so a result without a version is from 0.1.
     """
     rows = grouped((_row_text(run) or "all", run.fedexp_version or "0.1") for run in done)
     mixed = [

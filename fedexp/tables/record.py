@@ -361,8 +361,8 @@ def _last_10(
 ) -> tuple[float, ...]:
     """Return the values of the last ten rounds.
 
-    The result is empty if the table does not pool rounds, if the column has its own
-    `value`, or if older code made the run's result.
+    The result is empty if the table does not pool rounds, or if the column has its own
+    `value`. It is also empty if older code made the run's result.
     """
     if table.headline.pooled_rounds is None or table.columns[planned.method].value is not None:
         return ()

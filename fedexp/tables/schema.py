@@ -560,8 +560,8 @@ class Table:
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     """Return whether a cell fits `where`.
 
-    A cell fits if, for every key of `where`, the cell's value of this key is the value
-    in `where`, or is one of the values in a list.
+    A cell fits if it has an accepted value for every key of `where`. A list in `where`
+    contains several accepted values.
     """
     cell = {**conditions, "method": method}
     return all(

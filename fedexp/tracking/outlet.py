@@ -1,8 +1,9 @@
 """Output streams whose failure does not end a run.
 
-The reader of the output may end (``| head``), or the stream may be closed from the
-start (``>&-``). The results of a run are files, so they do not need the output. The run
-therefore goes on silently, and its exit code does not change.
+Writing to a stream fails if the program that reads it has ended (``| head``), or if the
+stream is closed from the start (``>&-``). The results of a run are files, so they do
+not need the output. The run therefore goes on silently, and its exit code does not
+change.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def visible(text: str) -> str:
 
 
 def lasting_output() -> _WrappedStreams:
-    """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
+    """Return a context in which ``sys.stdout`` and ``sys.stderr`` do not fail.
 
-    After a failed write to a stream, later output to it is dropped. Characters that are
-    not in a stream's encoding are written as escapes. Several contexts may be nested,
-    or overlap in threads. The streams are restored when the last context ends.
+    After a failed write to a stream, later output to this stream is dropped. Characters
+    that are not in a stream's encoding are written as escapes. Several contexts may be
+    nested, or overlap in threads. The streams are restored when the last context ends.
     """
     return _STREAMS
 

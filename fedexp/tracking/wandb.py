@@ -94,7 +94,8 @@ class Wandb(Logger):
                 self._run = self._start(wandb, run)
             except BaseException:
                 if _is_last_run():
-                    wandb.teardown()  # wandb still holds the run that did not start
+                    # Otherwise W&B would keep the run that did not start.
+                    wandb.teardown()
                 raise
 
         self._folder = run.folder
@@ -201,7 +202,8 @@ class Wandb(Logger):
                 if self.strict or not _is_last_run():
                     raise
 
-                # wandb still holds the run that did not start, under the same id.
+                # Otherwise W&B would keep the run that did not start. The offline run
+                # has the same id.
                 wandb.teardown()
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 if run.group is not None:

@@ -39,14 +39,14 @@ _TOO_LONG = 1e7
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: all cells under the same conditions, in report order."""
+    """A row of the table: all cells with the same conditions, in the report's order."""
 
     conditions: dict[str, Value]
     cells: tuple[Cell, ...]
     agreement: Agreement | None
 
     def cells_of(self, method: str) -> tuple[Cell, ...]:
-        """Return the cells of a column, none if the table has a gap there."""
+        """Return the cells of a column, empty if this row has no cell in it."""
         return tuple(cell for cell in self.cells if cell.method == method)
 
 
