@@ -1,7 +1,7 @@
 """Tests of the paper's claims on our runs and on the paper's own numbers.
 
-A claim is tested in each row of the table. Most tests compare two columns (methods).
-They use the differences between runs that have the same seed.
+A claim is tested row by row, in the rows that it is about. Most tests compare two
+columns (methods). They use the differences between runs that have the same seed.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def _objection(claim: Claim, table: Table, variant: Variant) -> str:
     """Return why a smaller variant cannot decide a claim, empty if it can.
 
     The smoke variant cannot decide any claim. The reduced variant can decide a claim
-    about an order (which number is better), but not about an amount or a cost. It must
-    have all rows that the claim has in the full variant, with the same data sets. It
-    may have further rows.
+    about an order (which number is better), but not about an amount, a cost or the time
+    to a target. It must have all rows that the claim has in the full variant, with the
+    same data sets. It may have further rows, even if the full variant has none.
     """
     if variant == "smoke":
         return "a smoke run only shows that the pipeline works"
@@ -265,8 +265,8 @@ class _Group:
     """A group of rows on which a test of a claim is decided.
 
     A group has one row, unless the claim is about a trend. For a trend, the group has
-    several rows that differ only in the conditions `Claim.along`. They are in ascending
-    order of the first of these conditions.
+    several rows that differ only in the conditions `Claim.along`. They are in the order
+    of the first of these conditions: numbers ascend, and texts keep the table's order.
 
     Args:
         conditions: Conditions that all rows of the group share.

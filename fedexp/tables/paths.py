@@ -20,9 +20,9 @@ _MEASURED = (
     "last_10",
     "oracle",
 )
-# Keys of result.json whose values are mappings with keys that are known only after the
-# run. There are two exceptions, which are checked before the run: the keys in `_KEYS`,
-# and the metrics of test and validation data.
+# Keys of result.json below which names are known only after the run. Two kinds of names
+# are known, and are checked, before the run: those in `_KEYS`, and metrics of test and
+# validation data.
 _FREE = (
     "headline",
     "metrics",

@@ -328,14 +328,14 @@ class Claim:
         test: One of four tests. ``above``: `a` is better than `b`, or than the number
             `than`, by more than `by`. ``within``: `a` and `b` differ by less than `x`.
             ``trend``: `a` gets better (``up``) or worse (``down``) with every step from
-            one value of the condition `along` to the next. ``sooner``: the curve of `a`
-            reaches the target before the curve of `b`.
+            one value of the condition `along` to the next, except for `slack`.
+            ``sooner``: the curve of `a` reaches the target before the curve of `b`.
         a: Columns. The claim must hold for all of them. If `any_of` is ``a``, one of
             them is enough.
         b: Columns that `a` is compared with. The claim must hold against all of them.
             If `any_of` is ``b``, one of them is enough.
-        any_of: ``a`` or ``b`` if the claim must hold for only one column of `a` or `b`.
-            None: it must hold for every pair of a column of `a` and a column of `b`.
+        any_of: ``a`` or ``b`` if one of these columns is enough. None: the claim must
+            hold for all columns of both.
         than: Number in the table's unit that replaces `b`.
         by: For ``above``, the margin. `a` must be better by more than this margin.
         x: For ``within``, the bound of the difference.

@@ -71,8 +71,8 @@ class Feed:
         """End logging.
 
         The method waits at most ``logger.timeout`` seconds for the queued calls. If the
-        logger is then abandoned (`Logger.abandon`), it waits a few more seconds. It
-        never raises an error, because the run has already ended.
+        logger is then abandoned (`Logger.abandon`), the method may wait a few more
+        seconds. It never raises an error, because the run has already ended.
 
         Args:
             status: ``done``, ``failed`` or ``interrupted``.

@@ -179,7 +179,8 @@ def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bo
     """Return whether numbers of a report are drawn on a logarithmic axis.
 
     They are if they are positive and span more than a number of decades. Percentages
-    are always on a linear axis, because readers compare their differences.
+    are always on a linear axis, because readers compare their differences, not their
+    ratios.
     """
     return report.unit != "percent" and spans_decades(values, decades)
 

@@ -2,8 +2,8 @@
 
 A key is a condition that identifies a row of the table, such as the number of clients.
 If the values of the last key are numbers, this key is the horizontal axis. Otherwise
-the picture shows row by row. Each picture has the paper's numbers and ours. A block is
-a group of rows that differ only in the last key.
+the rows are drawn below each other. Each picture has the paper's numbers and ours. A
+block is a group of rows that differ only in the last key.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     styles = _styles(report)
 
     for at, (method, style) in enumerate(styles):
-        # The markers of each method are moved sideways by another distance. Methods
-        # with equal numbers then both stay visible.
+        # The markers of each method are moved sideways by a different distance, so that
+        # methods with equal numbers stay visible.
         apart = len(styles) > 1 and len(xs) <= _TICKED
         points = _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if apart else 0.0
         inches = ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]

@@ -195,13 +195,7 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
 
 def _width(table: Table, out: Console, *, wrapped: bool) -> int:
-    """Return the width that a table needs if lines may be broken, or if they may not.
-
-    Args:
-        table: The table.
-        out: Console on which the table is printed.
-        wrapped: Whether lines may be broken.
-    """
+    """Return the width that a table needs. `wrapped`: whether lines may be broken."""
     needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
     return needed.minimum if wrapped else needed.maximum
 

@@ -1,8 +1,8 @@
 """A table's report as a W&B run, in the same W&B group as the runs of its cells.
 
-The summary of the W&B run has counts of claims and verdicts. The history of the W&B run
-has the comparison and the claims as W&B Tables, and the pictures. The artifact of the
-W&B run has the report's files.
+The summary of this W&B run has counts of claims and verdicts. Its history has the
+comparison and the claims as W&B Tables, and the pictures. Its artifact has the report's
+files.
 """
 
 from __future__ import annotations
