@@ -1,6 +1,7 @@
-"""The report of a table, built from the record of its runs.
+"""Functions that build the report of a table from the record of its runs.
 
-The report has numbers, verdicts, claims and warnings.
+The record contains the results of the runs (`fedexp.tables.record`). The report
+compares them with the paper. It has numbers, verdicts, claims and warnings.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _SHOWN = 6
 
 
 def build_report(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> Report:
-    """Build the report of cells from their recorded runs."""
+    """Build the report of a table's cells from the recorded runs of these cells.
+
+    A cell is one column (a method) in one row of the table.
+    """
     smaller = table.smaller(record.variant)
     blamed = [override for override in record.extra if _alters(override, table)]
     made = [
@@ -91,7 +95,8 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
         folder: Folder of the record.
 
     Returns:
-        The record with the pooled conditions of its runs, and the report.
+        The record and the report. Each run in the returned record also has its pooled
+            conditions, which are those that do not identify its row (`placed`).
     """
     cells = planned_cells(
         table, record.variant, only=record.only, seeds=record.seeds, extra=record.extra
@@ -104,8 +109,9 @@ def report_of_record(table: Table, record: TableRecord, folder: Path) -> tuple[T
 def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) -> bool:
     """Return whether a report lacks runs of its variant, or contains other runs.
 
-    The result is True if the user asked for only some cells, for other seeds or for
-    other overrides. It is also True if some runs have no number.
+    The variant of the table declares cells, seeds and overrides. The result is True if
+    the user asked for only some of these cells, for other seeds, or for overrides that
+    may change the runs. It is also True if some runs have no number.
     """
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
@@ -121,14 +127,15 @@ def draw_figures(
     cell_runs: Mapping[tuple[str, ...], CellRun],
     report: Report,
 ) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
-    """Draw the table's own figures from the files of its runs.
+    """Draw the figures in `Table.drawings` from the files of the table's runs.
 
-    Each figure names the report's variant.
+    A note below each figure names the variant of the report.
 
     Returns:
         The pictures, and one reason for every figure that could not be drawn.
     """
-    # One run may measure all points of a grid, so each run is drawn once.
+    # One run may measure all points of a hyper-parameter grid. The jobs of these points
+    # then have the same overrides. Only one of them is taken, so the run is drawn once.
     runs = [
         DrawnRun(
             {**planned.conditions, **job.pooled},
@@ -176,8 +183,9 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
 
     Args:
         report: The report.
-        drawings: Pictures of `draw_figures`.
-        missed: Reasons why figures could not be drawn, which become warnings.
+        drawings: Pictures of the table's figures.
+        missed: Reasons why other figures could not be drawn. They become warnings of
+            the report.
     """
     if layout.has_reference(report) or not drawings:
         drawings += number_pictures.pictures(report)
@@ -185,7 +193,11 @@ def with_pictures(report: Report, drawings: tuple[Picture, ...], missed: Sequenc
 
 
 def _alters(override: str, table: Table) -> bool:
-    """Return whether an override of the user may make runs differ from the table's."""
+    """Return whether an override of the user may make runs differ from the table's.
+
+    It may not if the table leaves its key to the user (`Table.given`), or if the key
+    does not affect the numbers of a run.
+    """
     key = key_of(override)
     return key not in table.given and not any(
         f"{key}.".startswith(f"{own}.") for own in NON_SCIENTIFIC
@@ -203,8 +215,8 @@ def _judged_cell(
     best, incomplete = _best(column.grid, runs)
     done = [run for run in best if run.value is not None]
     last_10 = tuple(run.last_10 for run in done)
-    # No values are pooled if only some runs have values of the last ten rounds.
-    # Otherwise the pooled mean would be over fewer runs than the mean of the cell.
+    # Values of the last ten rounds are pooled only if all runs have them. Otherwise the
+    # pooled mean would be over fewer runs than the mean of the cell.
     cell = Cell(
         conditions=dict(planned.conditions),
         method=planned.method,
@@ -260,8 +272,10 @@ def _origin(table: Table, record: TableRecord, run: RunRecord) -> Origin:
 def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
     """Select, for each split seed, the run at the best point of the grid.
 
-    NaN (a run that diverged) is the worst number. If numbers are equal, the first point
-    is selected.
+    A point is one of the values that are tried for a hyper-parameter. The split seed is
+    a text with the seed of a run and its conditions that do not identify a row. NaN (a
+    run that diverged) is the worst number. If numbers are equal, the first point is
+    selected.
 
     Returns:
         The selected runs, and a message. The message names the split seeds that were
@@ -273,7 +287,7 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
 
     def score(run: RunRecord) -> float:
         value = run.value if grid.by is None else run.criterion
-        # Runs without a value have been skipped.
+        # This function is called only if all runs of the split seed have a value.
         assert value is not None
         return -math.inf if math.isnan(value) else value if grid.best == "highest" else -value
 
@@ -291,10 +305,10 @@ def _best(grid: Grid | None, runs: Sequence[RunRecord]) -> tuple[list[RunRecord]
 
 
 def _with_verdict(cell: Cell, table: Table, objection: str) -> Cell:
-    """Judge a cell.
+    """Return a cell with the verdict on its numbers.
 
     Args:
-        cell: The cell.
+        cell: The cell without a verdict.
         table: Its table.
         objection: Reason why the runs cannot be compared with the paper's number, empty
             if they can.
@@ -351,10 +365,11 @@ def _agreement(cells: Sequence[Cell], tie: float) -> Iterable[Agreement]:
 def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
     """Yield each column's mean difference from the numbers that the paper prints.
 
-    Columns without printed numbers are left out.
+    The rows of a column count if the paper prints a number and our runs can be compared
+    with it. The differences are averaged over these rows for each seed, then over
+    seeds. A seed counts only if it occurs in all of these rows.
 
-    Differences are averaged over rows for each seed, then over seeds. A seed counts
-    only if all rows have it.
+    A column is left out if it has no such row or seed, or if a number is not finite.
     """
     unfit = ("not comparable", "not run")
     for column in table.methods:
@@ -373,9 +388,9 @@ def _summaries(table: Table, cells: Sequence[Cell]) -> Iterable[Summary]:
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
-    """Return the difference from the paper's number by seed.
+    """Return our number minus the paper's number, by seed.
 
-    If runs of one seed are pooled in the cell, their mean is used.
+    If the cell has several runs with one seed, the mean of their numbers is used.
     """
     assert cell.paper is not None
     values = grouped(zip(cell.seeds, cell.values, strict=True))
@@ -385,8 +400,8 @@ def _by_seed(cell: Cell) -> dict[int, float]:
 def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
     """Yield the paper's cells for which we have no number, then `Table.omits`.
 
-    If every cell of a method is missing, these cells are listed as one item. So are the
-    cells with one value of a condition.
+    If all cells of a method are missing, they are listed as one item. If all cells with
+    one value of a condition are missing, they are listed as one item, too.
     """
     there = {(tuple(c.conditions.values()), c.method) for c in cells if c.values}
     keys = ("method", *table.keys)
@@ -416,8 +431,8 @@ def _left_out(table: Table, cells: Sequence[Cell]) -> Iterable[str]:
 def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     """Yield the report's assumptions as (what, why).
 
-    The order is: the table's assumptions, grids with their own `Grid.by`, tolerances,
-    the paper's number of runs.
+    The order is: the table's assumptions, hyper-parameter grids whose best point is
+    chosen by a number of its own (`Grid.by`), tolerances, the paper's number of runs.
     """
     yield from ((a.what, a.why) for a in table.assumptions)
 
@@ -511,7 +526,7 @@ def _warnings(
 def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
     """Yield a warning if runs of one row were made by different versions of fedexp.
 
-    Results of version 0.1 do not name their version.
+    Version 0.1 did not store its number, so a result without a version is from 0.1.
     """
     rows = grouped((_row_text(run) or "all", run.fedexp_version or "0.1") for run in done)
     mixed = [
@@ -525,7 +540,7 @@ def _mixed_versions(done: Sequence[RunRecord]) -> Iterable[str]:
 
 
 def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
-    """Yield warnings about different headlines.
+    """Yield warnings if runs measure their main number, the headline, differently.
 
     The headline rule determines which rounds count. It must be the same in all runs of
     a table. The headline metric must be the same in all runs of a method.
@@ -539,7 +554,7 @@ def _mixed_headlines(done: Sequence[RunRecord]) -> Iterable[str]:
 
 
 def _at_chance(made: Sequence[Cell]) -> Iterable[str]:
-    """Yield a warning about numbers of runs that did not learn."""
+    """Yield a warning if some of the numbers come from runs that did not learn."""
     flagged = [cell for cell in made if any(cell.did_not_learn)]
     if flagged:
         count = sum(sum(cell.did_not_learn) for cell in flagged)
@@ -575,7 +590,7 @@ def _few_runs(cells: Sequence[PlannedCell], made: Sequence[Cell]) -> Iterable[st
         yield f"{texts.count(len(partial), 'cell')} with runs missing: {shown}"
 
 
-# Keys of a config that determine the split.
+# Keys of a config that determine the data split.
 _SPLIT_KEYS = re.compile(
     r"(dataset|partition|limit|proxy\.dataset)\..*|proxy\.(source|size)|clients|eval\.held_out"
 )
@@ -584,10 +599,11 @@ _SPLIT_KEYS = re.compile(
 def _mixed_splits(
     done: Sequence[RunRecord], configs: Mapping[str, Mapping[str, Any]]
 ) -> Iterable[str]:
-    """Yield warnings about different data.
+    """Yield warnings if runs that are compared used different data.
 
-    In one row and with one split seed, all methods must see the same split. A data set
-    must have the same fingerprint in all runs.
+    All methods of a row must use the same data split if their runs have the same split
+    seed (seed and pooled conditions). A data set must have the same fingerprint in all
+    runs.
 
     Args:
         done: Runs with a result.
@@ -597,7 +613,8 @@ def _mixed_splits(
     mixed = {row: runs for row, runs in rows.items() if len({run.split for run in runs}) > 1}
     if mixed:
         shown = texts.shortened(list(mixed), _SHOWN, "; ")
-        # Most runs means most columns to compare, so this row shows the reason best.
+        # The row with the most runs has the most columns to compare. It is therefore
+        # most likely to show the setting that differs.
         reason = _split_reason(max(mixed.values(), key=len), configs)
         yield f"Methods of one row and seed saw different data splits: {shown}. {reason}"
 
@@ -615,7 +632,7 @@ def _split_reason(runs: Sequence[RunRecord], configs: Mapping[str, Mapping[str, 
     """Name the settings in which runs with different splits differ.
 
     Args:
-        runs: Runs of one row and split seed.
+        runs: Runs of one row with the same split seed.
         configs: Configs of the runs by their hashes.
     """
     own = {run.method: flat(configs.get(run.config, {})) for run in runs}
@@ -668,9 +685,9 @@ def _facts(cells: Sequence[PlannedCell], done: Sequence[RunRecord]) -> Iterable[
 
 
 def _phases(done: Sequence[RunRecord]) -> list[tuple[str, float]]:
-    """Return the seconds of each phase, summed over runs, the longest phase first.
+    """Return the seconds of each phase, summed over runs.
 
-    Runs that did not record their phases add nothing.
+    The longest phase is first. Runs that did not record their phases are not counted.
     """
     names = dict.fromkeys(name for run in done for name in run.phases)
     sums = {name: sum(run.phases.get(name, 0.0) for run in done) for name in names}

@@ -1,6 +1,10 @@
-"""The jobs of a table: one run for every row, method, seed and grid point.
+"""The jobs of a table, which are the runs that its cells need.
 
-Cells may share runs. Jobs that share most of their computation are next to each other.
+A cell is one column (a method) in one row. It needs one run for every seed and every
+point of its hyper-parameter grid. A condition is a setting of the table, such as the
+number of clients. Some conditions identify a row, and the others are pooled: the runs
+of one cell may differ in them. Cells may share runs. Jobs that share most of their
+computation are launched one after the other.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from fedexp.tables.report.layout import label
 from fedexp.tables.report.report import Value, Variant
 from fedexp.tables.schema import Column, OverrideRule, Table, fits
 
-# Server data of every column of a table with `server_data: reserved`. The methods with
-# server data use the same share, which is that of FedLAW's code.
+# Overrides of every column of a table with `server_data: reserved`. They reserve 2 % of
+# the training data for the server, as in FedLAW's code. The methods with server data
+# use the same share.
 _RESERVED = ("proxy.source=train", "proxy.size=0.02")
 # Keys that determine the samples which the server gets.
 _RESERVING = ("proxy.source", "proxy.size", "proxy.dataset", "limit.proxy", "eval.held_out")
@@ -38,8 +43,9 @@ class Job:
         declared: Overrides of the table, followed by the user's overrides of keys that
             the table leaves to the user.
         overrides: Overrides of the table, followed by all overrides of the user that
-            apply to the cell.
-        point: Point of the column's grid as text, empty without a grid.
+            apply to the cell. The run is started with them.
+        point: Value from the column's hyper-parameter grid as text, empty if the column
+            has no grid.
     """
 
     seed: int
@@ -62,10 +68,11 @@ class PlannedCell:
 
 
 def placeholders(planned: PlannedCell, job: Job) -> dict[str, Value]:
-    """Return the values for the placeholders in the paths of a job's numbers.
+    """Return the values that fill the placeholders in the paths of a job's numbers.
 
-    The numbers are read from the job's result at these paths. Placeholders such as
-    ``{point}`` are filled with the cell's conditions and, in a grid, the point.
+    A path is the place in the job's result at which a number is read. A placeholder
+    such as ``{clients}`` stands for a condition of the cell. ``{point}`` stands for the
+    job's value from the hyper-parameter grid.
     """
     return {**planned.conditions, **({"point": job.point} if job.point else {})}
 
@@ -85,9 +92,10 @@ def planned_cells(
         variant: Variant of the table.
         only: Accepted values by key. A key is a condition or ``method``. None: all
             cells.
-        seeds: Seeds that replace the table's. None: the table's.
-        extra: Overrides of the user, which are applied last. An override of a key in
-            `Table.given` is applied only to the cells that are selected there.
+        seeds: Seeds that replace the table's seeds. None: the table's seeds are used.
+        extra: Overrides of the user, which are applied last. If the key of an override
+            is in `Table.given`, it is applied only to the cells that fit the conditions
+            given there.
 
     Raises:
         ConfigError: The table has no such variant, or no cell fits `only`.
@@ -182,8 +190,8 @@ def launch_order(cells: Sequence[PlannedCell]) -> list[Job]:
 def parse_only(table: Table, clauses: Sequence[str]) -> dict[str, list[Value]]:
     """Parse clauses of the command line such as ``clients=5`` and ``beta=0.01,0.1``.
 
-    ``method=NAME`` selects the column whose key is the name. If there is none, it
-    selects all columns that run the method of this name.
+    ``method=NAME`` selects the column whose key is NAME. If no column has this key, it
+    selects all columns that run the method NAME.
     """
     only: dict[str, list[Value]] = {}
     points = [
@@ -270,7 +278,7 @@ def split_only(table: Table, clauses: Sequence[str]) -> tuple[list[str], list[st
 
 
 def _points(table: Table, variant: Variant) -> Iterator[dict[str, Value]]:
-    """Yield all combinations of the conditions' values, grid by grid, each once."""
+    """Yield every combination of condition values in the variant's grids, each once."""
     smaller = table.smaller(variant)
     seen = set()
     for grid in (smaller and smaller.grids) or table.grids:

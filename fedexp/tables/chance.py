@@ -1,4 +1,4 @@
-"""Runs whose accuracy is at chance level.
+"""Detection of runs whose accuracy is at chance level.
 
 Such a run has not learned. Its number still counts in every mean and test.
 """
@@ -16,9 +16,9 @@ from fedexp.tables.record import RunRecord
 from fedexp.tables.report.configs import flat
 from fedexp.tables.schema import Column, Table
 
-# Accuracy of the best constant prediction on the test data, by option of `dataset`. The
-# classes have equal sizes in all of these data sets, except that MNIST's differ
-# slightly.
+# Accuracy on the test data if the largest class is always predicted, by option of
+# `dataset`. MNIST's classes differ slightly in size. In the other data sets, all
+# classes have the same size.
 _CHANCE = {
     "mnist": 0.1135,
     "fashion_mnist": 0.1,
@@ -29,7 +29,7 @@ _CHANCE = {
 # An accuracy counts as at chance level if it is at most (1 + margin) times the chance
 # level.
 _MARGIN = 0.1
-# Paths of numbers that are accuracies of a trained model.
+# Matches paths in a result at which the accuracy of a model is stored.
 _ACCURACY = re.compile(r"(best|metrics|per_client|rounds)\..*/acc(\.\d+)?")
 
 
@@ -60,9 +60,10 @@ def is_at_chance(
 
 
 def _is_trained(column: Column, config: Mapping[str, Any]) -> bool:
-    """Return whether the column's model is trained.
+    """Return whether the column's model is trained, and not only merged from others.
 
-    It is trained by the clients over several rounds, by one client, or by the server.
+    A model is trained if the run has several rounds, if it is the local model of one
+    client, or if the server trains it.
     """
     if column.role == "local" or config["rounds"] > 1:
         return True

@@ -86,7 +86,10 @@ def _check_paths(table: Table) -> None:
 
 
 def _check_point_grid(table: Table, column: Column) -> None:
-    """Check the placeholders of a column's grid, and refuse a grid that is unusable."""
+    """Check the placeholders of a column's hyper-parameter grid.
+
+    A grid that cannot be used is refused.
+    """
     grid, where = column.grid, f"methods.{column.key}.grid"
     if grid is None:
         return
@@ -100,7 +103,7 @@ def _check_point_grid(table: Table, column: Column) -> None:
 
 
 def _point_grid_problem(table: Table, column: Column) -> str:
-    """Return why a column's grid cannot be used, empty if it can."""
+    """Return why a column's grid cannot be used. The text is empty if it can."""
     grid = column.grid
     assert grid is not None
     value = table.value_path(column)
@@ -149,7 +152,7 @@ def _check_claim(table: Table, claim: Claim) -> None:
 
 
 def _check_reference(table: Table) -> None:
-    """Check the rows of the paper's numbers."""
+    """Check the names of columns and conditions in the rows of the paper's numbers."""
     for row in table.reference:
         require_known([row.get("method")], table.columns, "reference")
         require_known(row, [*table.keys, "method", "value", "sd"], "reference")

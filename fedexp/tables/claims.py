@@ -1,6 +1,7 @@
 """Tests of the paper's claims on our runs and on the paper's own numbers.
 
-The tests use differences paired by seed, row by row.
+A claim is tested row by row, in the rows that it is about. Most tests compare two
+columns (methods). They use the differences between runs that have the same seed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from fedexp.tables.verdicts import LEVEL
 RowKey = tuple[Value, ...]
 # Points (iteration or round, value), in ascending order of iterations or rounds.
 Curve = Sequence[tuple[float, float]]
-# Curves by row, column, split seed and the claim's `curve`.
+# Curves by row, column, split seed and the claim's `curve`. The split seed is a text
+# with the seed of a run and its conditions that do not identify a row.
 Curves = Mapping[tuple[RowKey, str, str, str], Curve]
-# States of a claim by the answer of its rows: yes, no or undecided.
+# States of a claim, by the common answer of its rows (yes, no or undecided).
 _FULL: Mapping[RowState, ClaimState] = {
     "yes": "supported",
     "no": "contradicted",
@@ -43,7 +45,8 @@ _REDUCED: Mapping[RowState, ClaimState] = {
     "no": "not supported in reduced form",
     "undecided": "undecided",
 }
-# Starts of the paths of costs: seconds, or the number of rounds to a target.
+# A number is a cost if its path in the result begins with one of these texts. Costs are
+# seconds and numbers of rounds until a target is reached.
 _COSTS = ("seconds.", "rounds_to.")
 
 
@@ -55,7 +58,7 @@ class Numbers:
         ours: Numbers of our runs by split seed, for each row and column.
         printed: The paper's numbers by row and column. They are the same for every
             variant of our runs.
-        curves: Curves of the claims that need them.
+        curves: Curves of our runs, for claims that compare curves.
     """
 
     ours: Mapping[tuple[RowKey, str], Mapping[str, float]]
@@ -71,7 +74,7 @@ class Numbers:
         Args:
             table: The table of the cells.
             cells: The cells.
-            curves: Curves of the claims that need them.
+            curves: Curves of our runs, for claims that compare curves.
             learned: Whether runs at chance level are left out.
         """
         ours: dict[tuple[RowKey, str], dict[str, float]] = {}
@@ -104,7 +107,7 @@ def decide_claims(
         table: The table.
         variant: Variant of the runs.
         cells: Cells of the report.
-        curves: Curves of the claims that need them.
+        curves: Curves of our runs, for claims that compare curves.
         objection: Reason why the runs cannot decide a claim, empty if they can.
     """
     numbers = Numbers.of(table, cells, curves)
@@ -188,9 +191,10 @@ def _scope(table: Table, variant: Variant) -> str:
 def _objection(claim: Claim, table: Table, variant: Variant) -> str:
     """Return why a smaller variant cannot decide a claim, empty if it can.
 
-    The reduced variant can decide a claim about an order if it has all rows that the
-    claim has in the full variant, with the same data sets. It can also decide a claim
-    about rows that the full variant does not have.
+    The smoke variant cannot decide any claim. The reduced variant can decide a claim
+    about an order (which number is better), but not about an amount, a cost or the time
+    to a target. It must have all rows that the claim has in the full variant, with the
+    same data sets. It may have further rows, even if the full variant has none.
     """
     if variant == "smoke":
         return "a smoke run only shows that the pipeline works"
@@ -232,7 +236,10 @@ def _datasets(
 
 
 def _superseded(claim: Claim, table: Table, variant: Variant) -> str:
-    """Return why the runs of a claim are superseded, empty if they are not."""
+    """Return why the settings of a claim's runs are superseded, empty if they are not.
+
+    Superseded settings do not test what the paper claims (`Superseded`).
+    """
     smaller = table.smaller(variant)
     note = None if smaller is None else smaller.superseded
     if note is None or (note.methods and not {*claim.a, *claim.b} & {*note.methods}):
@@ -255,10 +262,15 @@ def _claim_rows(
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows that are decided together.
+    """A group of rows on which a test of a claim is decided.
 
-    This is one row. For a trend, it is several rows that differ only in `Claim.along`,
-    in their order.
+    A group has one row, unless the claim is about a trend. For a trend, the group has
+    several rows that differ only in the conditions `Claim.along`. They are in the order
+    of the first of these conditions: numbers ascend, and texts keep the table's order.
+
+    Args:
+        conditions: Conditions that all rows of the group share.
+        places: Keys of the rows.
     """
 
     conditions: dict[str, Value]
@@ -268,7 +280,8 @@ class _Group:
 def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
     """Return the groups of a variant's rows on which a claim is decided.
 
-    Their rows are those that the claim is about and that have all columns of the claim.
+    A row is in a group if the claim is about it, and if it has all columns of the
+    claim.
     """
     rows = [
         planned.conditions
@@ -301,7 +314,8 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
 def _of_row(where: Where, place: Mapping[str, Value]) -> Where:
     """Return a ``where`` with only ``method`` and the keys that identify a row.
 
-    Runs that differ only in other conditions are pooled in a row.
+    Other conditions cannot select a row, because a row pools the runs that differ only
+    in them.
     """
     return {key: value for key, value in where.items() if key in place or key == "method"}
 
@@ -371,9 +385,9 @@ def _tests(claim: Claim, table: Table, group: _Group, numbers: Numbers) -> list[
 
 
 def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) -> _Test:
-    """Return the test whether column a is better than the number `claim.than`.
+    """Return a test of whether column a is better than the number `claim.than`.
 
-    It must be better by more than `claim.by`.
+    The column must be better by more than `claim.by`.
     """
     assert claim.than is not None
     printed = numbers.printed.get((place, a))
@@ -389,7 +403,10 @@ def _beyond(claim: Claim, numbers: Numbers, place: RowKey, a: str, sign: float) 
 
 
 def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_Test]:
-    """Return one test for every column and every step along the condition."""
+    """Return one test for every column and every step along the claim's condition.
+
+    A step leads from one row of the group to the next row.
+    """
     way = sign if claim.direction == "up" else -sign
     tests = []
     for a in claim.a:
@@ -407,7 +424,7 @@ def _trend(claim: Claim, group: _Group, numbers: Numbers, sign: float) -> list[_
 def _paired(numbers: Numbers, place: RowKey, a: str, other: RowKey, b: str) -> tuple[float, ...]:
     """Return column a in row `place` minus column b in row `other`.
 
-    There is one difference for every split seed that both have.
+    There is one difference for every split seed for which both cells have a number.
     """
     left, right = numbers.ours.get((place, a), {}), numbers.ours.get((other, b), {})
     return tuple(
@@ -469,7 +486,7 @@ def _target(target: Target, a: float, b: float, higher_is_better: bool) -> float
 
 
 def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
-    """Return where the curve first reaches the target, infinity if it never does.
+    """Return the first x at which the curve reaches the target, infinity if none does.
 
     The result is NaN if the target is NaN, which happens if a run diverged.
     """
@@ -486,19 +503,21 @@ def _reached(curve: Curve, target: float, higher_is_better: bool) -> float:
 def _levels(claim: Claim, rows: int) -> tuple[float, float]:
     """Return the significance levels at which a row is decided as yes and as no.
 
-    The claim needs `needed` of its rows. It is supported if that many rows are yes, and
-    contradicted if more than ``rows - needed`` rows are no. `LEVEL` is divided by the
-    number of rows that could decide the claim wrongly (Bonferroni):
+    Of the claim's `rows` rows, `needed` rows must fit the claim. The claim is supported
+    if at least `needed` rows are yes. It is contradicted if more than ``rows - needed``
+    rows are no. `LEVEL` is divided by the number of rows in which one error could
+    decide the claim wrongly (Bonferroni):
 
-    - If the claim is false, at most ``needed - 1`` rows are truly yes. One wrong yes
-      among the other rows could support it. There are at least ``rows - needed + 1`` of
-      them. The level of yes is divided by this number.
-    - If the claim is true, at least `needed` rows are truly yes. One wrong no among
-      these rows could contradict it. The level of no is divided by `needed`.
+    - Level of yes: If the claim is false, at most ``needed - 1`` rows are truly yes,
+      and at least ``rows - needed + 1`` rows are not. One wrong yes among the latter
+      could support the claim. The level of yes is ``LEVEL / (rows - needed + 1)``.
+    - Level of no: If the claim is true, at least `needed` rows are truly yes. One wrong
+      no among these rows could contradict the claim. The level of no is
+      ``LEVEL / needed``.
 
     For example, if the claim needs all rows, the level of no is divided by their
     number. If it needs one row, the level of yes is divided by the number of rows.
-    For "most", each row is decided at `LEVEL`.
+    For "most", no level is divided: each row is decided at `LEVEL`.
     """
     needed = _needed(claim, rows)
     if claim.rows == "most" or not 0 < needed <= rows:
@@ -518,15 +537,17 @@ def decide(
     """Decide whether the mean of paired differences is above 0.
 
     The answer is yes or no if a one-sided bound of Student's t shows it, and undecided
-    otherwise. If a difference is infinite, a sign test replaces the t test. If all
-    differences are equal, the answer is yes for a value above 0 and no otherwise. The
-    answer is undecided for fewer than two differences, and if one of them is NaN (a run
-    that diverged).
+    otherwise. Special cases:
+
+    - Fewer than two differences, or a difference that is NaN because a run diverged:
+      the answer is undecided.
+    - An infinite difference: a sign test replaces the t test.
+    - Equal finite differences: the answer is yes for a value above 0, and no otherwise.
 
     Args:
         differences: The paired differences.
-        yes_level: Level of the bound for yes.
-        no_level: Level of the bound for no.
+        yes_level: Significance level of the bound for yes.
+        no_level: Significance level of the bound for no.
     """
     n = len(differences)
     if n < 2 or any(map(math.isnan, differences)):
@@ -550,10 +571,15 @@ def decide(
 def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float]) -> ClaimRow:
     """Decide a claim in one row.
 
-    All tests must hold. A test holds if one of its alternatives holds. Any alternative
-    can make its test hold, so the level of yes is divided by the number of
-    alternatives. Any test can make the row no, so the level of no is divided by the
-    number of tests.
+    All tests must hold. A test holds if one of its alternatives holds. A single
+    alternative can make its test hold, so the level of yes is divided by the number of
+    alternatives. A single test can make the row no, so the level of no is divided by
+    the number of tests.
+
+    Args:
+        group: The row, or the rows of a trend.
+        tests: Tests of the claim in this row.
+        levels: Significance levels of the row: (yes, no).
     """
     yes_level, no_level = levels
     states: list[RowState] = []
@@ -574,7 +600,7 @@ def _claim_row(group: _Group, tests: Sequence[_Test], levels: tuple[float, float
 
 
 def _middle(differences: Sequence[float]) -> float:
-    """Return the mean, or the lower median if a difference is infinite.
+    """Return the mean of differences, or their lower median if one is infinite.
 
     If a difference is NaN, the result is NaN.
     """
@@ -640,7 +666,7 @@ def _in_favour(rows: Sequence[ClaimRow]) -> str:
 def _printed_state(claim: Claim, rows: Sequence[bool | None]) -> tuple[str, bool]:
     """Count the rows in which the paper's own numbers fit the claim.
 
-    These are the rows of the full variant, even if our runs are of a smaller variant.
+    The rows are those of the full variant, even if our runs are of a smaller variant.
 
     Returns:
         The count as text (empty if the paper prints too few numbers), and whether the

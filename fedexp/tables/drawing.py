@@ -1,6 +1,6 @@
 """The interface of a table's drawings.
 
-A drawing is a figure of the paper, made from the files of the table's runs.
+A drawing reproduces a figure of the paper from the files of the table's runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class DrawnRun:
     """A finished run of the table.
 
     Args:
-        conditions: Conditions of the run's row, and its pooled conditions.
+        conditions: All conditions of the run: those that identify its row, and the
+            others, in which the runs of one cell may differ.
         method: Key of the run's column.
         label: Label of this column.
         seed: Seed of the run.

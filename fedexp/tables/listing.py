@@ -1,4 +1,7 @@
-"""The list of tables: data from their files, and the status of their runs."""
+"""The list of all tables, as ``fedexp-table list`` prints it.
+
+An entry of the list has data from the table's file, and the status of the table's runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from fedexp.tables.schema import Table
 if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
 
-# Keys of a row that need the configs of all runs.
+# Keys of an entry that are known only if the configs of all runs are composed.
 _OF_RUNS = ("cells", "without_method", "runs", "done", "failed", "missing", "seconds")
 _EMPTY: Mapping[str, Any] = {
     "paper": "",
@@ -31,15 +34,15 @@ _EMPTY: Mapping[str, Any] = {
 
 
 def list_table(name: str, root: Path) -> dict[str, Any]:
-    """Return the row of a table without reading its runs.
+    """Return the entry of a table in the list, without reading the table's runs.
 
     Args:
         name: Name of the table.
         root: Folder of the data sets.
 
     Returns:
-        The row. Keys that need the table's runs are None. If the table cannot be read,
-        ``state`` is the error.
+        The entry. Values that need the table's runs are None. If the table cannot be
+        read, ``state`` is the error.
     """
     try:
         return _row_of_file(load_table(name), root)
@@ -48,9 +51,9 @@ def list_table(name: str, root: Path) -> dict[str, Any]:
 
 
 def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the row of a table with the status of its runs.
+    """Return the entry of a table in the list, with the status of the table's runs.
 
-    This composes the config of every run.
+    The config of every run is composed.
 
     Args:
         name: Name of the table.

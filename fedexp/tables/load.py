@@ -1,4 +1,4 @@
-"""Tables by name: their files, and the columns that tuning adds."""
+"""Functions that find and read the file of a table, and add its tuned columns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fedexp.tables.tuning import load_tuning
 def with_tuned(table: Table) -> Table:
     """Add a tuned column for every method that is swept in the table's tuning file.
 
-    The column uses the coefficient that was chosen. If no coefficient has been chosen
-    yet, the column has no runs and shows the reason.
+    In such a sweep, several values of one coefficient of the method are tried. The
+    column uses the value that was chosen. If no value has been chosen yet, the column
+    has no runs and shows the reason.
     """
     if table.tuned is None:
         return table
@@ -54,7 +55,8 @@ def with_tuned(table: Table) -> Table:
 def table_names() -> dict[str, Path]:
     """Return the names ``<paper>/<table>`` of all tables, with their files.
 
-    The files are built into fedexp or are in ``./conf/table``.
+    The files are built into fedexp or are in ``./conf/table``. If both folders have a
+    table of the same name, the file in ``./conf/table`` is used.
     """
     found = {}
     for folder in (conf_dir(), user_conf_dir()):

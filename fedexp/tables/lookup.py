@@ -1,4 +1,7 @@
-"""The runs behind a table's cells, found by the hashes of their configs."""
+"""Functions that find the stored runs of a table's cells, and read their numbers.
+
+A run's folder is found by the hash of its config.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ class CellRun:
         error: Error of a run that failed, in one line.
         altered: Whether the user's overrides change the run. Then it does not count as
             a run of the table.
-        date: Date of the result as YYYY-MM-DD, empty if the run's status has no date.
+        date: Date of the result as YYYY-MM-DD. Empty if there is no result, or if the
+            date is not known.
     """
 
     job: Job
@@ -59,8 +63,8 @@ def find_run(job: Job, *, any_code: bool = False) -> CellRun:
 
     Args:
         job: The job.
-        any_code: Whether to take the newest result of other code if there is no result
-            of the current code.
+        any_code: Whether a result that was made by other code is taken if the current
+            code has not made one. If there are several, the newest one is taken.
     """
     try:
         config = compose(list(job.overrides))
@@ -117,11 +121,11 @@ def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[
 
     Args:
         cells: Cells with their jobs.
-        any_code: Whether to take the newest result of other code if there is no result
-            of the current code.
+        any_code: Whether a result that was made by other code is taken if the current
+            code has not made one. If there are several, the newest one is taken.
     """
     cell_runs: dict[tuple[str, ...], CellRun] = {}
-    # Cells may share runs.
+    # Several cells may need the same job. Its run is looked up once.
     each = {(job.declared, job.overrides): job for cell in cells for job in cell.jobs}
     for job in each.values():
         run = find_run(job, any_code=any_code)
@@ -133,8 +137,9 @@ def find(cells: Sequence[PlannedCell], *, any_code: bool = False) -> dict[tuple[
 def read_value(run: CellRun, path: str) -> float:
     """Read the number at a path in a run's results.
 
-    A path ``trace.<round>.<iteration>.<series>/<metric>`` is read in a traced round.
-    Instead of ``<iteration>``, it may have ``<name>=<number>``. This selects the
+    A path ``trace.<round>.<iteration>.<series>/<metric>`` is read in a traced round,
+    whose iterations are stored in ``trace/<round>.json``. Instead of ``<iteration>``,
+    the path may have ``<name>=<number>``, such as ``lam=0.5``. This selects the
     iteration in which the named value is this number. Every other path is read in
     ``result.json``.
 
@@ -161,7 +166,7 @@ def read_value(run: CellRun, path: str) -> float:
 
 
 def traced(folder: Path, round: object) -> list[dict[str, Any]]:
-    """Read the iterations of a traced round.
+    """Read the iterations of a traced round, one mapping per stored iteration.
 
     Raises:
         ConfigError: The round was not traced, or it was traced by older code.

@@ -11,7 +11,8 @@ from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import target_name
 
-# Parts of a result whose keys are metrics of evaluations.
+# Keys of result.json whose values are mappings from the metrics of evaluations. These
+# metrics are known before the run.
 _MEASURED = (
     "best",
     "mean_last_10",
@@ -19,8 +20,9 @@ _MEASURED = (
     "last_10",
     "oracle",
 )
-# Parts of a result whose keys are known only after the run. Two kinds of keys are known
-# before: those in `_KEYS`, and metrics of test and validation data.
+# Keys of result.json below which names are known only after the run. Two kinds of names
+# are known, and are checked, before the run: those in `_KEYS`, and metrics of test and
+# validation data.
 _FREE = (
     "headline",
     "metrics",
@@ -46,8 +48,8 @@ _KEYS = {"headline": ("value",), "bytes": ("up", "down")}
 def check_path(path: str, experiment: Experiment, where: str) -> None:
     """Refuse a dotted path that no result of an experiment can have.
 
-    `fedexp.tables.lookup.read_value` reads the number at the path. Some names are
-    logged by a method and are known only after its runs. They are accepted.
+    `fedexp.tables.lookup.read_value` later reads the number at the path. Methods may
+    log values whose names are known only after the run. All such names are accepted.
 
     Args:
         path: The path, such as ``metrics.test/global/acc``.

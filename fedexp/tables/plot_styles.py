@@ -1,6 +1,6 @@
 """The plot styles of a paper's methods: ``conf/table/<paper>/_plot_styles.yaml``.
 
-All tables and figures of a paper share them.
+All tables and figures of a paper use the same styles.
 """
 
 from __future__ import annotations

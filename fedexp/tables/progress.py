@@ -1,4 +1,4 @@
-"""The progress of a table's runs on the terminal, for every launcher."""
+"""The progress of a table's runs on the terminal, for every Hydra launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _INTERVAL = 0.5
 
 @dataclass
 class _LaunchedRun:
-    """A launched job: column, folder of the run, and number of earlier attempts."""
+    """A launched job.
+
+    It has the column, the folder of the run, and the number of earlier attempts.
+    """
 
     method: str
     folder: Path
@@ -31,7 +34,7 @@ class _LaunchedRun:
 class ProgressMonitor:
     """A monitor that prints the number of runs that are done, and the remaining time.
 
-    It reads the run folders, so it works for every launcher.
+    It only reads the run folders, so it works for every Hydra launcher.
 
     Args:
         name: Name of the table.
@@ -92,10 +95,10 @@ class ProgressMonitor:
     def seconds_left(self, elapsed: float) -> float:
         """Estimate the remaining seconds at the present pace.
 
-        The estimated cost of a job is the mean over the ended jobs of its column. If no
-        job of its column has ended, it is the mean over all ended jobs. Costs differ
-        between columns, because a row's first column trains the clients, and the other
-        columns reuse them.
+        The estimated cost of a job is the mean over the jobs of its column that are
+        done. If no job of its column is done, it is the mean over all jobs that are
+        done. Costs differ between columns, because the first column of a row trains the
+        clients, and the other columns reuse the trained clients.
 
         Args:
             elapsed: Seconds since the start.

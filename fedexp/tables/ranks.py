@@ -30,7 +30,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Pearson's correlation of the ranks.
+    """Return Spearman's coefficient, which is Pearson's correlation of the ranks.
 
     The result is None if there are fewer than two values, or if all values of `a` or
     all values of `b` are equal.

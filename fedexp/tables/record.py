@@ -1,6 +1,7 @@
-"""The record of a table's runs: the data of a report as plain files.
+"""The record of a table's runs: all data of a report, stored as plain files.
 
-The files outlive the runs. They have one row per run, curves, and resolved configs.
+The files contain one row per run, curves, and resolved configs. A report can be built
+from them after the folders of the runs have been deleted.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from fedexp.tables.report.picture_sizes import sizes_of_png, with_sizes
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
-# Fields of a run that are spread over several columns.
+# Fields of `RunRecord` that are spread over several columns of runs.csv.
 _SPREAD = ("conditions", "pooled", "phases", "parts")
 _SECONDS, _METRIC = "seconds.", "metric."
 _ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
-# Stored names of fields that have another name in runs.csv or record.json.
+# Names in runs.csv and record.json of fields that have another name in the code.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
 _STORED_NAMES = {"variant": "form", "figures": "drawn"}
-# Identifies a run by its row, its column, its split seed and its point of a grid.
+# Identifies a run by its row, its column, its split seed and its point of a grid. A row
+# is identified by some conditions of the table, and the others are pooled. The split
+# seed is a text with the seed and the pooled conditions. A point is a value that is
+# tried for a hyper-parameter.
 RunKey = tuple[RowKey, str, str, str]
 RUNS, CURVES, CONFIGS, ABOUT = "runs.csv", "curves.csv", "configs.json", "record.json"
 
@@ -54,7 +58,7 @@ class RunRecord:
         seed: Seed of the run.
         split_seed: The seed and the pooled conditions as text. Runs that are compared
             with each other have the same text.
-        point: Point of the column's grid, empty without a grid.
+        point: Point of the column's hyper-parameter grid, empty without a grid.
         value: The run's number in the table's unit, or None if there is none. The
             reason is in `error` if it is known.
         criterion: Number by which the best point of the grid is chosen. None: `value`
@@ -69,29 +73,29 @@ class RunRecord:
         other_code: Whether the result was made by code that differs from the current
             code.
         others: Number of results of this run that were made by other code.
-        lossy: Names of the run's data sets that differ from the originals.
+        lossy: Names of the run's data sets whose samples are not exactly those of the
+            papers, for example because they were compressed again.
         commit: Commit of the result.
         code: Hash of the code.
         config: Hash of the config.
         choice: Option of ``method``.
-        metric: Metric of the headline.
-        rule: Rule of the headline.
+        metric: Metric of the headline, which is the main number of a run.
+        rule: Rule of the headline, which tells the rounds that count.
         dataset: Option of ``dataset``.
         data: Fingerprint of the data.
-        split: Hash of the split.
+        split: Hash of the data split.
         seconds: Computing time in seconds.
         gpu: Name of the GPU.
         processor: Model name of the processor.
         threads: Number of torch threads that the run trained with. 0: not recorded.
-        engine: Engine that the run chose, with its stack and kernel. Empty: not
-            recorded.
+        engine: Engine that the run chose, with its options. Empty: not recorded.
         platform: Platform.
         torch: Version of torch.
         fedexp_version: Version of fedexp.
         date: Date of the result.
         pooled: Conditions of the run that do not identify its row.
         phases: Seconds by phase.
-        parts: Metrics of classes and clients.
+        parts: Metrics of single classes, and summaries over clients, by name.
     """
 
     conditions: dict[str, Value]
@@ -143,7 +147,8 @@ _FIELDS = {f.name: str(f.type) for f in fields(RunRecord) if f.name not in _SPRE
 def split_seed_of(job: Job) -> str:
     """Return a job's seed and pooled conditions as text: ``seed=0 beta=0.1``.
 
-    Runs that are compared with each other have the same text.
+    The pooled conditions are those that do not identify a row of the table. Runs that
+    are compared with each other have the same text.
     """
     return " ".join(f"{key}={value}" for key, value in {"seed": job.seed, **job.pooled}.items())
 
@@ -163,8 +168,8 @@ class TableRecord:
         seeds: Seeds that the user asked for. None: the table's.
         extra: Overrides of the user.
         command: Command that was typed.
-        runs: Runs by row, column, split seed and point of a grid.
-        curves: Curves that claims need.
+        runs: Runs by row, column, split seed and point of a grid (see `RunKey`).
+        curves: Curves of runs that claims of the table compare.
         configs: Resolved configs by their hashes. In a record that was read from files,
             the configs are flat, and their keys are dotted paths.
         figures: (name, title) of each picture that was drawn from the runs' own files.
@@ -185,10 +190,9 @@ class TableRecord:
     def runs_of(self, table: Table, planned: PlannedCell) -> list[RunRecord]:
         """Return the runs of a cell without repetition.
 
-        The user's overrides may turn several jobs into one run. It is returned once for
-        each point of the column's grid. A job that the record
-        lacks, such as one that was added to the table later, has the status
-        ``missing``.
+        The user's overrides may turn several jobs into one run. Such a run is returned
+        once for each point of the column's grid. If the record lacks a job, for example
+        because it was added to the table later, its run has the status ``missing``.
         """
         found = [
             self.runs.get(run_key(table, planned, job)) or _missing(planned, job)
@@ -357,8 +361,8 @@ def _last_10(
 ) -> tuple[float, ...]:
     """Return the values of the last ten rounds.
 
-    The result is empty if the table does not pool rounds, if the column has its own
-    `value`, or if older code made the run's result.
+    The result is empty if the table does not pool rounds, or if the column has its own
+    `value`. It is also empty if older code made the run's result.
     """
     if table.headline.pooled_rounds is None or table.columns[planned.method].value is not None:
         return ()
@@ -369,7 +373,7 @@ def _last_10(
 
 
 def _lossy(config: ResolvedConfig) -> str:
-    """Return the names of data sets that differ from the originals."""
+    """Return the names of data sets whose samples differ from those of the papers."""
     nodes = {
         "dataset": config["dataset"],
         "proxy.dataset": config.values.get("proxy", {}).get("dataset"),
@@ -397,7 +401,8 @@ def _curve(run: CellRun, name: str, axis: str) -> Curve:
 def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> TableRecord:
     """Add the pooled conditions of the jobs to the runs of a record.
 
-    A record that was read from files lacks these conditions.
+    Pooled conditions are those that do not identify a row. A record that was read from
+    files lacks them.
     """
     pooled = {run_key(table, planned, job): job.pooled for planned in cells for job in planned.jobs}
     runs = {
@@ -410,9 +415,9 @@ def placed(record: TableRecord, table: Table, cells: Sequence[PlannedCell]) -> T
 def completed(record: TableRecord, others: Iterable[TableRecord]) -> TableRecord:
     """Complete a record with runs of other records.
 
-    A run is added if the record lacks it, or has it without a number while the other
-    record has the number. All other fields, such as `TableRecord.only`, are those of
-    the first record.
+    A run of another record is added if the first record lacks the run. It is also added
+    if only the other record has the run's number. All other fields, such as
+    `TableRecord.only`, are those of the first record.
 
     Raises:
         ConfigError: Another record has another variant, other seeds or other overrides.
@@ -504,7 +509,8 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
 def _heading(table: Table, name: str) -> str:
     """Return the heading of a field in ``runs.csv``.
 
-    If a condition has the field's name (``dataset``), the heading is ``run.<name>``.
+    If the table has a condition with the field's name, such as ``dataset``, the heading
+    is ``run.<name>``.
     """
     name = _STORED_RUN_NAMES.get(name, name)
     return f"run.{name}" if name in table.conditions else name
@@ -513,9 +519,11 @@ def _heading(table: Table, name: str) -> str:
 def _there(row: Mapping[str, str], table: Table, name: str) -> str | None:
     """Return the text of a field in a row of ``runs.csv``, or None if it is absent.
 
-    Older records lack newer fields. They also lack fields that have the name of one of
-    `Table.keys`. In older records, a field with the name of any other condition has its
-    plain name as heading.
+    A field is absent if the record is older than the field. In older records, a field
+    with the same name as a condition is stored differently:
+
+    - If the condition is one of `Table.keys`, the field is absent.
+    - Otherwise the heading of the field is its name without ``run.``.
     """
     heading = _heading(table, name)
     stored = _STORED_RUN_NAMES.get(name, name)
@@ -610,9 +618,10 @@ def _read_csv(path: Path) -> Iterable[dict[str, str]]:
 
 
 def _condition_text(value: Value) -> str:
-    """Return a text as it is, and any other value as JSON.
+    """Return the value of a condition as text that `_read_condition` reads back.
 
-    A text that is also valid JSON is quoted.
+    A text stays as it is, unless it is also valid JSON. Then it is quoted, as JSON.
+    Any other value is written as JSON.
     """
     if isinstance(value, str):
         try:

@@ -14,8 +14,8 @@ from fedexp.core.build import require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 
-# Selects cells. Each key is a condition or `method`. Its value is the accepted value or
-# a list of accepted values (see `fits`).
+# Selects cells of a table. Each key is a condition (such as `clients`) or `method`. Its
+# value is the accepted value or a list of accepted values (see `fits`).
 Where = dict[str, Any]
 
 
@@ -123,10 +123,10 @@ class Column:
             is another interpretation of something that the paper leaves open.
         equals: Another column that this column equals by construction.
         oracle: Text that names what is chosen or trained on test data, such as the best
-            round or a proxy. A grid's best point that is chosen on test data is added
-            automatically. Empty: nothing else uses test data.
-        published: Keys and values that identify the column's rows in the published
-            file. Empty: ``{method: <key>}``.
+            round or a proxy. If the best point of `grid` is chosen on test data, this
+            is added automatically. Empty: nothing else uses test data.
+        published: Keys and values that identify the column's rows in the file of
+            published numbers (`Table.published`). Empty: ``{method: <key>}``.
     """
 
     key: str
@@ -172,12 +172,12 @@ class NumberSource:
         value: Path in ``result.json`` or in a traced round. In ``result.json``, dots
             separate the parts: ``headline.value``, ``metrics.test/global/acc``,
             ``seconds.aggregate``, ``rounds_to.0.38``, ``per_client.test/local/acc.0``.
-            A path in a traced round is ``trace.<round>.<iteration>.<name>``. Instead of
-            ``<iteration>``, a path may have ``<name>=<number>``. It selects the
-            iteration in which the named value is this number (``lam=0.5``).
-            Placeholders are filled with conditions of the row:
-            ``trace.1.{iteration}.mean_v/acc``.
-        scale: Factor that turns the number into the table's unit.
+            A traced round is a round whose iterations are stored. The path of a number
+            in it is ``trace.<round>.<iteration>.<name>``. Instead of ``<iteration>``,
+            the path may have ``<name>=<number>``, such as ``lam=0.5``. This selects the
+            iteration in which the named value is this number. Placeholders are filled
+            with conditions of the row: ``trace.1.{iteration}.mean_v/acc``.
+        scale: Factor that converts the number into the table's unit.
         pooled_rounds: Path ``last_10.<metric>``, with placeholders as in `value`. Some
             papers print a standard deviation over the last ten rounds of all runs of a
             cell. With this path, the report also has this standard deviation, and the
@@ -217,7 +217,7 @@ class OverrideRule:
 class Superseded:
     """A note that the runs of a variant do not test what the paper claims.
 
-    Claims about these runs get no verdict until the variant is run with new settings.
+    Claims get no verdict on these runs until the variant is run with new settings.
 
     Args:
         why: Reason in one sentence.
@@ -242,7 +242,7 @@ class SmallerVariant:
             table's overrides of these conditions.
         grids: Grids of conditions that replace the table's grids.
         seeds: Seeds that replace the table's seeds.
-        points: Points that replace the points of every column's grid.
+        points: Points that replace the points of every column's hyper-parameter grid.
         superseded: Note that the settings of these runs will be replaced. None: the
             settings stay.
     """
@@ -297,10 +297,12 @@ class Target:
     """A value that a curve must reach.
 
     Args:
-        share: Share of a final value. The target is the final value times the share. If
-            lower is better, it is the final value divided by the share.
-        of: The final value. It is the worse one of curves a and b (``lower_final``),
-            the one of a (``a_final``) or the one of b (``b_final``).
+        share: Share of a final value. If higher is better, the target is the final
+            value times the share. If lower is better, the target is the final value
+            divided by the share.
+        of: The final value that is used: the worse final value of curves a and b
+            (``lower_final``), the final value of curve a (``a_final``), or the final
+            value of curve b (``b_final``).
         value: The target in the table's unit, instead of `share` and `of`.
     """
 
@@ -316,30 +318,30 @@ class Target:
 class Claim:
     """A claim of the paper about a table or figure.
 
-    The claim is tested on differences paired by seed.
+    The claim is tested on differences between runs with the same seed.
 
     Args:
         id: Name of the claim.
         where: Place in the paper (``text``, ``caption``, ...), or ``ours`` for an
             expectation of our own.
         says: The claim in our words.
-        test: One of four tests. ``above``: a is better than b, or than the number
-            `than`, by more than `by`. ``within``: a and b differ by less than `x`.
-            ``trend``: a gets better (``up``) or worse (``down``) with every step along
-            a condition. `slack` allows exceptions. ``sooner``: a's curve reaches the
-            target before b's.
+        test: One of four tests. ``above``: `a` is better than `b`, or than the number
+            `than`, by more than `by`. ``within``: `a` and `b` differ by less than `x`.
+            ``trend``: `a` gets better (``up``) or worse (``down``) with every step from
+            one value of the condition `along` to the next, except for `slack`.
+            ``sooner``: the curve of `a` reaches the target before the curve of `b`.
         a: Columns. The claim must hold for all of them. If `any_of` is ``a``, one of
             them is enough.
         b: Columns that `a` is compared with. The claim must hold against all of them.
             If `any_of` is ``b``, one of them is enough.
-        any_of: ``a`` or ``b`` if one of these columns is enough. None: all columns of
-            both must fit.
+        any_of: ``a`` or ``b`` if one of these columns is enough. None: the claim must
+            hold for all columns of both.
         than: Number in the table's unit that replaces `b`.
         by: For ``above``, the margin. `a` must be better by more than this margin.
         x: For ``within``, the bound of the difference.
-        along: For ``trend``, a condition or several that change together. The first one
-            determines the order of the steps: numbers ascend, texts keep the table's
-            order.
+        along: For ``trend``, one condition, or several conditions that change together.
+            The first one determines the order of the steps: numbers ascend, and texts
+            keep the table's order.
         direction: For ``trend``, the claimed direction.
         slack: For ``trend``, how far a step may go against the claimed direction. If it
             is negative, every step must go at least this far in the claimed direction.
@@ -347,10 +349,10 @@ class Claim:
             number. For ``trend``, a row is a group of the table's rows that differ only
             in `along`.
         only: Conditions of the rows that the claim is about. Empty: all rows.
-        curve: For ``sooner``, the name of a value of the traced iterations or of a
-            metric of the rounds.
+        curve: For ``sooner``, the name of the curve. It is a value of the traced
+            iterations or a metric of the rounds, depending on `axis`.
         axis: Whether `curve` is over iterations or rounds.
-        target: Value that the curves must reach.
+        target: For ``sooner``, the value that the curves must reach.
     """
 
     id: str
@@ -409,7 +411,7 @@ class Table:
     """A table of a paper: its runs, the numbers that are read, and the paper's numbers.
 
     Args:
-        title: What the table shows.
+        title: Title, which tells what the table shows.
         paper: Citation of the paper.
         source: Name of the table in the paper.
         metric: Metric of the numbers.
@@ -435,8 +437,8 @@ class Table:
         claims: Claims of the paper about its numbers.
         omits: Texts that name parts of the paper's results, such as panels, that no row
             of this table has.
-        tie: Distance in the table's unit. Methods whose numbers in the paper differ by
-            less count as tied.
+        tie: Distance in the table's unit. If the paper's numbers of two methods differ
+            by less, the methods count as tied when they are ranked.
         rules: Overrides for some of the cells.
         assumptions: Assumptions where the paper is silent.
         smoke: Variant that runs in under a minute.
@@ -444,25 +446,26 @@ class Table:
         reference: The paper's numbers, as rows ``{<conditions>, method, value, sd?}``
             generated by ``scripts/make_tables.py``.
         published: ``{file, table}`` from which `reference` is generated.
-        given: Config keys that are left to the user, such as the path of a local file.
-            Each key has conditions. The user's override of the key applies only to
-            cells that fit them. Runs with such overrides still count as runs of the
-            table.
-        tuned: Name of a file in ``conf/tuned``. Each method in it has a second column
+        given: Config keys that are left to the user, such as the path of a local file,
+            each with conditions. The user's override of a key applies only to cells
+            that fit the key's conditions. Runs with such overrides still count as runs
+            of the table.
+        tuned: Name of a file in ``conf/tuned``. For each method in this file, the table
+            has a second column with a tuned coefficient
             (`fedexp.tables.load.with_tuned`).
         drawings: Figures made from the runs. The ``_target_`` of each node is a
             `fedexp.tables.drawing.Drawing`.
         flop: Floating-point operations of the local training of all runs of the full
             variant. A SAM step counts twice.
         data: Options of ``dataset`` that the full variant needs.
-        cost: Measured cost of the variants that have been run. ``partial`` is a part of
-            the full variant.
+        cost: Measured cost of the variants that have been run. ``partial`` stands for a
+            part of the full variant.
         server_data: ``own``: the server's data of a method are removed only from the
             training data of this method. A method without server data then trains on
             more samples. ``reserved``: the same samples are removed from the training
             data of every column, even if its method has no server data.
-        plot_styles: Styles of methods in pictures, by column. The paper's tables share
-            them (`fedexp.tables.plot_styles`).
+        plot_styles: Styles of methods in pictures, by column. All tables of a paper use
+            the same styles (`fedexp.tables.plot_styles`).
         next_commands: Commands that are printed after a complete run of the table.
         name: ``<paper>/<table>``.
     """
@@ -557,8 +560,8 @@ class Table:
 def fits(where: Where, conditions: Mapping[str, Value], method: str) -> bool:
     """Return whether a cell fits `where`.
 
-    A cell fits if, for every key of `where`, its own value is the value in `where` or
-    is in the list there.
+    A cell fits if it has an accepted value for every key of `where`. A list in `where`
+    contains several accepted values.
     """
     cell = {**conditions, "method": method}
     return all(

@@ -76,7 +76,7 @@ def compare(
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Adjust the p values for the number of comparisons.
+    """Adjust the p values for the number of comparisons by Holm's method.
 
     Reference:
         Holm, A simple sequentially rejective multiple test procedure, 1979.

@@ -1,4 +1,7 @@
-"""Sweeps of a tuning: list, check and run their runs, and choose the best points."""
+"""Sweeps of a tuning file: check and execute their runs, and choose the best values.
+
+A sweep tries several values, called points, of one coefficient of a method.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,11 @@ def run_tuning(
 
 
 def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
-    """Build every run, and sample the data splits of runs without a stored result."""
+    """Check every run before the first one starts.
+
+    The experiment of every run is built. If a run has no stored result, its data split
+    is also sampled.
+    """
     # This import loads torch, which takes seconds. It comes after the first checks, so
     # a mistyped key is reported at once.
     from fedexp.tables.paths import check_path

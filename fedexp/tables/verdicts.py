@@ -34,8 +34,8 @@ class Judgement:
         reason: Reason for the verdict, empty for ``reproduced``.
         direction: For ``different``, whether our mean is higher or lower.
         interval: 95 % interval of our mean minus the paper's, None if there is none.
-        settles: For ``undecided``, text that tells how many seeds would settle the
-            verdict.
+        settles: For ``undecided``, text that tells how many seeds would lead to another
+            verdict if mean and spread stayed the same.
         deterministic: Whether all runs gave the same number.
     """
 
@@ -51,10 +51,10 @@ class Judgement:
 class Difference:
     """Our mean minus the paper's, and its standard error.
 
-    The paper's number is random, too: it is the mean of `paper_runs` runs. The standard
-    deviation of these runs is the one that the paper prints (Welch's test). If the
-    paper prints none, the standard deviation of our runs is used for the paper's runs,
-    too.
+    The paper's number is also random, because it is the mean of `paper_runs` runs. If
+    the paper prints the standard deviation of these runs, it is used for them (Welch's
+    test). If the paper prints none, the standard deviation of our runs is used for the
+    paper's runs, too.
 
     Args:
         d: Difference of the means.
@@ -78,15 +78,15 @@ class Difference:
 
     @property
     def df(self) -> float:
-        """The degrees of freedom.
+        """The degrees of freedom of Student's t.
 
         They are n - 1 if the paper prints no standard deviation. Otherwise they follow
-        from the equation of Welch and Satterthwaite. A standard deviation that is
-        printed for a single run is treated as if it came from two runs.
+        from the equation of Welch and Satterthwaite. If the paper prints a standard
+        deviation for a single run, it is treated as if it came from two runs.
         """
         if self.paper_sd is None or not self.se:
             return self.n - 1
-        # Our share of the variance.
+        # Share of our runs in the variance of the difference.
         ours = (self.s / math.sqrt(self.n) / self.se) ** 2
         return 1 / (ours**2 / (self.n - 1) + (1 - ours) ** 2 / max(1, self.paper_runs - 1))
 
@@ -131,20 +131,20 @@ def judge(
     tolerance: float,
     paper_runs: int = 1,
 ) -> Judgement:
-    """Judge our numbers, at least one, against the paper's number.
+    """Judge our numbers against the paper's number.
 
     The number is
 
     - ``reproduced`` if the 90 % interval of the difference is within the tolerance.
     - ``different`` if the 95 % interval is beyond the tolerance.
     - ``close`` if it is neither of these, and `Difference.close` is true.
-    - ``undecided`` otherwise.
+    - ``undecided`` otherwise, for a single run, and if a number is NaN.
 
-    An infinite number means that a run never reaches a target. An infinite number of
-    the paper is ``reproduced`` if no run of ours reaches the target.
+    An infinite number means that a run never reaches a target. If the paper's number is
+    infinite, it is ``reproduced`` if no run of ours reaches the target.
 
     Args:
-        values: Our numbers, one per run.
+        values: Our numbers, one per run. There is at least one.
         paper: The paper's number.
         paper_sd: The standard deviation that the paper prints, or None.
         tolerance: Tolerance in the unit of the numbers.
@@ -180,7 +180,7 @@ def judge(
 
 
 def _infinite(values: Sequence[float], paper: float) -> Judgement:
-    """Judge several runs if the paper or some of our runs never reach the target."""
+    """Judge several runs if the paper's runs or some of ours never reach the target."""
     missed = sum(map(math.isinf, values))
     if missed == len(values) and math.isinf(paper):
         return Judgement("reproduced", "")
@@ -202,8 +202,8 @@ def _settles(found: Difference, tolerance: float) -> str:
     for n in range(found.n + 1, _MOST_SEEDS + 1):
         if is_decided(n):
             return f"{n} seeds would settle it"
-    # Many numbers of seeds are tested, because Welch's interval may be narrower for
-    # fewer seeds. The limit of infinitely many seeds would not be enough.
+    # Many finite numbers of seeds are tested. It would not be enough to test infinitely
+    # many seeds, because Welch's interval may be narrower for fewer seeds.
     enough = any(is_decided(_MOST_SEEDS * 2**power) for power in range(1, 32))
     return (
         f"more than {_MOST_SEEDS} seeds would settle it"
@@ -217,10 +217,10 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def mean_interval(values: Sequence[float], paper_runs: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of two or more differences, otherwise None.
+    """Return the 95 % interval of the mean of differences, None for a single one.
 
     Args:
-        values: At least one finite difference.
+        values: Finite differences from the paper's numbers, at least one.
         paper_runs: Number of runs behind the paper's numbers.
     """
     if len(values) < 2:

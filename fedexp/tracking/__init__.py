@@ -1,5 +1,5 @@
-"""Displays of a run: loggers, progress, pictures and tables.
+"""Displays of a run: loggers, progress, pictures and printed tables.
 
 They only show results. The results themselves are the files of the run folder. Reports
-of tables are in `fedexp.tables.report`.
+that compare runs with the tables of papers are in `fedexp.tables.report`.
 """

@@ -1,4 +1,4 @@
-"""Curve picture of a run."""
+"""A picture with the curves of a run: its metrics over rounds."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _COLOURS = {
     "synthesis": "tab:olive",
 }
 _MARKED = 25  # maximum number of points with markers. More markers would hide the line
-_LOG_RATIO = 100  # largest by smallest loss above which the axis is logarithmic
+# The loss axis is logarithmic if the largest loss is more than this many times the
+# smallest loss.
+_LOG_RATIO = 100
 _TITLE_WIDTH, _TITLE_LINES = 110, 2
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw one PNG with scores (accuracies) on the left and losses on the right.
 
-    The x axis shows rounds, or steps if a round has several. A single row is drawn as
-    bars. A panel without metrics is left out.
+    The x axis shows rounds, or steps if a round has several steps. A single row is
+    drawn as bars. A panel without metrics is left out.
 
     Args:
         rows: At least one row of metrics.jsonl. A row may lack metrics that were not

@@ -1,4 +1,8 @@
-"""A thread that calls a logger, so that a tracker cannot stop or slow down a run."""
+"""A background thread that calls a logger, so that a tracker cannot slow down a run.
+
+An error of the tracker (such as W&B) cannot stop the run either, unless
+``logger.strict`` is set.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ _LAST_SECONDS = 5.0  # seconds that an abandoned logger has to free its resource
 
 
 class Feed:
-    """A feed that calls `logger` in one daemon thread, in order.
+    """A queue of calls to a logger, which one daemon thread executes in order.
 
-    If a call raises an error or takes longer than ``logger.timeout``, the logger is
-    switched off after one warning. The run goes on, and the process can exit. With
-    ``logger.strict`` there is no warning. Instead, the next call of `open` or `log`
-    raises `FedexpError`.
+    If a call raises an error or takes longer than ``logger.timeout`` seconds, the
+    logger is switched off after one warning. The run goes on, and the process can exit.
+    With ``logger.strict`` there is no warning. Instead, the next call of `open` or
+    `log` raises `FedexpError`.
 
     Args:
         logger: Logger to feed.
@@ -31,7 +35,7 @@ class Feed:
             It is called in the thread that calls this object's methods.
 
     Attributes:
-        failure: Reason why the logger was given up, or None while it works.
+        failure: Reason why the logger was switched off, or None while it works.
     """
 
     def __init__(self, logger: Logger, warn: Callable[[str], None]) -> None:
@@ -66,9 +70,9 @@ class Feed:
     def close(self, status: str, result: dict[str, Any] | None) -> None:
         """End logging.
 
-        The method waits at most ``logger.timeout`` seconds for the queued calls, and a
-        few more seconds if the logger is abandoned. It never raises an error, because
-        the run has already ended.
+        The method waits at most ``logger.timeout`` seconds for the queued calls. If the
+        logger is then abandoned (`Logger.abandon`), the method may wait a few more
+        seconds. It never raises an error, because the run has already ended.
 
         Args:
             status: ``done``, ``failed`` or ``interrupted``.

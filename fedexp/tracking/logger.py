@@ -1,4 +1,4 @@
-"""Logger interface: a tracker that receives the rows of a run."""
+"""The interface of loggers, which send the metrics of a run to a tracker (W&B etc.)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunInfo:
     Args:
         id: Identifier, the same for every attempt at this run.
         name: Readable name, made by `title`.
-        group: Name of the sweep, or None for a run that belongs to no sweep.
+        group: Name of the run's sweep, or None if the run is not part of a sweep.
         config: Resolved config as plain values, without the overrides.
         folder: Folder of the run.
         tags: Chosen options of ``method``, ``dataset``, ``partition`` and ``model``.
@@ -78,10 +78,11 @@ def title(config: ResolvedConfig) -> str:
 
 @dataclass
 class Logger(ABC):
-    """A tracker that is built from YAML.
+    """A connection to a tracker such as W&B, built from the YAML key ``logger``.
 
-    A background thread (`Feed`) calls `open`, `log` and `close`. It handles calls that
-    raise an error or take too long. If such a call is `log`, the thread then also calls
+    A background thread (`Feed`) calls `open`, `log` and `close`. If one of these calls
+    raises an error or takes too long, the thread makes no more of them, with one
+    exception. If `open` has returned and `close` has not been called, the thread calls
     ``close("failed", None)``.
 
     Args:
@@ -101,9 +102,10 @@ class Logger(ABC):
         require(self.timeout > 0, f"timeout must be positive, got {self.timeout}")
 
     def check(self) -> None:
-        """Raise an error if the tracker cannot work, for example is not installed.
+        """Raise an error if the tracker cannot work.
 
-        This method is called before training.
+        For example, its package may not be installed. This method is called before
+        training.
         """
 
     @abstractmethod
@@ -112,7 +114,8 @@ class Logger(ABC):
 
         Args:
             run: Description of the run.
-            history: Rows of earlier attempts that are still valid.
+            history: Rows of metrics that earlier attempts at the run logged and that
+                are still valid.
         """
 
     @abstractmethod
@@ -123,8 +126,8 @@ class Logger(ABC):
         (`fedexp.tracking.pictures.pictures_of`).
 
         Args:
-            row: Metrics of the step. ``row["round"]`` and ``row["step"]`` (the number
-                of all finished steps) count from 1.
+            row: Metrics of the step. ``row["round"]`` and ``row["step"]`` count from 1.
+                The latter is the number of all steps that have finished in the run.
         """
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """Output streams whose failure does not end a run.
 
-The reader of the output may end (``| head``), or the stream may be closed from the
-start (``>&-``). The results of a run are files, so they do not need the output. The run
-therefore goes on silently, and its exit code does not change.
+Writing to a stream fails if the program that reads it has ended (``| head``), or if the
+stream is closed from the start (``>&-``). The results of a run are files, so they do
+not need the output. The run therefore goes on silently, and its exit code does not
+change.
 """
 
 from __future__ import annotations
@@ -22,24 +23,29 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def visible(text: str) -> str:
     """Return a text with its control characters as escapes.
 
-    Names and errors in stored files may come from other people. Printed without
-    escapes, they could move the cursor, change the title of the terminal and so on.
+    Names and errors in stored files may come from other people. If they were printed
+    without escapes, they could for example move the cursor or change the title of the
+    terminal.
     """
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def lasting_output() -> _WrappedStreams:
-    """Keep ``sys.stdout`` and ``sys.stderr`` from failing in this context.
+    """Return a context in which ``sys.stdout`` and ``sys.stderr`` do not fail.
 
-    After a failed write to a stream, later output to it is dropped. Characters that are
-    not in a stream's encoding are written as escapes. Several contexts may be nested,
-    or overlap in threads. The streams are restored when the last context ends.
+    After a failed write to a stream, later output to this stream is dropped. Characters
+    that are not in a stream's encoding are written as escapes. Several contexts may be
+    nested, or overlap in threads. The streams are restored when the last context ends.
     """
     return _STREAMS
 
 
 class _WrappedStreams(contextlib.ContextDecorator):
-    """The process's streams, wrapped from the first context to the end of the last."""
+    """A context manager that wraps the output streams of the process.
+
+    The streams are wrapped when the first context begins. They are restored when the
+    last context ends.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +66,8 @@ class _WrappedStreams(contextlib.ContextDecorator):
         with self._lock:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
-                    stream.flush()  # an error must occur here and not later
+                    # An error in the flush is ignored here. Later, it would be shown.
+                    stream.flush()
             self._number -= 1
             if not self._number:
                 sys.stdout, sys.stderr = self._before
@@ -120,10 +127,10 @@ class _NullStream(io.TextIOBase):
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open those of the descriptors 0, 1 and 2 that are closed.
+    """Open those of the file descriptors 0, 1 and 2 that are closed.
 
-    Otherwise a file of the run would get one of these numbers, and output of libraries
-    would be written into this file.
+    They then refer to the null device. Otherwise the next file that the run opens would
+    get one of these numbers, and output of libraries would be written into this file.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)  # this also protects the files of child processes

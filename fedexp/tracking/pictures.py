@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _WHITE = 1.0
-# Small images are enlarged by the largest whole factor with which their sides have at
-# most this many pixels.
+# Small images are enlarged by a whole factor. It is the largest factor for which each
+# side has at most this many pixels.
 _SIDE = 64
 
 
@@ -22,9 +22,10 @@ def draw_pictures(grids: Mapping[str, Tensor], folder: Path, step: int) -> None:
     """Write ``pictures/<name>_<step>.png`` in the run folder.
 
     Args:
-        grids: Grids of images in [0, 1] by name, each (rows, columns, c, H, W). Images
-            with 3 channels are in colour. For other images, the mean of the channels is
-            shown in grey. Small images are enlarged. White lines separate the images.
+        grids: Grids of images in [0, 1] by name. Each grid has the shape (rows,
+            columns, channels, height, width). Images with 3 channels are in colour. For
+            other images, the mean of the channels is shown in grey. Small images are
+            enlarged. White lines separate the images.
         folder: Folder of the run.
         step: Number of the step as in metrics.jsonl, from 1.
     """

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, or else plain lines."""
+"""Progress of a run: a bar if the output is a terminal, and plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from fedexp.tracking.numbers import number_text
 
-# Minimum seconds between plain lines. After each tenth of the rounds there is a line in
-# any case.
+# Minimum seconds between plain lines. After each tenth of the rounds, a line is printed
+# even if less time has passed.
 _LINE_SECONDS = 1.0
 _BAR_SECONDS = 0.1  # minimum seconds between changes of the bar within a round
 _SERVER_SECONDS = 10.0  # seconds between reports on the work of the server
@@ -27,9 +27,9 @@ class Progress:
         rounds: Maximum number of rounds.
         done: Number of rounds that earlier attempts finished.
         shown: Whether anything is shown.
-        name: Name of a run that shares the terminal with other runs, else "". With a
-            name, the run's lines begin with it, and there is no bar, because the lines
-            of other runs would break it.
+        name: Name of the run if it shares the terminal with other runs, else "". If
+            there is a name, the run's lines begin with it. There is then no bar,
+            because the lines of other runs would break the bar.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Progress:
     def client(self, done: int, of: int) -> None:
         """Show that a client finished.
 
-        The call takes almost no time. After the last client of a step, the time of
-        the server's work is measured.
+        The call takes almost no time. When the last client of a step has finished, the
+        server's work begins, and its time is measured.
 
         Args:
             done: Number of finished clients.
@@ -115,8 +115,8 @@ class Progress:
             row: Metrics of the step.
             headline: Name of the metric to show. If it was not measured in this step, a
                 bar keeps its last value, and a plain line omits it.
-            within: Number of the step in its round, from 0. None if the step ended the
-                round.
+            within: Number of the step in its round, from 0. None if the step is the
+                last one of the round.
         """
         self._server_since = None
         if within is not None:
@@ -154,7 +154,7 @@ class Progress:
             self._report(self._done + 1, f"server {_clock(now - since)}")
 
     def _within(self, round: int, step: int) -> None:
-        """Show a step within a round, unless the display has changed a moment ago."""
+        """Show a step within a round, unless the display changed a moment before."""
         now = time.monotonic()
         if self._silent or now - self._shown < (
             _LINE_SECONDS if self._bar is None else _BAR_SECONDS

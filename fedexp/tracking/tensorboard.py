@@ -42,8 +42,8 @@ class TensorBoard(Logger):
         folder = run.folder / "tensorboard"
         for earlier in folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        # If TensorBoard is already showing this run, purge_step makes it discard the
-        # rounds that it has read.
+        # If TensorBoard is already showing this run, it discards the rounds that it has
+        # read. This is the effect of purge_step.
         self._writer = SummaryWriter(str(folder), purge_step=1 if run.resumed else None)
         self._writer.add_text(
             "config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0

@@ -23,13 +23,15 @@ from fedexp.tracking.pictures import pictures_of
 _EXIT_CODES = {"done": 0, "interrupted": 130}  # any other status has exit code 1
 _NAME, _TAG = 128, 64  # maximum lengths that W&B accepts
 _MAX_WAIT = 30.0  # seconds for a server that does not answer
-# IDs of the loggers that have an open run. The runs of a process share one W&B service.
+# IDs of the loggers that have an open run. All runs of a process share one W&B service,
+# which is a background process that W&B starts.
 _open: set[int] = set()
 _lock = threading.Lock()
-# For each sweep in this process, the reason why no server could be reached. Later jobs
-# of the sweep do not try again.
+# For each sweep in this process, the reason why W&B's server could not be reached. The
+# later jobs of the sweep do not try again.
 _unreached: dict[str, str] = {}
-# Parts of a result that the summary of a W&B run has, with the names in each part.
+# Keys of result.json whose values are mappings. The summary of a W&B run has each value
+# of such a mapping under the name ``<key>/<name>``.
 _SUMMARY_GROUPS = (
     "headline",
     "best",
@@ -54,17 +56,22 @@ _SUMMARY_NAMES = (
 
 @dataclass
 class Wandb(Logger):
-    """A logger that feeds a W&B run.
+    """A logger that writes the metrics of a fedexp run into one W&B run.
 
     The W&B run has the id of the fedexp run. Its files are in ``<run folder>/wandb``.
-    Offline, the network is not used. Every attempt at the run writes all rounds again.
-    The latest offline folder is therefore complete and can be uploaded with ``wandb
-    sync``. Online, only rounds that the server does not have are sent. If the server
-    cannot be reached, the run goes on offline. With ``strict`` it stops.
+
+    In the mode ``offline``, the network is not used. Every attempt at the run writes
+    all rounds again. The latest offline folder is therefore complete and can be
+    uploaded with ``wandb sync``.
+
+    In the mode ``online``, only rounds that W&B's server does not have are sent. If the
+    server cannot be reached, the logger continues offline. With ``strict``, the fedexp
+    run stops instead.
 
     Args:
-        project: Project that the runs appear in.
-        entity: Entity that the runs appear in. None is the account's default.
+        project: W&B project that contains the runs.
+        entity: W&B entity (user or team) that owns the project. None: the account's
+            default.
         mode: ``offline`` or ``online``.
     """
 
@@ -87,7 +94,8 @@ class Wandb(Logger):
                 self._run = self._start(wandb, run)
             except BaseException:
                 if _is_last_run():
-                    wandb.teardown()  # wandb still holds the run that did not start
+                    # Otherwise W&B would keep the run that did not start.
+                    wandb.teardown()
                 raise
 
         self._folder = run.folder
@@ -194,7 +202,8 @@ class Wandb(Logger):
                 if self.strict or not _is_last_run():
                     raise
 
-                # wandb still holds the run that did not start, under the same id.
+                # Otherwise W&B would keep the run that did not start. The offline run
+                # has the same id.
                 wandb.teardown()
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 if run.group is not None:
@@ -235,7 +244,7 @@ class Wandb(Logger):
             dir=str(run.folder),
             id=run.id,
             resume="allow",
-            reinit="create_new",  # never another open run of this process
+            reinit="create_new",  # do not reuse another open run of this process
             group=run.group,
             name=run.name[:_NAME],
             tags=[tag[:_TAG] for tag in run.tags],
@@ -277,10 +286,10 @@ def _kill_service() -> bool:
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    """Put W&B's folders inside `folder` and switch its error reports off, in a block.
+    """Set environment variables of W&B while a ``with`` block imports and starts W&B.
 
-    In the block, W&B is imported and started. Environment variables that the user has
-    set do not change.
+    They put W&B's folders inside `folder` and switch its error reports off. Environment
+    variables that the user has set do not change.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {
@@ -302,8 +311,9 @@ def _environment(folder: Path) -> Iterator[None]:
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the resolved config with plain values for the keys that people filter by.
 
-    ``method`` and ``dataset`` become plain names. The keys of the data set move to
-    ``dataset_config``. ``alpha`` is that of the partition, or None.
+    ``method`` and ``dataset`` become plain names. The settings of the data set are
+    moved to ``dataset_config``. The key ``alpha`` is added. It is the partition's
+    ``alpha``, or None if the partition has none.
     """
     choices = config.get("choices", {})
     dataset = config.get("dataset")

@@ -1,4 +1,7 @@
-"""Maps of the samples of each class at each client: FedSyn's Figures 4 and 5."""
+"""Heat maps of the number of samples per class and client.
+
+FedSyn's Figures 4 and 5 are such maps.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from fedexp.tables.report.report import Picture
 class ClassCountsDrawing(Drawing):
     """The class counts of each client, with one panel per row of the table.
 
-    A panel shows the split of the row's lowest seed. It has one line of fields per
-    class and one column per client. Each field contains the number of samples of its
-    class at its client. The darkness of the field grows with the square root of this
+    A panel shows the data split of the row's lowest seed as a grid. The grid has one
+    line per class and one column per client. Each field shows how many samples of the
+    class the client has. The darkness of the field grows with the square root of this
     number.
 
     Args:

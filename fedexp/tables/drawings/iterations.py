@@ -17,20 +17,22 @@ from fedexp.tables.lookup import traced
 
 @dataclass(frozen=True)
 class Iterations(Panels):
-    """Curves over the iterations, one panel per combination of `panels`.
+    """Curves over the iterations, one panel per combination of values of `panels`.
 
-    The methods in `curves` must be traced with ``trace.every``. For the arguments that
-    are not listed here, see `fedexp.tables.drawings.panels.Panels`.
+    The runs of the methods in `curves` must store a trace, which contains measurements
+    after some of the iterations (``trace.every``). For the arguments that are not
+    listed here, see `fedexp.tables.drawings.panels.Panels`.
 
     Args:
-        series: Series of the trace that is drawn, such as ``mean_v/acc`` or ``W/loss``.
-            Some series have one value per client, such as ``V/acc`` (on the test set)
-            and ``V/train/acc`` (on the client's own samples). Then every client has a
-            thin curve beside the mean.
+        series: Series of the trace that is drawn, ``<model>/<metric>``. In MA-Echo, the
+            models are the fused model ``W``, the clients' models ``V``, and their mean
+            ``mean_v``. A series of ``V`` has one value per client, such as ``V/acc``
+            (on the test set) or ``V/train/acc`` (on the client's own samples). Then
+            every client has a thin curve beside the mean.
         axis: Horizontal axis. ``iteration`` is the number of the iteration. ``record``
-            is the number of the recorded point, for methods that record at different
-            steps.
-        called: Label of the horizontal axis if it is the number of the iteration.
+            counts the recorded points from 0, for methods that record at different
+            iterations.
+        called: Label of the horizontal axis if `axis` is ``iteration``.
         round: Number of the round whose iterations are drawn. The first round is 1.
     """
 

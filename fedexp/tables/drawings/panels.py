@@ -1,4 +1,4 @@
-"""The common part of figures of curves: grouping of runs, and panels of curves."""
+"""The base class of figures that show curves in panels."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _DASH = 5
 # markers only at some points.
 _FEW = 12
 
-# A curve of one run, or of one model of a run: the values y by their x.
+# The points of a curve: the value y for each x.
 Points = dict[float, float]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The curves of one run: a single curve, or thin curves beside their mean.
+    """The curves of one run, for example one curve per client.
 
     Args:
-        each: The curves, in the units of the axes.
-        thin: Whether the curves are drawn thin, beside their mean.
+        each: The curves, in the units of the axes. Their mean is drawn.
+        thin: Whether each curve is also drawn, as a thin line beside the mean.
     """
 
     each: tuple[Points, ...]
@@ -45,7 +45,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panels(Drawing):
-    """One panel per combination of `panels`, with one curve per method.
+    """One panel per combination of values of `panels`, with one curve per method.
 
     A curve is the mean over the runs of a method in the panel. These runs usually
     differ in the seed. Around the curve is a band of one standard deviation.
@@ -53,10 +53,12 @@ class Panels(Drawing):
     Args:
         curves: Methods drawn as curves.
         title: Title of the picture.
-        lines: Methods drawn as horizontal lines at their mean headline value.
+        lines: Methods drawn as horizontal lines. The height of a line is the mean of
+            the headline values, which are the main numbers of the method's runs.
         name: Part of the picture's file name.
         label: Label of the vertical axis.
-        scale: Factor that turns the curves and the headline into the unit of `label`.
+        scale: Factor that converts the values of curves and lines into the unit of
+            `label`.
         panels: Conditions, or ``method``, that distinguish panels. Empty: one panel.
         heading: Heading of a panel, with the keys in `panels` as placeholders
             (``"{init}-init {clients}-MLPs"``). None: the keys and values are listed.
@@ -88,7 +90,7 @@ class Panels(Drawing):
         """Return the curves of a run."""
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
-        """Draw the picture, none without a run of `curves`."""
+        """Draw the picture. There is no picture if no method in `curves` has a run."""
         methods = (*self.curves, *self.lines)
         places: dict[tuple[Any, ...], dict[str, list[DrawnRun]]] = {}
         for run in runs:
@@ -161,7 +163,8 @@ class Panels(Drawing):
 def _style(plot_style: PlotStyle, run: DrawnRun, number: int, is_line: bool) -> dict[str, Any]:
     """Return the properties of a method's curve or horizontal line.
 
-    The dashes of horizontal lines alternate, so lines at the same height stay visible.
+    The dashes of each horizontal line are shifted by one dash, so that two lines at the
+    same height both stay visible.
     """
     style = canvas.line_properties(plot_style, run.role)
     if is_line:

@@ -1,6 +1,7 @@
 """A method's path through parameter space, drawn over the test loss.
 
-Path and loss are shown on the plane through the method's first three iterates.
+Path and loss are shown on the plane through the method's first three iterates, which
+are its parameter vectors after 0, 1 and 2 iterations.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Loss = Callable[[Tree], float]
 
 # Number of colour levels. All levels cover equal areas of the surface.
 _LEVELS = 16
-# Least distance between annotated points, as a fraction of the surface's width and
-# height.
+# Minimum distance between annotated points. Coordinates are divided by the width and
+# height of the surface first.
 _CLEAR = 0.045
 
 
@@ -43,9 +44,11 @@ class Plane(Drawing):
     annotated point is too close.
 
     Args:
-        method: Column whose run is drawn. Its ``trace.weights`` must contain 0, 1 and 2
-            and may contain more iterations.
-        series: Models of the run that are drawn, ``W`` or ``mean_v``.
+        method: Column whose run is drawn. The run must store its models after 0, 1 and
+            2 iterations, and may store more. The key ``trace.weights`` lists these
+            iterations.
+        series: Models of the run that are drawn: MA-Echo's fused model ``W``, or the
+            mean ``mean_v`` of the clients' models.
         resolution: Number of points along each side of the surface. The loss is
             computed at resolution x resolution points.
         images: Number of test images for the loss. The first images are used.
@@ -113,10 +116,10 @@ class Plane(Drawing):
 
 
 def plane(g0: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
-    """Return an orthonormal basis (2, n) of the plane through three points.
+    """Return an orthonormal basis (2, n) of the plane through the points g0, g1, g2.
 
-    The first vector is along g1 - g0. The second one is along the part of g2 - g0 that
-    is orthogonal to the first.
+    Each point has shape (n,). The first basis vector is along g1 - g0. The second one
+    is along the part of g2 - g0 that is orthogonal to the first.
     """
     u, v = g1 - g0, g2 - g0
     first = u.norm()
@@ -145,8 +148,8 @@ def around(values: Tensor, margin: float, count: int) -> list[float]:
 def test_loss(config: ResolvedConfig, images: int) -> Loss:
     """Return a function that computes the loss on the first test images.
 
-    Its argument is the parameters of the config's model. The data are those of the
-    config.
+    The function takes parameters of the model in the config. The test images are from
+    the data set in the config.
     """
     from fedexp.core.data import Samples
     from fedexp.core.outcome import Outcome

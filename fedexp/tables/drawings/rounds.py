@@ -16,7 +16,7 @@ from fedexp.tables.drawings.panels import Curve, Panels
 
 @dataclass(frozen=True)
 class Rounds(Panels):
-    """Curves over the rounds, one panel per combination of `panels`.
+    """Curves over the rounds, one panel per combination of values of `panels`.
 
     For the arguments that are not listed here, see
     `fedexp.tables.drawings.panels.Panels`.

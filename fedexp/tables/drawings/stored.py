@@ -1,6 +1,7 @@
-"""Functions that read a run's folder for drawings.
+"""Functions that read models from a run's folder for drawings.
 
-They read the models that the run delivered, and the models of its iterations.
+They read the final models of a run, and the models that it stored during the iterations
+of a method that iterates on the server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedexp.tables.drawing import DrawnRun
 
 
 def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
-    """Group runs by row and seed, then by column.
+    """Group runs by row and seed. In each group, the key of a run is its column.
 
     Each group has a text that names its row and seed. If there is only one group, its
     text is empty.
@@ -37,7 +38,7 @@ def by_row(runs: Sequence[DrawnRun]) -> list[tuple[str, dict[str, DrawnRun]]]:
 
 
 def delivered(run: DrawnRun) -> tuple[Weights, ...]:
-    """Read the models in ``model.safetensors``.
+    """Read the final models of a run, which are in ``model.safetensors``.
 
     Raises:
         StorageError: The file is absent or damaged. Also if it names a class that is
@@ -59,11 +60,13 @@ def passed(
 ) -> dict[int, list[Tree]]:
     """Read the stored models of a series by iteration, in ascending order.
 
-    These are the parameters that ``trace.weights`` stored in the last traced round.
+    The key ``trace.weights`` lists the iterations after which a run stores its models.
+    The models of the last round with such a trace are read.
 
     Args:
         run: The run.
-        series: ``W``, ``V`` (one model per client) or ``mean_v``.
+        series: Models of MA-Echo that are read: the fused model ``W``, the clients'
+            models ``V``, or their mean ``mean_v``.
         parameters: Names of the wanted parameters. None: all parameters.
     """
     folder = run.folder / "trace"
@@ -91,7 +94,7 @@ def passed(
 
 
 def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
-    """Read the metrics after `step` iterations of the last traced round.
+    """Read the metrics after `step` iterations of the last round with a trace.
 
     The keys are ``<series>/<metric>``. The result is empty if nothing was measured.
     """
@@ -101,7 +104,7 @@ def evaluated(run: DrawnRun, step: int) -> dict[str, Any]:
 
 
 def vector_of(params: Tree) -> Tensor:
-    """Return all parameters as one vector of shape (n,), float64."""
+    """Return all n parameters of a model as one vector of shape (n,), float64."""
     return torch.cat([value.flatten().double() for value in params.values()])
 
 

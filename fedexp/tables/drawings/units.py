@@ -1,6 +1,7 @@
-"""Weight rows of one layer in several models, embedded in the plane by t-SNE.
+"""A picture of the clients' weights of one layer, embedded in two dimensions by t-SNE.
 
-The picture shows whether rows with the same number in different models are close.
+Each point is one row of the layer's weight matrix in one model. The picture shows
+whether rows with the same number in different models are close.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _SIZES = (4.2, 5.6, 7.2)
 
 @dataclass(frozen=True)
 class Units(Drawing):
-    """A picture of weight rows, with one panel per method.
+    """A picture of the rows of a weight matrix, with one panel per method.
 
     A panel shows the clients' models V_i after the last stored iteration. A row of one
-    model is met by another model if, among the rows of the other model, the nearest one
-    has the same number. The second line of a panel's title has the share of met rows
-    (`met`). If it was traced, it also has the mean accuracy of the V_i on their own
-    clients' training data.
+    model is called met by another model if the nearest row of that model has the same
+    number. The second line of a panel's title has the share of met rows (`met`). If the
+    accuracy of each V_i on its own client's training data was traced, this line also
+    has the mean of these accuracies.
 
     Args:
         layer: Name of the weight whose rows are drawn.
@@ -103,7 +104,14 @@ class Units(Drawing):
         axes.spines[:].set_color(canvas.FAINT)
 
     def embed(self, rows: Tensor) -> Tensor:
-        """Embed all rows together: (models, n, d) -> (models, n, 2)."""
+        """Embed all rows of all models together.
+
+        Args:
+            rows: Rows of shape (models, n, d), with n rows of d weights per model.
+
+        Returns:
+            Points of shape (models, n, 2).
+        """
         from sklearn.manifold import TSNE
 
         models, n, d = rows.shape
@@ -123,7 +131,8 @@ def met(rows: Tensor) -> float:
     The share is the mean over all ordered pairs of models. Distances are Euclidean.
 
     Args:
-        rows: Rows of shape (models, n, d), of two models or more.
+        rows: Rows of shape (models, n, d), with n rows of d weights per model. There
+            are at least two models.
     """
     number = torch.arange(rows.shape[1])
     hits = [

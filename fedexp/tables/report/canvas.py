@@ -62,7 +62,7 @@ _SALT = "fedexp"
 _DPI = 160
 # Largest number of letters in a label.
 _LONGEST = 32
-# Number of distinct pairs of marker and dash. If there are more series, pairs repeat.
+# Number of different pairs of marker and dash. If there are more series, pairs repeat.
 _DISTINCT_STYLES = 48
 
 
@@ -97,7 +97,10 @@ def default_style(at: int) -> PlotStyle:
 
 
 def distinct_styles(own: Iterable[PlotStyle | None]) -> list[PlotStyle]:
-    """Give every series without a style one that no other series has."""
+    """Give every series without a style a style that no other series has.
+
+    If there are more than 48 series, styles repeat.
+    """
     given = list(own)
     taken = {(plot_style.marker, plot_style.dash) for plot_style in given if plot_style is not None}
     free = (
@@ -133,8 +136,8 @@ def line_properties(plot_style: PlotStyle, role: Role = "baseline") -> dict[str,
 def picture_name(kind: str, where: str) -> str:
     """Return the name of a picture, which can be part of a file name.
 
-    The name is the picture's kind, followed by `where` unless it is empty. `where`
-    tells which runs the picture shows.
+    The name is the picture's kind. If `where` is not empty, it is appended. It tells
+    which runs the picture shows.
     """
     return "-".join(filter(None, [kind, re.sub(r"[^\w.]+", "-", where).strip("-")]))
 
@@ -175,7 +178,9 @@ def spans_decades(values: Iterable[float], decades: float) -> bool:
 def has_log_scale(report: Report, values: Iterable[float], decades: float) -> bool:
     """Return whether numbers of a report are drawn on a logarithmic axis.
 
-    Percentages never are, because readers compare their differences, not their ratios.
+    They are if they are positive and span more than a number of decades. Percentages
+    are always on a linear axis, because readers compare their differences, not their
+    ratios.
     """
     return report.unit != "percent" and spans_decades(values, decades)
 
@@ -216,7 +221,7 @@ def set_title(axes: Axes, text: str) -> None:
 
 def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] = ()) -> Picture:
     """Render a figure as SVG and PNG, with notes in small letters below its panels."""
-    # An inch has 72 points, and a small letter is 3.9 points wide.
+    # An inch has 72 points, and a letter of the notes is about 3.9 points wide.
     letters = int(figure.get_figwidth() * 72 / 3.9)
     wrapped = [part for line in notes for part in textwrap.wrap(line, letters)]
     if wrapped:
@@ -275,11 +280,11 @@ def wrapped_conditions(keys: Sequence[str], values: Sequence[Value], width: int)
 def plot_label(name: str) -> str:
     """Return a label that matplotlib prints as it is.
 
-    Matplotlib hides labels with a leading underscore, so a zero-width space precedes
-    the underscore. It typesets text between dollar signs, so these are escaped. Long
-    labels are cut.
+    Matplotlib hides labels with a leading underscore, so a zero-width space is put
+    before the underscore. Matplotlib typesets text between dollar signs as a formula,
+    so dollar signs are escaped. Long labels are cut.
     """
-    # The sign of an oracle is never cut off.
+    # The sign of a method that has seen test data (an oracle) is never cut off.
     sign = layout.ORACLE if name.endswith(layout.ORACLE) else ""
     name = name.removesuffix(sign)
     short = (cut(name) + sign).replace("$", r"\$")

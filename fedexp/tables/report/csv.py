@@ -21,7 +21,7 @@ _JUDGED = ("verdict", "direction", "reason", "settles", "deterministic", "same_a
 def to_csv(report: Report) -> str:
     """Return the report as CSV, with all numbers at full precision.
 
-    No field is a list. Texts are made safe by `inert`.
+    Every field is a single value. Texts are made safe by `inert`.
     """
     return csv_text(map(inert, columns(report)), lines(report))
 
@@ -35,8 +35,9 @@ def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def _cell(value: Any) -> str:
     """Return a value as a cell, empty for None.
 
-    A text with a semicolon or a tab is quoted, too. Some spreadsheets separate cells at
-    these characters, and might then find a formula inside the text.
+    A text is quoted if it contains a comma, a quote, a line break, a semicolon or a
+    tab. Semicolons and tabs are included because some spreadsheets separate cells at
+    them. A part of the text might then be read as a formula.
     """
     text = "" if value is None else str(value)
     if not any(character in text for character in ',;"\t\r\n'):
@@ -47,8 +48,8 @@ def _cell(value: Any) -> str:
 def inert(value: Any) -> Any:
     """Put an apostrophe before a text that a spreadsheet would read as a formula.
 
-    Some spreadsheets ignore white space and quotes before a formula, and so does this
-    function. Numbers stay as they are.
+    A text also counts as a formula if white space or quotes precede the formula,
+    because some spreadsheets ignore them. Numbers stay as they are.
     """
     if not isinstance(value, str) or _reads_as_number(value):
         return value

@@ -1,8 +1,9 @@
 """Pictures of each method's numbers over the table's last key, or row by row.
 
-The picture is row by row if the values of the last key are not numbers. Each picture
-shows the paper's numbers and ours. A block is a group of rows that differ only in the
-last key.
+A key is a condition that identifies a row of the table, such as the number of clients.
+If the values of the last key are numbers, this key is the horizontal axis. Otherwise
+the rows are drawn below each other. Each picture has the paper's numbers and ours. A
+block is a group of rows that differ only in the last key.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from fedexp.tables.report.report import Cell, Method, Report, Value
 _DECADES = 1.3
 # If the axis has at most this many values, each value has a tick.
 _TICKED = 8
-# Methods with the same value of the axis are drawn side by side, over this many points.
+# At each value of the axis, the markers of the methods are side by side. Their total
+# width is this many points (72 per inch).
 _SPREAD = 8.0
-# Labels of ticks would overlap if they are closer than this fraction of the axis.
+# Minimum gap between the labels of two ticks, as a fraction of the axis.
 _CLOSE = 0.035
 
 
@@ -49,7 +51,7 @@ def has_axis(report: Report) -> bool:
 
 
 def over_last_key(report: Report) -> Figure:
-    """Draw one panel per block of the table, with the last key as the axis.
+    """Draw one panel per block of the table, with the last key as the horizontal axis.
 
     Ticks are at the values of the key.
     """
@@ -129,7 +131,8 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
     styles = _styles(report)
 
     for at, (method, style) in enumerate(styles):
-        # Markers of methods with equal numbers are moved apart, so both are visible.
+        # The markers of each method are moved sideways by a different distance, so that
+        # methods with equal numbers stay visible.
         apart = len(styles) > 1 and len(xs) <= _TICKED
         points = _SPREAD * (at / max(len(styles) - 1, 1) - 0.5) if apart else 0.0
         inches = ScaledTranslation(points / 72, 0, axes.get_figure().dpi_scale_trans)  # type: ignore[union-attr]
@@ -161,8 +164,8 @@ def _draw_lines(axes: Axes, report: Report, rows: Sequence[Row]) -> None:
 def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> None:
     """Set the limits of the axis around all values.
 
-    The axis is logarithmic if the values span decades. If there are few values, each
-    one has a tick. Labels that would overlap are left out.
+    The axis is logarithmic if the values span more than 1.3 decades. If there are at
+    most 8 values, each one has a tick. Labels that would overlap are left out.
     """
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     log = canvas.spans_decades(xs, _DECADES)
@@ -196,7 +199,7 @@ def _scale_x_axis(axes: Axes, xs: Sequence[float], labels: Sequence[str]) -> Non
 
 
 def _y_limits(report: Report, *, log: bool) -> tuple[float, float]:
-    """Return limits around all numbers and their bars."""
+    """Return limits of the vertical axis around all numbers and their error bars."""
     ends = [_finite(cell.paper) for cell in report.cells]
     ends += [_finite(cell.mean) + sign * _spread(cell) for cell in report.cells for sign in (-1, 1)]
     known = [end for end in ends if not math.isnan(end) and (end > 0 or not log)]

@@ -1,7 +1,7 @@
 """A picture of our numbers minus the paper's, one row per cell.
 
-Each row shows whether the interval of the difference is within the tolerance, beyond
-it, or across its edge.
+Each row shows the 95 % interval of the difference beside the tolerance. The interval is
+within the tolerance, beyond it, or across its edge.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
 BARS = "95 % intervals"
 Group = tuple[Method, Sequence[ShownCell]]
-# Heights of a cell's row and of a method's heading, in rows.
+# Heights of a cell's row and of a method's heading. The unit is the height of a row.
 _ROW, _HEAD = 1.0, 1.35
 # Height of a row in inches.
 _INCHES = 0.165
 # Largest height of one column of the picture, in rows. A longer picture gets another
-# column, at most `_COLUMNS` in all.
+# column, unless it has `_COLUMNS` columns already.
 _TALLEST = 45.0
 _COLUMNS = 2
 _DECADES = 1.5
@@ -82,7 +82,7 @@ def difference_figure(report: Report) -> Figure:
 
 
 def note(report: Report) -> str:
-    """Explain rows and bars of the picture.
+    """Return a note that explains rows and bars of the picture.
 
     The note also counts cells without an interval, and cells without a finite
     difference.

@@ -37,7 +37,7 @@ def report_folder(root: Path, name: str, variant: Variant, part: bool) -> Path:
         root: Output root.
         name: Name of the table.
         variant: Variant of the table.
-        part: Whether some runs of the variant are missing.
+        part: Whether the report lacks runs of the variant, or contains other runs.
     """
     return (
         root
@@ -88,7 +88,7 @@ def write_report(
 def links(
     report: Report, folder: Path, root: Path | None, configs: Mapping[str, Mapping[str, Any]]
 ) -> Links:
-    """Return relative links to files that exist.
+    """Return relative links from the page of a report to files that exist.
 
     The files are beside the page in `folder`, or belong to the runs in `root`.
     """

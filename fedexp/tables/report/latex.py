@@ -1,6 +1,6 @@
-"""A report as LaTeX tables (booktabs) that fit a text width.
+"""A report as LaTeX tables (booktabs) that fit into the width of the text.
 
-The paper's number is above ours, with aligned decimal points.
+In each row, the paper's numbers are above ours. Decimal points are aligned.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Method, Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Number of digits that fit the text width. The document class article has 345 pt, and a
-# digit in \footnotesize has 4.25 pt. Some slack is left.
+# Number of digits that fit into a line. In the document class article, a line is 345 pt
+# wide, and a digit in \footnotesize is 4.25 pt wide. Some space is left over.
 WIDTH = 78
 # Number of lines on a page, without the caption.
 _LINES = 44
-# Space between columns in digits: 2 \tabcolsep of 6 pt each.
+# Space between columns, in widths of a digit: 2 \tabcolsep of 6 pt each.
 _GAP = 3
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -62,7 +62,7 @@ def escape(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Number:
-    """A number in three parts.
+    """A number in three parts, which are three columns of the LaTeX table.
 
     Args:
         whole: Text before the decimal point.
@@ -159,10 +159,10 @@ def _column_head(method: Method, width: int) -> str:
 
 
 def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
-    """Yield pages of blocks of columns.
+    """Yield pages, each with one or more blocks.
 
-    Each block fits the text width. A page has as many blocks as fit below each other.
-    Long blocks are cut between rows.
+    A block has the columns that fit beside each other into the width of the text. A
+    page has as many blocks as fit below each other. Long blocks are cut between rows.
     """
     lines = _all_lines(report)
     a_row = 2 if layout.has_reference(report) else 1
@@ -183,7 +183,7 @@ def _pages(report: Report) -> Iterator[list[tuple[list[int], list[_Line]]]]:
 
 
 def _fitting(report: Report, lines: Sequence[_Line]) -> list[list[int]]:
-    """Return blocks of column numbers that fit the text width.
+    """Return blocks of column numbers that fit into the width of the text.
 
     A column that is too wide on its own has a separate block.
     """

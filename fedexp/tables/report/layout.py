@@ -1,4 +1,8 @@
-"""A report as rows and columns: order, printed digits, and the best of a row."""
+"""A report as rows and columns.
+
+The functions determine the order of columns, the printed digits of numbers, and the
+best number of a row.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ from fedexp.tables.report.report import (
 
 # Mark behind the label of a method that has seen test data.
 ORACLE = " †"
-# Roles of the columns that the headline counts.
+# Roles of the columns whose cells are counted in the report's headline
+# (`fedexp.tables.report.texts.headline`).
 _HEADLINE: tuple[Role, ...] = ("proposed", "baseline", "reference")
 # Largest number of decimals.
 _MOST_PLACES = 4
@@ -34,14 +39,14 @@ _TOO_LONG = 1e7
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: all cells under the same conditions, in report order."""
+    """A row of the table: all cells with the same conditions, in the report's order."""
 
     conditions: dict[str, Value]
     cells: tuple[Cell, ...]
     agreement: Agreement | None
 
     def cells_of(self, method: str) -> tuple[Cell, ...]:
-        """Return the cells of a column, none if the table has a gap there."""
+        """Return the cells of a column, empty if this row has no cell in it."""
         return tuple(cell for cell in self.cells if cell.method == method)
 
 
@@ -59,7 +64,8 @@ def by_role(report: Report) -> list[Method]:
     """Return the columns ordered by role.
 
     The order is: the proposed method, baselines, reference baselines, local models,
-    columns of ours. A method that occurs only in cells counts as the last baseline.
+    columns that the paper does not have. A method that occurs in a cell but not in
+    `Report.methods` counts as the last baseline.
     """
     known = {method.key: method for method in report.methods}
     for cell in report.cells:
@@ -68,10 +74,10 @@ def by_role(report: Report) -> list[Method]:
 
 
 def counted_cells(report: Report) -> dict[Role, list[Cell]]:
-    """Return the cells of the paper that the headline counts, by role.
+    """Return the cells of the paper that are counted in the report's headline, by role.
 
-    Local models and columns of ours do not count. If two cells are equal by
-    construction, only one of them counts.
+    Local models are not counted, and neither are columns that the paper does not have.
+    If two cells are equal by construction, only one of them is counted.
     """
     roles: dict[str, Role] = {method.key: method.role for method in report.methods}
     cells = [

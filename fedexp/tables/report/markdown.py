@@ -14,10 +14,11 @@ _SHOWN = 4
 
 
 def markdown(report: Report) -> str:
-    """Return the document.
+    """Return a report as a Markdown document.
 
-    A cell is ``paper → mean ± sd (n) mark``, where mean, sd and n are those of our
-    runs. On each side of the arrow, the best number of the row is bold. Pictures are
+    A cell is ``paper → mean ± sd (n) mark``. Here ``paper`` is the paper's number, and
+    ``mean``, ``sd`` and ``n`` are those of our runs. The mark is the sign of the
+    verdict. On each side of the arrow, the best number of the row is bold. Pictures are
     files beside the document: ``report-<name>.png``.
     """
     return "\n\n".join(filter(None, _paragraphs(report))) + "\n"

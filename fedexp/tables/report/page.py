@@ -131,9 +131,9 @@ def template_environment(load: Callable[[str], str]) -> Environment:
 
 
 def breakable(text: str) -> Any:
-    """Return a text as HTML in which lines break only between names.
+    """Return a text as HTML with places for line breaks between names.
 
-    Without marked places for a break, browsers break a long text such as
+    Without these places, browsers break a long text such as
     ``trainer.momentum_from=normalised`` behind any letter.
     """
     from markupsafe import Markup
@@ -160,9 +160,9 @@ def _policy(script: str) -> str:
 
 
 def _claims_first(report: Report) -> tuple[list[ClaimResult], list[ClaimResult]]:
-    """Return the paper's claims for the page's head, and the others, which are folded.
+    """Return the paper's first claims for the page's head, and its other claims.
 
-    Both are in the order of `_URGENT`.
+    The other claims are folded on the page. All claims are in the order of `_URGENT`.
     """
     ordered = sorted(report.paper_claims, key=lambda claim: _URGENT.index(claim.state))
     return ordered[:_SEEN_FIRST], ordered[_SEEN_FIRST:]
@@ -216,7 +216,8 @@ def _block_starts(report: Report, rows: Sequence[ShownRow]) -> list[bool]:
 def _totals(report: Report, heads: Sequence[Method]) -> list[str]:
     """Return for every column how many of its judged cells are reproduced.
 
-    The list is empty if no cell that the headline counts has been judged.
+    Only cells that are counted in the report's headline are used. The list is empty if
+    none of them has been judged.
     """
     judged = layout.judged_cells(report)
     if not report.keys or not judged:
@@ -239,8 +240,8 @@ def _values(report: Report) -> list[tuple[str, list[str]]]:
 def sortable(value: object) -> str | None:
     """Return the sort key of a value in a column of numbers.
 
-    It is empty for a missing value or NaN, which stay last. It is None for a value that
-    is not a number, such as a text.
+    The key is empty for a missing value or NaN. Such values are always sorted last. The
+    result is None for a value that is not a number, such as a text.
     """
     if value is None:
         return ""
@@ -255,8 +256,8 @@ def sortable(value: object) -> str | None:
 def _inline(picture: Picture, prefix: str) -> Any:
     """Return a picture as an element of the page.
 
-    Prolog and metadata are removed. A prefix makes the ids unique on the page, and a
-    label for screen readers is added.
+    The XML prolog and the metadata are removed. A prefix makes the ids unique on the
+    page. A label for screen readers is added.
     """
     from markupsafe import Markup
 

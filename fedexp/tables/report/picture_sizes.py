@@ -27,7 +27,7 @@ def with_sizes(svg: str, font: float, width: float) -> str:
 
 
 def sizes_of_svg(svg: str) -> tuple[float, float] | None:
-    """Read (font, width) as `with_sizes` stored them, None if they are not stored."""
+    """Read (font, width) as `with_sizes` stored them. None if they are not stored."""
     found = _SIZES.search(svg)
     return (float(found[1]), float(found[2])) if found else None
 

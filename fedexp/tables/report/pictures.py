@@ -1,7 +1,9 @@
 """The pictures of a report's numbers.
 
 One picture shows our numbers minus the paper's. Another one shows the numbers of each
-method, over the last key or row by row.
+method. Its horizontal axis is the last key, which is the last of the conditions that
+identify a row. If the values of the last key are not numbers, the rows are drawn below
+each other.
 """
 
 from __future__ import annotations

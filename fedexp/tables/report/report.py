@@ -41,8 +41,8 @@ Dash = Literal["solid", "dashed", "dotted", "dashdot"]
 class PlotStyle:
     """The style of a method in pictures.
 
-    Methods differ in marker and dash. They can be distinguished in grey, too, and by
-    colour-blind readers.
+    Methods differ in marker and dash. They can therefore be distinguished without
+    colours.
     """
 
     colour: Colour
@@ -57,10 +57,12 @@ class Method:
     Args:
         key: Name in fedexp.
         label: Name in the paper.
-        tolerance: Tolerance that replaces the table's. None: the table's.
+        tolerance: Tolerance that replaces the table's tolerance. None: the table's
+            tolerance is used.
         role: ``proposed``: the paper proposes the method. ``baseline``: a baseline.
-            ``reference``: a reference baseline (an ensemble, pooled training).
-            ``local``: a local model. ``ours``: the paper has no such column.
+            ``reference``: a reference baseline (an ensemble, or training on the pooled
+            data of all clients). ``local``: a local model. ``ours``: a column that the
+            paper does not have.
         oracle: Text that tells what was chosen or trained on test data. Empty: nothing.
         plot_style: Style in pictures. None: a style that no other method of the report
             has.
@@ -108,26 +110,29 @@ class Cell:
         values: Our numbers, one per run, in the table's unit.
         seeds: Seed of each value.
         verdict: The verdict.
-        direction: For a different cell, whether our mean is higher or lower than the
-            paper's number. None for other cells.
-        split_seeds: The seed and the pooled conditions of each value, as text. Runs
-            that are compared with each other have the same text.
+        direction: For the verdict ``different``, whether our mean is higher or lower
+            than the paper's number. None for other verdicts.
+        split_seeds: For each value, a text with the seed of its run and the run's
+            conditions that do not identify the row. Runs that are compared with each
+            other have the same text.
         last_10: Values of the last ten rounds of each run, or of all rounds if a run
             has fewer. Empty unless the table pools them and all runs have them.
-        chosen: Best point of the column's grid for each value, empty without a grid.
+        chosen: For each value, the best point of the column's hyper-parameter grid.
+            Empty without a grid.
         reason: Reason in one sentence, if the verdict is not `reproduced`.
         interval: 95 % interval of our mean minus the paper's, None for fewer than two
             runs.
-        settles: For an undecided cell, text that tells how many seeds would settle the
-            verdict.
+        settles: For the verdict ``undecided``, text that tells how many seeds would
+            settle the verdict.
         deterministic: Whether several runs gave exactly the same number.
         same_as: Key of the column that this one equals by construction, empty if there
             is none. Such a cell is not counted again.
         runs: Folders of the cell's runs, relative to the output root.
         origins: Origin of each value.
         did_not_learn: Whether each value's run is at chance level. Empty: no run is.
-        parts: Metrics of classes and of clients that all runs have. They are means over
-            the runs, times the table's scale.
+        parts: Metrics of single classes and summaries over clients, as (name, number).
+            All runs of the cell have them. Each number is the mean over the runs, in
+            the table's unit.
         failed: Runs that failed, with the first line of their error.
         reduced: Text that tells what is smaller than in the paper, empty for the full
             variant.
@@ -200,7 +205,8 @@ def _sample_sd(values: Sequence[float]) -> float | None:
     mean, n = _mean(values), len(values)
     if mean is None or n < 2 or math.isinf(mean):
         return None
-    # Unlike a sum of squares, this does not overflow for a diverged loss.
+    # If a run diverged, its loss may be so large that a sum of squares would overflow.
+    # `math.dist` does not overflow.
     return math.dist(values, (mean,) * n) / math.sqrt(n - 1)
 
 
@@ -208,9 +214,8 @@ def _sample_sd(values: Sequence[float]) -> float | None:
 class Agreement:
     """Spearman's rank correlation between two orders of the methods in one row.
 
-    The methods are ordered by the paper's numbers and by ours.
-
-    Methods whose numbers in the paper are close count as ties.
+    One order is by the paper's numbers, and the other order is by our numbers. Methods
+    whose numbers in the paper are close count as ties.
 
     Args:
         conditions: Conditions of the row.
@@ -248,11 +253,11 @@ class ClaimRow:
 
     Args:
         conditions: Conditions of the row.
-        state: ``yes`` or ``no`` if a one-sided bound shows it, and ``undecided``
-            otherwise.
-        estimate: Mean of the paired differences. A positive mean supports the claim. If
-            the row has several tests, it is the mean of the least favourable test. None
-            without pairs.
+        state: ``yes`` or ``no`` if a one-sided test shows that the claim holds or does
+            not hold, and ``undecided`` otherwise.
+        estimate: Mean of the paired differences, or their lower median if one of them
+            is infinite. A positive value supports the claim. If the row has several
+            tests, it is the value of the least favourable test. None without pairs.
         n: Number of pairs (seeds).
         in_favour: Number of pairs that are in favour of the claim.
         printed: Whether the paper's own numbers fit the claim, None if the paper prints
@@ -280,7 +285,7 @@ class ClaimResult:
             tells what is smaller than in the paper.
         reason: Reason for the state.
         needed: Number of rows that must fit: ``all``, ``most`` or a number.
-        rows: The claim row by row.
+        rows: Result of the claim in each row.
         printed: Result on the paper's own numbers as text, empty if the paper prints
             too few.
         contradicted_in_print: Whether the paper's own numbers contradict the claim.
@@ -332,17 +337,18 @@ class Report:
         metric: Metric of the numbers.
         unit: Unit of the numbers.
         higher_is_better: Whether higher numbers are better.
-        variant: Variant. ``partial`` is a part of the full variant's cells or runs.
-        keys: Names of the conditions, in order.
+        variant: Variant. ``partial`` means that the cells and runs are not exactly
+            those of the full variant.
+        keys: Names of the conditions that identify a row, in order.
         methods: Columns, in the paper's order.
         cells: Cells.
         agreement: Rank agreement of each row.
         tolerance: Largest difference from the paper's number that counts as
             `reproduced`, in the table's unit. None: only columns with their own
             tolerance are judged.
-        assumptions: (what, why) of every assumption. Some are about what the paper
-            leaves open. Others affect verdicts: grids, tolerances and the paper's
-            number of runs.
+        assumptions: (what, why) of every assumption. Some assumptions are about details
+            that the paper leaves open. Others affect verdicts. They are about
+            hyper-parameter grids, tolerances and the paper's number of runs.
         warnings: Texts to read before trusting a number, for example about unequal
             numbers of runs, mixed splits, mixed code or missing runs.
         facts: (name, value) of facts such as cost, commit, hardware, split hashes and

@@ -1,4 +1,4 @@
-"""The cells of a report as text. Every renderer prints these."""
+"""The cells of a report as texts, which all output formats print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShownRun:
         seed: Seed of the run.
         value: Number of the run.
         delta: Our number minus the paper's, empty if the paper prints none.
-        point: Best point of the column's grid, empty without a grid.
+        point: Best point of the column's hyper-parameter grid, empty without a grid.
         origin: Origin of the value.
     """
 
@@ -49,8 +49,8 @@ class ShownCell:
         best_ours: Whether our mean is the best of its row.
         same_as: Label of the column that this one equals by construction.
         runs: The values behind the mean.
-        parts: (metric, numbers). The numbers are by class or by client, and are means
-            over the runs.
+        parts: (metric, numbers) as text. The numbers are those of each class, or the
+            mean and the worst 10 % of the clients. Each is a mean over the runs.
     """
 
     cell: Cell
@@ -230,7 +230,7 @@ def _shown_runs(cell: Cell, places: int | None) -> Iterator[ShownRun]:
 
 
 def _shown_parts(cell: Cell, places: int | None) -> Iterator[tuple[str, str]]:
-    """Yield metrics with their numbers.
+    """Yield metrics of single classes and summaries over clients, with their numbers.
 
     Examples: ``test/global/acc by class`` with ``0: 91.20, 1: 85.00``, and
     ``val/clients/acc`` with ``mean: 88.00, worst 10 %: 71.00``.

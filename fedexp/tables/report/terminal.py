@@ -40,10 +40,11 @@ _ENDLESS = 100_000
 def print_report(report: Report, out: Console | None = None) -> None:
     """Print the headline, the table, the paper's claims and the warnings.
 
-    A cell has the paper's number in its first line. Our number, the difference and the
-    mark of the verdict are in the second line. On a narrow terminal, the differences
-    are left out first. If the table is still too wide, each cell has its own line, with
-    its difference if there is room.
+    The table is as in the paper, with one column per method. A cell has the paper's
+    number in its first line. Our number, the difference and the mark of the verdict are
+    in the second line. If the terminal is too narrow, the differences are left out. If
+    the table is still too wide, another table is printed that has one line per cell. It
+    has the differences if there is room.
     """
     out = out or console()
     out.print(
@@ -116,8 +117,8 @@ def print_tables(rows: Sequence[Mapping[str, Any]], out: Console | None = None) 
     out.print(_list_of_tables(rows, columns))
 
 
-# Only so many letters of a state count for the table's width. Longer states may be
-# broken over lines.
+# Only this many letters of a state are counted for the width of the table. Longer
+# states may be broken over lines.
 _STATE = 20
 _COLUMNS = ("table", "title", "data", "hours", "state")
 _COLUMNS_OF_RUNS = (
@@ -162,9 +163,10 @@ _DATA: Mapping[bool | None, str] = {True: "{}", False: "{} (absent)", None: "{} 
 
 
 def _hours(row: Mapping[str, Any]) -> str:
-    """Return the hours of stored runs, or those in the table's file if none is stored.
+    """Return the computing time of a table in hours, as text.
 
-    Example for hours in a file: ``0.88, reduced 0.69``.
+    It is that of the stored runs. If no run is stored, it is the cost of each variant
+    in the table's file, such as ``0.88, reduced 0.69``.
     """
     if row["seconds"]:
         return f"{row['seconds'] / 3600:.3g}"
@@ -193,7 +195,7 @@ def _legend(report: Report, deltas: bool | None) -> Iterator[str]:
 
 
 def _width(table: Table, out: Console, *, wrapped: bool) -> int:
-    """Return the width that a table needs, with or without broken lines."""
+    """Return the width that a table needs. `wrapped`: whether lines may be broken."""
     needed = Measurement.get(out, out.options.update(width=_ENDLESS), table)
     return needed.minimum if wrapped else needed.maximum
 

@@ -132,15 +132,15 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def hashes(report: Report) -> list[tuple[str, str]]:
-    """Return the report's facts that are hashes. They are only for comparisons."""
+    """Return the report's facts that are hashes, which serve only for comparisons."""
     return [fact for fact in report.facts if fact[0] in _HASHES]
 
 
 def footnotes(report: Report) -> list[str]:
-    """Explain the signs beside labels and marks.
+    """Return notes that explain the signs beside labels and marks.
 
-    The notes also name columns that equal another column by construction. Their equal
-    cells are counted once.
+    A note also names each column that equals another column by construction, because
+    equal cells are counted once.
     """
     notes = [oracle_note(report)]
     if any(cell.deterministic for cell in report.cells):
@@ -168,9 +168,9 @@ def legend(report: Report) -> list[str]:
 
 
 def oracle_note(report: Report) -> str:
-    """Explain the sign of `layout.marked_labels`.
+    """Return a note that explains the sign of columns that have seen test data.
 
-    The note is empty if no column has seen test data.
+    `layout.marked_labels` adds this sign. The note is empty if there is no such column.
     """
     chosen = [f"{method.label}, {method.oracle}" for method in report.methods if method.oracle]
     return f"{layout.ORACLE.strip()} has seen test data: {'; '.join(chosen)}" if chosen else ""
@@ -209,10 +209,10 @@ def rank_note(report: Report) -> str:
 
 
 def pooled(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of the table of pooled rounds. Its title is `POOLED`.
+    """Return headings and rows of the table with the title `POOLED`.
 
-    The table has only methods and rows with pooled numbers. It has no rows if there are
-    no such numbers.
+    It has means and standard deviations over the last ten rounds of all runs of a cell.
+    Methods and rows without such numbers are left out.
     """
     names, digits = layout.marked_labels(report), layout.places(report)
     there = {cell.method for cell in report.cells if cell.pooled_sd is not None}
@@ -287,7 +287,7 @@ def claim_class(claim: ClaimResult) -> str:
 
 
 def scopes(report: Report) -> list[str]:
-    """Return the texts that name the runs on which claims were decided, each once."""
+    """Return the different texts that name the runs on which claims were decided."""
     return list(dict.fromkeys(claim.scope for claim in report.claims))
 
 

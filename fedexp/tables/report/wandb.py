@@ -1,7 +1,8 @@
-"""A table's report as a run of W&B, in the same group as the runs of its cells.
+"""A table's report as a W&B run, in the same W&B group as the runs of its cells.
 
-The run's summary has counts of claims and verdicts. Its history has the comparison and
-the claims as W&B Tables, and the pictures. Its artifact has the report's files.
+The summary of this W&B run has counts of claims and verdicts. Its history has the
+comparison and the claims as W&B Tables, and the pictures. Its artifact has the report's
+files.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def send_summary(report: Report, logger: Mapping[str, Any], group: str, folder: 
     Args:
         report: The report.
         logger: The node ``logger`` of the config.
-        group: Group of the cells' runs.
+        group: W&B group of the cells' runs.
         folder: Folder of the report, whose files are the artifact.
 
     Returns:
