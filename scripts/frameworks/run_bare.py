@@ -1,4 +1,4 @@
-"""Federated averaging by the loop of `bare_loop.py`, with a given order of samples.
+"""Federated averaging by a loop like that of `bare_loop.py`, in the prescribed order.
 
 python scripts/frameworks/run_bare.py WORK RECORD
 """
