@@ -3,7 +3,7 @@
     python scripts/bench_aggregators.py [5 10 20 50] [--threads 2] [--repeats 3]
         [--write FILE]
 
-MA-Echo is compared with its plain form, the paper's formulas written out literally.
+MA-Echo is compared with its plain form, which writes out its formulas literally.
 Everything runs in one process, on the same N models (784-400-200-100-10 without biases)
 and the same projections. The projection of client i is stored as a factor K_i. It
 results from one rank-one update per batch of 64 of the client's 60,000 / N inputs. The

@@ -12,8 +12,8 @@ The cases are:
   floating-point operations are counted. The second loop is the algorithm as the paper
   prints it. The case also measures the rates of a matrix product and of the generator's
   largest convolution. Two times are derived for an experiment with T = 200 epochs of
-  T_G = 30 generator steps: its minutes at the measured times per step, and a lower
-  bound, the minutes of the first loop at the convolution's rate.
+  T_G = 30 generator steps: its minutes at the measured times per step, and its floor.
+  The floor is the minutes of the first loop at the convolution's rate.
 - `bf16`: the same steps with and without autocast.
 - `ensemble`: logits, statistics and the gradient with respect to the inputs. The
   teachers are computed stacked (together) and looped (one after another). The case also

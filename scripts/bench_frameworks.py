@@ -8,9 +8,9 @@ versions in scripts/frameworks. The workloads W1 and W3 are those of bench_round
 All frameworks do the same federated averaging: the same samples, split, participants,
 order of samples, initial weights, batch size and step size. Each process reports its
 steps, its samples and its final weights. The script compares them with those of the
-bare loop (bare_loop.py, a loop written by hand). Each repeat runs one process per
-framework, one after the other. The first round of every process is left out. --write
-also writes a CSV file with one row per process.
+bare loop (frameworks/run_bare.py, a loop written by hand). Each repeat runs one process
+per framework, one after the other. The first round of every process is left out.
+--write also writes a CSV file with one row per process.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@
 
 All runs are FedAvg on Fashion-MNIST. Every client has 60 samples and takes 3 steps with
 batches of 20. The upper panel of the picture has an MLP 784-200-10 with 10 to 1,000
-clients per round. The lower panel has 10 clients per round and MLPs 784-h-h-10 with 10
-k to 10 M parameters. The processes take turns: the bare loop (bare_loop.py), the first
-engine, the second engine and so on, then the bare loop again. Each process gives the
-median of its rounds without the first round. A number is the median of these medians
-over repeats. The script writes bench_growth.md, .json and .png in scripts/results, or
-beside the file of --write. With --draw it only draws numbers that were measured before.
+clients per round. The lower panel has 10 clients per round and MLPs 784-h-h-10 with
+10 k to 10 M parameters. The processes take turns: the bare loop (bare_loop.py), the
+first engine, the second engine and so on, then the bare loop again. Each process gives
+the median of its rounds without the first round. A number is the median of these
+medians over repeats. The script writes bench_growth.md, .json and .png in
+scripts/results, or beside the file of --write. With --draw it only draws numbers that
+were measured before.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 W1 is a workload of bench_rounds.py on Fashion-MNIST.
 
 1. The time from the start of a process to the end of round 1 (the moment at which the
-   round's line is printed) is compared with the time that the bare loop (bare_loop.py)
-   needs for one round. Processes of both alternate, and files are in the page cache.
-   The time of `fedexp --help` is measured until the process exits.
+   round's line is printed) is compared with the same time of the bare loop
+   (bare_loop.py) with one round. Processes of both alternate, and files are in the page
+   cache. The time of `fedexp --help` is measured until the process exits.
 2. Two jobs of one sweep run at the same time (joblib, n_jobs=2). Each job is compared
    with the same job when it is the only one and has threads=1. The numbers are median
    seconds per round from timing.jsonl, without evaluation.

@@ -12,11 +12,11 @@ these rules must hold:
   image has its sizes in `data-font` (points) and `data-width` (points).
 - No page is twice in the navigation.
 
-One page of every folder is also opened in the light and the dark theme. It must not
-request anything from outside the site, or print anything on the console. The
-accessibility checker axe must find no violation. It must be possible to search with
-only the keyboard. Faults are printed one per line, and the exit code is 1 if there are
-any.
+The index and the largest page of every folder are also opened in the light and the dark
+theme. They must not request anything from outside the site, or print anything on the
+console. The accessibility checker axe must find no violation. It must be possible to
+search with only the keyboard. Faults are printed one per line, and the exit code is 1
+if there are any.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> s
 
 def _fits(column: dict[str, Any], row: dict[str, str]) -> bool:
     if column.get("reads"):
-        # The column reads a printed column in a different way, so it has no own
-        # numbers.
+        # The column reads a printed column in a different way, so it has no numbers of
+        # its own.
         return False
     wanted = column.get("published") or {"method": column["key"]}
     return all(row.get(key) == str(value) for key, value in wanted.items())

@@ -1,6 +1,7 @@
 """The cache of decoded arrays.
 
-If a data set is in the cache, a run imports no image decoder and opens only one file.
+If the arrays of a data set are in the cache, a run imports no decoder (such as Pillow
+or torchvision) and opens only one file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base class of data sets: it checks settings and files, and loads arrays."""
+"""The base class of data sets: checks that open no file, and loading of arrays."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Dataset(ABC):
 
         Raises:
             DataError: Files are absent or damaged, or the arrays do not match the
-                declared shape, classes or dtype.
+                declaration (see `verify`).
         """
         self.check(root, download)
         files = self.expected_files(root)

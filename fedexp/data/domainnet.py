@@ -26,9 +26,8 @@ class DomainNet(Dataset):
     The images are ``domainnet/<domain>/<class>/*``. The lists are
     ``domainnet/<domain>_{train,test}.txt``. A line of a list consists of an image path
     relative to ``domainnet/`` and a label. Images are resized to `shape` and stored as
-    bytes: 150 kB each at 224 x
-    224. The owner of a sample is the position of its domain in `domains`. The test set
-    consists of the images in the test lists of all domains.
+    bytes: 150 kB each at 224 x 224. The owner of a sample is the position of its domain
+    in `domains`. The test set consists of the images in the test lists of all domains.
 
     Args:
         domains: The domains that are read.

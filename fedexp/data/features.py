@@ -1,6 +1,6 @@
 """Features that a frozen network (the extractor) computes once per data set.
 
-The remaining layers are trained with these features as inputs.
+Only the remaining layers are trained, with these features as inputs.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The steps are:
 
 1. Limit the numbers of training and test samples.
 2. Take the proxy samples (the server's data).
-3. Hold out training samples for validation.
+3. Hold out training samples for validation, if configured.
 4. Partition the remaining training samples among the clients.
-5. Or, instead of step 3, cut validation samples from each client's samples.
+5. Cut validation samples from each client's samples, as an alternative to step 3.
 6. Copy the data to the device.
 """
 
@@ -37,8 +37,7 @@ UNLABELLED = -1
 class Proxy:
     """The server's data, taken before the partition.
 
-    Samples that the server takes are removed from the clients' data and from the test
-    set.
+    Samples that the server takes are not in the clients' data or the test set.
 
     Args:
         source: Split of the data set from which the samples are taken, class-balanced
@@ -102,7 +101,7 @@ class Proxy:
 
         Raises:
             ConfigError: The clients' networks cannot process the proxy's samples. Or
-                the proxy's data set is the clients' data set or a re-encoded copy of it
+                the proxy and the clients have the same data set, possibly re-encoded
                 (`Dataset.copy_of`).
         """
         if self.source == "noise" and not main.pixels:
@@ -303,7 +302,7 @@ def federate(
     device: torch.device,
     dtype: torch.dtype,
 ) -> FederatedData:
-    """Load, check and split the data, and copy the result to `device`.
+    """Load, check and split the data, and copy the result to `device` once.
 
     Args:
         dataset: The clients' data set.

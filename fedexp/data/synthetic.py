@@ -27,10 +27,10 @@ _UNIT = 24.0  # byte steps per standard deviation
 class Synthetic(Dataset):
     """One Gaussian cluster per class.
 
-    Class k has the cluster ``N(m_k, I)`` with the centre ``m_k ~ N(0, separation^2
-    I)``. Sample i has class ``i % num_classes``. Each feature x is stored as one byte:
-    ``128 + 24 x``, rounded and clipped. With the same seed, a smaller data set consists
-    of the first samples of a larger one.
+    Class k has the cluster ``N(m_k, I)`` with the centre
+    ``m_k ~ N(0, separation^2 I)``. Sample i has class ``i % num_classes``. Each feature
+    x is stored as one byte: ``128 + 24 x``, rounded and clipped. With the same seed, a
+    smaller data set consists of the first samples of a larger one.
 
     Args:
         samples: Number of training samples.

@@ -1,4 +1,4 @@
-"""A terminal table of the samples of each client and class."""
+"""A table for the terminal: the number of samples of each client and class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Five classic data sets, which torchvision downloads and reads.
 
-torchvision compares the files with the publishers' checksums. An exception are the
-unpacked files of MNIST and Fashion-MNIST, which are checked here.
+torchvision compares the files with the publishers' checksums, except the unpacked files
+of MNIST and Fashion-MNIST. These are checked here.
 """
 
 from __future__ import annotations

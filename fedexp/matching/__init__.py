@@ -1,6 +1,5 @@
 """Matching: finding the hidden units that correspond to each other in several networks.
 
 The package describes which hidden units a network has, solves assignment problems and
-aligns networks. The
-methods that use them are in `fedexp.methods`.
+aligns networks. The methods that use it are in `fedexp.methods`.
 """

@@ -19,9 +19,10 @@ posterior mean of theta_k is G_k / S_k. All values are float64.
 
 Two dimensions are in the same block if every model has the same precision in both.
 Precisions are stored once per block. The value of assigning a local unit to a global
-unit is a reward (gain in log-likelihood) minus lambda times a penalty. Rewards and
-penalties depend on units only through sums over the dimensions of a block. The summands
-are v^2, v a_0, G^2, G a_0 and v G.
+unit is a reward minus lambda times a penalty. The reward is twice the gain in
+log-likelihood, plus a term of the Indian buffet process. Rewards and penalties depend
+on units only through sums over the dimensions of a block. The summands are v^2, v a_0,
+G^2, G a_0 and v G.
 
 The widest block is the block with the most dimensions. There the sum of v G is computed
 as the sum of v a_0 plus the inner products of v with the v of each member of the global
@@ -66,8 +67,8 @@ class BetaBernoulli:
             code.
         gamma: Mass of the Indian buffet process.
         sweeps: How often every model is taken out and matched again.
-        popularity: Coefficient of ``log(c_k / (N - c_k))`` in the reward, for N models.
-            It is 1 in all of the authors' code, and 2 in the papers.
+        popularity: Coefficient b of ``log(c_k / (N - c_k))`` in the reward, for N
+            models. It is 1 in all of the authors' code, and 2 in the papers.
         caps: Whether the two caps in the authors' code apply. First, c_k counts as at
             most 10 in the logarithm above. Second, a model may open new global units
             only until there are 700. As an exception, it may always open one, and as
@@ -137,7 +138,7 @@ class Space:
         return values @ self.blocks
 
     def inner(self, wide: Tensor, rest: Tensor) -> Tensor:
-        """Assemble the sums over all blocks, of shape (..., B).
+        """Assemble the sum over each block, of shape (..., B).
 
         Args:
             wide: Sums over the widest block, of shape (...,).
@@ -542,7 +543,7 @@ def _parallel_threads(tasks: int) -> Iterator[tuple[int, Callable[..., Iterable[
     """Open a pool of threads, each of which runs torch single-threaded.
 
     The number of threads is at most `tasks` and at most torch's own number. The context
-    manager returns this number, and a function like `map` that runs on the threads.
+    manager yields this number, and a function like `map` that runs on the threads.
 
     A product or sum is always computed by a single thread. Its bits therefore do not
     depend on the number of threads. Torch and the solver release Python's interpreter

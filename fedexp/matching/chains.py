@@ -184,7 +184,7 @@ class _PartlyMatchedChains:
         numbers: Indices of these lambdas.
         outgoing: For each model, weights of shape (n, K), from the n units of the layer
             that is matched next to the K global units of the layer that was matched
-            last.
+            last (at first, to the K outputs).
         precision: Precisions of `outgoing`, of shape (N, K).
         matched: Assignments of the layers that are matched so far, first to last.
     """

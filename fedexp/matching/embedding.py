@@ -1,6 +1,6 @@
 """A small network inside a wider network of the same architecture.
 
-The small network is embedded in the wider network (`lay_out`), or cut out of it.
+The small network is laid out in the wider network, or cut out of it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Joint:
         further: Number of half-steps that are added at every further temperature.
         tolerance: A stage ends if the squared change of U, summed over groups and
             averaged over models, is below this number.
-        patience: A stage also ends once it has more sweeps than this number.
+        patience: A stage has at most ``patience + 2`` sweeps, even if U still changes.
         noise: Every entry of the first U is 1 / n plus a uniform number in [-noise,
             noise].
     """

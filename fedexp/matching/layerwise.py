@@ -7,8 +7,8 @@ Matching assigns the hidden units of all models to common units. A unit is compa
 its incoming weights and its bias. Units of layers whose outputs are summed form one
 group and are matched together. Once a group is matched, every model is laid out over
 the common units: its units move to the positions of their common units, and common
-units that the model lacks get zeros. A layer whose inputs and outputs are common units
-then has the same order of units in all models, and is replaced by its posterior mean.
+units that the model lacks get zeros. A hidden layer whose inputs and outputs are all
+common (the network's input is common, too) is replaced by its posterior mean.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class PartlyMatched:
     def laid_out(self, input_shape: tuple[int, ...], options: BetaBernoulli) -> PartlyMatched:
         """Lay out all models over the common units of the groups matched so far.
 
-        A layer whose inputs and outputs are then common units is replaced by its
-        posterior mean over the models.
+        Hidden layers whose inputs and outputs are then common (`common_layers`) are
+        replaced by their posterior means over the models. Frozen layers are not.
         """
         spec = self.models[0].spec
         small = structure_of(spec, input_shape)

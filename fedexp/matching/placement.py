@@ -8,7 +8,8 @@ import torch
 
 from fedexp.core.weights import Weights
 
-_SMALL = 1 << 20  # largest parameter with which models are matched on the CPU
+# Largest number of entries of a parameter with which models are matched on the CPU
+_SMALL = 1 << 20
 
 
 def placed(models: Sequence[Weights]) -> list[Weights]:

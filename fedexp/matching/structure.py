@@ -26,9 +26,9 @@ Maps = Mapping[str, Tensor]
 
 A map of a group of n units is a permutation or a matrix. A permutation `perm` of shape
 (n,), int64, means ``new_unit[j] = old_unit[perm[j]]``. Column j of a matrix T of shape
-(n, n) contains the shares of the old units in new unit j. It means ``new_unit[j] =
-sum_a T[a, j] old_unit[a]``. A permutation equals the matrix with ``T[perm[j], j] = 1``
-and zeros elsewhere.
+(n, n) contains the shares of the old units in new unit j:
+``new_unit[j] = sum_a T[a, j] old_unit[a]``. A permutation equals the matrix with
+``T[perm[j], j] = 1`` and zeros elsewhere.
 """
 
 _TOLERANCE = 1e-10  # relative tolerance in float64
@@ -114,9 +114,9 @@ class Structure:
     def permute_inputs(self, weight: str, rows: Tensor, maps: Maps) -> Tensor:
         """Move rows in the same way as the input columns of a layer.
 
-        Row i of `rows` belongs to input column i. For example, let ``Q = K K^T`` be a
-        matrix over input columns, and K its rows. If a matrix T moves the columns, Q
-        becomes ``T^T Q T``, and this method returns ``T^T K``.
+        Row i of `rows` belongs to input column i. For example, let K be the `rows`, and
+        ``Q = K K^T`` a matrix over the input columns. If a matrix T moves the columns,
+        Q becomes ``T^T Q T``, and this method returns ``T^T K``.
 
         Args:
             weight: Name of the layer's weight, (out, in) or (out, channels, kh, kw).

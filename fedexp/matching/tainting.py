@@ -139,7 +139,7 @@ def refusal(what: str) -> ConfigError:
 def _output_shapes(
     module: nn.Module, watched: dict[str, nn.Module], input_shape: tuple[int, ...]
 ) -> dict[str, list[torch.Size]]:
-    """Return the output shapes of each layer, without the batch, one per call."""
+    """Return each layer's output shapes (one per call, no batch), in forward order."""
     shapes: dict[str, list[torch.Size]] = {}
 
     def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:

@@ -24,8 +24,7 @@ def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, f
       another model.
 
     Args:
-        units: For each hidden layer, the global unit of every local unit. The shape is
-            not relevant.
+        units: For each hidden layer, the global unit of every local unit, in any shape.
         widths: For each hidden layer, the number of global units.
     """
     if not units:

@@ -1,11 +1,11 @@
 """One page per method: description, settings, needs, traffic, state and our results.
 
-The pages are generated from these sources:
+The pages are generated from these sources, so nothing is written twice:
 
 - Descriptions are the docstrings of the method's parts (trainer, aggregator and server
   optimizer).
 - Settings are read from the YAML files of its preset, an option of ``method``.
-- Traffic and state are measured in the first training step of one client.
+- Traffic and state are counted as in a run, in the first step of one client.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class Method:
     def particular(self) -> type:
         """The class of the part that is most specific to the method.
 
-        It is a class whose module has the name with which the method's name begins. If
-        several parts have such a class, the trainer's is preferred, then the server
-        optimizer's. If no part has one, the same order applies to all parts that are
-        not plain SGD, and the aggregator comes last.
+        It is a class whose `formula_name` is a prefix of the method's name. If several
+        parts have such a class, the trainer's is preferred, then the server
+        optimizer's. If no part has one, the same order applies to all parts. A trainer
+        or server optimizer that is plain SGD does not count.
         """
         groups = [
             group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"
@@ -592,7 +592,7 @@ def _needs(method: Method) -> Iterator[str]:
 
 
 def _traffic(method: Method) -> Iterator[str]:
-    """Yield the traffic and the state of the first client's first training step."""
+    """Yield the traffic and the state of the first client's first step."""
     counted = traffic.first_step(method.experiment)
     rows = [
         ["down, to a client", *_sizes("the model", counted.down, counted)],

@@ -10,7 +10,8 @@ class Page:
     """One page of Markdown.
 
     Args:
-        path: Path of the Markdown file, such as ``methods/ma_echo.md``. It is unique.
+        path: Path of the Markdown file in the site's sources, such as
+            ``methods/ma_echo.md``. It is unique.
         title: Title in the navigation.
         text: Markdown, which may use the extensions tables, toc, attr_list, admonition,
             md_in_html, superfences and highlight. Links are relative to `path`.

@@ -149,7 +149,7 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Count the paper's claims by state, for tables that are at least partly run.
+        """Count the paper's claims by state.
 
         Only tables whose fullest variant is ``full`` or ``partial`` count. Claims that
         were tested only on smaller runs do not count.
@@ -408,7 +408,7 @@ def _above(a: Cell, b: Cell | None, sign: int) -> bool:
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
-    """Return the mean over cells with the paper's, such as ``81.03 % (paper 78.20)``.
+    """Return our mean over cells and the paper's, as ``81.03 % (paper 78.20)``.
 
     For a single cell, the text also contains the standard deviation over seeds.
     """

@@ -1,4 +1,4 @@
-"""Traffic and state of a method, measured in the first step of its first client."""
+"""Traffic and state of a method, counted in the first step of its first client."""
 
 from __future__ import annotations
 

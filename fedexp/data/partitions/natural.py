@@ -19,8 +19,9 @@ class Natural(Partitioner):
 
     All samples of an owner go to one client. If there are as many clients as owners,
     client i is owner i. With `split_owners`, more clients than owners are allowed. Each
-    owner's samples are then shuffled and divided equally among several clients with
-    consecutive numbers. MA-Echo makes twelve clients from six domains in this way.
+    owner's samples are then shuffled and divided equally among the owner's clients,
+    which have consecutive numbers. MA-Echo makes twelve clients from six domains in
+    this way.
 
     Args:
         owners_per_client: Number of owners of each client. Owners that are left over

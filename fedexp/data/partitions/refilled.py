@@ -24,11 +24,11 @@ class RefilledPartitioner(Partitioner):
     The assignment gives out n samples to N clients, one after another. A random client
     that is not full draws a class from its prior, and gets the next image of that
     class. If the class has run out, all its images become available again, and the
-    client draws another class. Clients have floor(n / N) samples each. The first client
-    also gets the remainder. ``info`` counts the samples that are assigned more than
-    once (``repeated_samples``) or to no client (``dropped_samples``). Partitions have
-    the same distribution as in the published code, but the same seed gives a different
-    partition.
+    client draws a class again (possibly the same). Clients have floor(n / N) samples
+    each. The first client also gets the remainder. ``info`` counts the samples that are
+    assigned more than once (``repeated_samples``) or to no client
+    (``dropped_samples``). Partitions have the same distribution as in the published
+    code, but the same seed gives a different partition.
     """
 
     def __post_init__(self) -> None:
