@@ -1,7 +1,7 @@
 """Helpers of the benchmarks.
 
-They run the bare loop and fedexp as processes, one after the other, and write tables
-with a heading.
+They run the bare loop (bare_loop.py) and fedexp in separate processes, one after the
+other, and write tables with a heading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-# ray needs its extra and minutes to start, so it runs only on demand
+# The engine ray needs an optional dependency and takes minutes to start. It is
+# therefore not in this list, and runs only if an option names it
 ENGINES = sorted(
     path.stem for path in (HERE.parent / "conf" / "engine").glob("*.yaml") if path.stem != "ray"
 )
@@ -38,7 +39,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def chosen(engine: str) -> list[str]:
-    """Return the overrides of ``name[,key=value ...]``.
+    """Return the overrides that select an engine, given as ``name[,key=value ...]``.
 
     An example is ``vectorized,engine.stack=5``.
     """
@@ -90,7 +91,7 @@ def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
 
 
 def heading(facts: str) -> str:
-    """Return a line that states when, what and on which machine was measured."""
+    """Return a line with date, commit, machine, versions and the given facts."""
     return (
         f"{datetime.date.today()}, commit {commit(HERE)}; {processor()}, {os.cpu_count()} cores; "
         f"Python {platform.python_version()}, torch {version('torch')}; {facts}"
@@ -100,7 +101,7 @@ def heading(facts: str) -> str:
 def commit(folder: Path) -> str:
     """Return the commit of the checkout that contains `folder`.
 
-    A + is appended if the checkout was changed.
+    A + is appended if the checkout has uncommitted changes.
     """
     git = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "none"
@@ -116,7 +117,7 @@ def processor() -> str:
 
 
 class Table:
-    """A Markdown table that is printed while it grows, and written as a whole."""
+    """A Markdown table that is printed and written to its file after every line."""
 
     def __init__(self, path: Path | None, heading: str, columns: list[str]) -> None:
         self._path, self._lines = path, [heading, ""]
@@ -130,7 +131,7 @@ class Table:
     def line(self, text: str) -> None:
         self._lines.append(text)
         print(text, flush=True)
-        # The file is written at once, because a long benchmark may be stopped
+        # The file is written after every line, because a long benchmark may be stopped
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text("\n".join(self._lines) + "\n")

@@ -3,9 +3,10 @@
     python scripts/bare_loop.py DATA_ROOT W1|W2|W3|W4
         [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
 
-It is the loop that a researcher would write by hand, and nothing else. Images are
-normalised once and indexed. The optimizer is torch.optim.SGD. There is no evaluation,
-checkpoint or log. It prints seconds and local steps of every round as JSON.
+It is the federated training loop that a researcher would write by hand, and nothing
+else. Images are normalised once, and batches are taken from them by index. The
+optimizer is torch.optim.SGD. There is no evaluation, checkpoint or log. The script
+prints the seconds and the local steps of every round as JSON.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def load(root: Path) -> tuple[Tensor, Tensor]:
 def unequal(folder: Path) -> tuple[list[Tensor], list[list[int]]]:
     """Return the samples of every client and the clients of every round.
 
-    Both are those that fedexp sampled.
+    They are read from files in which `bench_rounds.py` stored fedexp's partition and
+    participants.
     """
     from safetensors.torch import load_file
 
@@ -128,7 +130,8 @@ def main() -> None:
     options = arguments()
     build, clients, size, cohort, batch, lr, momentum = WORKLOADS[options.workload]
     if options.method == "scaffold":
-        # The paper's value. A corrected gradient in a momentum buffer diverges
+        # The paper has no momentum. With momentum, the corrected gradients make
+        # training diverge
         momentum = 0.0
     momentum = momentum if options.momentum is None else options.momentum
 
@@ -166,7 +169,7 @@ def rounds(
     """Train, and yield seconds and local steps of every round."""
     params = list(model.parameters())
     weights = [p.detach().clone() for p in params]
-    # SCAFFOLD's controls of the server and of the clients
+    # SCAFFOLD's control variates: c of the server, and c_i of each client
     c = [torch.zeros_like(w) for w in weights]
 
     c_i: dict[int, list[Tensor]] = {}
@@ -207,7 +210,7 @@ def rounds(
             steps, mass = steps + len(batches), mass + share
             with torch.no_grad():
                 torch._foreach_add_(total, params, alpha=share)
-                if method == "scaffold":  # option II
+                if method == "scaffold":  # option II of the paper for the new c_i
                     tau = len(batches) * lr
                     new = [
                         (w - p) / tau - d for w, p, d in zip(weights, params, drift, strict=True)
@@ -223,7 +226,10 @@ def rounds(
 def ascend(
     model: nn.Module, params: list[Tensor], x: Tensor, y: Tensor, optimizer: torch.optim.SGD
 ) -> None:
-    """Replace the gradient g at w by the gradient at ``w + rho g / ||g||``."""
+    """Replace the gradient g at the weights w by the gradient at ``w + rho g / ||g||``.
+
+    This is the step of FedSAM with radius rho (RHO). The weights are restored.
+    """
     with torch.no_grad():
         norm = torch.stack([p.grad.square().sum() for p in params]).sum().sqrt() + 1e-7
         e = [p.grad * (RHO / norm) for p in params]

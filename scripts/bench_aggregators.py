@@ -3,13 +3,16 @@
     python scripts/bench_aggregators.py [5 10 20 50] [--threads 2] [--repeats 3]
         [--write FILE]
 
-MA-Echo is compared with its formulas written out literally. Everything runs in one
-process, on the same models (784-400-200-100-10 without biases) and projections. The
-projections are factors K_i of one rank-one update for every 64 of a client's 60,000 / N
-inputs. The plain form has dense d x d projectors, a loop over clients, and N^2 inner
-products for the weights' quadratic program (uniform weights otherwise). Seconds are
-medians. The plain form runs once. Memory is the peak beyond the memory in use before.
-The models and, for the plain form, dense projectors were in use before.
+MA-Echo is compared with its plain form, which writes out its formulas literally.
+Everything runs in one process, on the same N models (784-400-200-100-10 without biases)
+and the same projections. The projection of client i is stored as a factor K_i. It
+results from one rank-one update per batch of 64 of the client's 60,000 / N inputs. The
+plain form uses a dense d x d projector for a layer with d inputs, and a loop over
+clients. With weights=qp, it also computes the N^2 inner products of the quadratic
+program for the weights. Otherwise the weights are uniform. Seconds are medians over
+repeats, but the plain form runs only once. Memory is the peak minus the memory before
+the call. The memory before the call includes the models and, for the plain form, the
+dense projectors.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ SAMPLES, BATCH = 60_000, 64
 
 
 def method(name: str, *overrides: str) -> tuple[FusionAggregator, Env]:
-    """Return a method on the MLP of MA-Echo's tables, without data."""
+    """Return a method and its environment, with the MLP of MA-Echo's tables."""
     config = compose(
         [
             f"method={name}",
@@ -62,9 +65,10 @@ def method(name: str, *overrides: str) -> tuple[FusionAggregator, Env]:
 
 
 def cohort(N: int, env: Env) -> list[ClientResult]:
-    """Return N models near one start, with factors of the right shapes.
+    """Return the results of N clients: models near one start, and projection factors.
 
-    The factors come from a damped recursion over random batch means.
+    The factors have the shapes of real factors. They are computed from random batch
+    means with MA-Echo's damped recursion.
     """
     start, names = env.initial_weights(), [layer.weight for layer in env.layers[:-1]]
 
@@ -111,7 +115,7 @@ def _factor(d: int, updates: int, generator: torch.Generator) -> Tensor:
 def plain(
     results: Sequence[ClientResult], Q: list[dict[str, Tensor]], how: MAEcho
 ) -> dict[str, Tensor]:
-    """Compute the released iteration literally."""
+    """Compute the iteration of the authors' code in its plain form."""
     N = len(results)
     fused: dict[str, Tensor] = {}
     for name in Q[0]:
@@ -137,7 +141,8 @@ def measured(call: Callable[[], object], repeats: int = 1) -> tuple[float, float
     """Call `call` and measure it.
 
     Returns:
-        Median seconds, peak memory beyond the beginning in MB, and the value of `call`.
+        Median seconds, peak memory minus the memory before the call in MB, and the
+        return value of `call`.
     """
     seconds, most, value = [], 0.0, None
     for _ in range(repeats):
@@ -152,9 +157,10 @@ def measured(call: Callable[[], object], repeats: int = 1) -> tuple[float, float
 
 
 def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Return the largest relative difference of a layer's weights.
+    """Return the largest relative difference between two models over all layers.
 
-    It is measured in the norm of the layer.
+    The difference of a layer is the norm of the difference of its weights, divided by
+    the norm of its weights in `b`.
     """
     return max(float((a[name] - b[name]).norm() / b[name].norm()) for name in b)
 

@@ -1,28 +1,32 @@
-"""Compare distillation without data with bare loops.
+"""Compare data-free distillation in fedexp with bare loops.
 
     python scripts/bench_distillation.py [CASE ...] [--threads 2] [--write FILE]
         [--help]
 
 The cases are:
 
-- `steps`: a generator step and a distillation step of DENSE (Fashion-MNIST, CNN-MNIST)
-  beside loops of torch modules, channels last. One loop has the same arithmetic (sums
-  of the kernels that meet doubled pixels, each image's D(x) computed once), and its
-  products are counted. The other is as printed in the paper. Also the rates of a matrix
-  product and of the generator's largest convolution. From these follow the minutes of
-  an experiment of T = 200, T_G = 30, and its floor: the minutes of the first loop at
-  the latter rate.
+- `steps`: a generator step and a distillation step of DENSE on Fashion-MNIST with
+  CNN-MNIST, compared with two loops of torch modules (channels last). The first loop
+  has the same arithmetic as fedexp. It sums the kernel entries that meet doubled
+  pixels, and computes D(x), the mean logits of the teachers, once per image. Its
+  floating-point operations are counted. The second loop is the algorithm as the paper
+  prints it. The case also measures the rates of a matrix product and of the generator's
+  largest convolution. Two times are derived for an experiment with T = 200 epochs of
+  T_G = 30 generator steps: its minutes at the measured times per step, and its floor.
+  The floor is the minutes of the first loop at the convolution's rate.
 - `bf16`: the same steps with and without autocast.
-- `ensemble`: logits, statistics and the gradient with respect to the inputs, stacked
-  and looped, and the choice of ``teachers=auto``.
-- `weights`: Co-Boosting's steps of the clients' weights on a bank of --bank batches,
-  within an epoch.
-- `checkpoint`: saving DENSE's state after such an epoch. All but the last batch have
-  been saved before.
-- `memory`: the peak of --many ResNet-18 teachers, looped, in a separate process.
+- `ensemble`: logits, statistics and the gradient with respect to the inputs. The
+  teachers are computed stacked (together) and looped (one after another). The case also
+  prints which of these ``teachers=auto`` chooses.
+- `weights`: the steps in which Co-Boosting updates the clients' weights, as a share of
+  an epoch. The bank of generated images has --bank batches.
+- `checkpoint`: saving DENSE's state after an epoch with a bank of --bank batches. All
+  batches except the last were saved in earlier checkpoints.
+- `memory`: the peak memory of --many ResNet-18 teachers, looped, in a separate process.
 
-Clients' models are the start plus noise. Sides alternate, and the first turn does not
-count. Times are medians, ratios are medians of turns.
+The clients' models are the start plus noise. The two sides of a comparison take turns,
+and the first turn does not count. Times are medians over turns. A ratio is the median
+of the turns' ratios.
 """
 
 from __future__ import annotations
@@ -70,10 +74,12 @@ from fedexp.running.peak_memory import peak_memory
 from fedexp.server_training.optimizers import Adam, Sgd
 from fedexp.storage.checkpoint import Checkpoint
 
-T, T_G = 200, 30  # of the experiment whose minutes are printed
-SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models: CIFAR-10's
-# Bounds of the steps, the rule, the share of re-weighting, MB, and the share of a
-# checkpoint
+# Epochs, and generator steps per epoch, of the experiment whose minutes are printed
+T, T_G = 200, 30
+SHAPES = {"cnn_mnist": (1, 28, 28)}  # other models have CIFAR-10's shape
+# Bounds that the table prints: ratio of the steps to the bare loop, ratio of auto's
+# choice to the better one, share of re-weighting in an epoch, MB of memory, and share
+# of a checkpoint in an epoch
 EXACT = (1.15, 1.05, 0.02, 8000, 0.02)
 
 
@@ -94,10 +100,11 @@ def clock(call: Callable[[], Any], device: torch.device) -> float:
 def beside(
     one: Callable[[], float], other: Callable[[], float], turns: int
 ) -> tuple[float, float, float]:
-    """Measure two sides in alternation.
+    """Measure two sides, which take turns.
 
     Returns:
-        Medians of both sides' seconds, and the median of the ratio one / other.
+        Median seconds of `one`, median seconds of `other`, and the median of the ratio
+        one / other.
     """
     pairs = [(one(), other()) for _ in range(1 + turns)][1:]
     mine, theirs = map(statistics.median, zip(*pairs, strict=True))
@@ -109,12 +116,12 @@ def milliseconds(value: float) -> str:
 
 
 class World:
-    """The state of a method from which its epochs start.
+    """The state of a data-free method after the clients' training.
 
-    Its clients have trained.
+    The epochs of the server's training start from it.
 
     Attributes:
-        bank: Random batches of images and labels.
+        bank: Batches of random images with labels, in place of generated images.
     """
 
     def __init__(self, name: str, options: argparse.Namespace, batches: int, *more: str) -> None:
@@ -154,12 +161,13 @@ class World:
 
 
 class Bare:
-    """DENSE's two loops with torch's modules and optimizers, channels last.
+    """The generator and distillation loops of DENSE in plain torch, channels last.
 
     Args:
         world: State that the loops start from.
-        printed: Whether the generator is a sequence of layers, and teachers process an
-            image in every pass. Otherwise it is fedexp's generator module, and teachers
+        printed: Whether the loops are as the paper prints them. If True, the generator
+            is a plain sequence of layers, and the teachers process an image again in
+            every pass. If False, the generator is fedexp's module, and the teachers
             process an image once.
     """
 
@@ -187,7 +195,7 @@ class Bare:
         ) / len(self.teachers)
 
     def generate(self, steps: int) -> Tensor:
-        """Return the images of the lowest loss."""
+        """Train a generator, and return its images at the lowest loss."""
         method, env, y = self.world.method, self.world.env, self.world.labels
         assert isinstance(method, Dense) and isinstance(method.generator, Adam)
         c, height, width = env.input_shape
@@ -239,7 +247,7 @@ class Bare:
         return kept
 
     def known(self, bank: list[Tensor]) -> list[Tensor]:
-        """Return D(x) of all batches of pixels but the last."""
+        """Return D(x), the mean logits, of all batches of pixels except the last."""
         with torch.no_grad():
             return [
                 self.teacher_logits((batch / 255.0 - self.mean) / self.std) for batch in bank[:-1]
@@ -248,7 +256,8 @@ class Bare:
     def distil(self, bank: list[Tensor], known: list[Tensor]) -> None:
         """Take one step per batch of pixels.
 
-        `known` belongs to all batches but the last. It is not used if `printed`.
+        `known` contains the teachers' mean logits for all batches except the last. It
+        is not used if `printed` is True.
         """
         method = self.world.method
         assert isinstance(method.student, Sgd)
@@ -278,7 +287,7 @@ class Bare:
 
 
 def _generator(shape: tuple[int, int, int], nz: int, ngf: int) -> nn.Sequential:
-    """Return the layers of `fedexp.distillation.generator.Generator` as a sequence."""
+    """Return the layers of fedexp's `Generator` as a plain sequence."""
     c, height, width = shape
     start = (2 * ngf, height // 4, width // 4)
     layers: list[nn.Module] = [
@@ -318,9 +327,10 @@ def generator_step(world: World, steps: int, ensemble: TeacherEnsemble) -> float
 
 
 def distillation_step(world: World, ensemble: TeacherEnsemble) -> float:
-    """Return the seconds per step of a pass over the bank.
+    """Return the seconds per distillation step in one pass over the bank.
 
-    The teachers process the bank's last batch for the first time in this pass.
+    The teachers' logits are known for all batches except the last one, which the
+    teachers process in this pass.
     """
     method, env, samples = world.method, world.env, samples_of(world.bank, world.env.domain)
     known = [
@@ -367,7 +377,14 @@ def flops(call: Callable[[], Any]) -> int:
 
 
 def minutes(generator: float, distillation: float, b: int, B: int) -> float:
-    """Return the minutes of T epochs from the seconds per step."""
+    """Return the minutes of T epochs, given the seconds per step.
+
+    Args:
+        generator: Seconds per generator step.
+        distillation: Seconds per distillation step.
+        b: Number of images that the generator adds to the bank per epoch.
+        B: Batch size of distillation.
+    """
     passes = sum(-(-epoch * b // B) for epoch in range(1, T + 1))
     return (T * T_G * generator + passes * distillation) / 60
 
@@ -506,7 +523,7 @@ def bench_bf16(options: argparse.Namespace, table: alternate.Table) -> None:
 
 
 def models(name: str, count: int, device: torch.device) -> list[Weights]:
-    """Return `count` models of network `name`: one start plus noise."""
+    """Return `count` models of network `name`: the same start plus separate noise."""
     spec = ModelSpec.of(compose([f"model={name}"])["model"], SHAPES.get(name, (3, 32, 32)), 10)
     start = Weights.init(spec, 0, torch.device("cpu"), torch.float32)
     on = lambda tree: {key: value.to(device) for key, value in tree.items()}  # noqa: E731
@@ -540,7 +557,8 @@ def bench_weights(options: argparse.Namespace, table: alternate.Table) -> None:
     logits = [
         drawn(options.clients, options.batch, 10, device=options.device) for _ in world.bank[1:]
     ]
-    # The teachers process the last epoch's images in this epoch
+    # Logits of one batch are missing, because the teachers process the images of the
+    # previous epoch in this epoch
     own = {**world.state["own"], "bank": world.bank, "logits": logits}
 
     state: State = {**world.state, "own": own}
@@ -616,10 +634,10 @@ def bench_checkpoint(options: argparse.Namespace, table: alternate.Table) -> Non
 
 
 def worker(options: argparse.Namespace) -> dict[str, float]:
-    """Measure a pass with its gradient.
+    """Measure a forward pass of all teachers and its gradient.
 
     Returns:
-        Its seconds, and its memory in MB on a GPU.
+        Seconds, and peak GPU memory in MB (0 on a CPU).
     """
     ensemble = TeacherEnsemble(models("resnet18_bn_cifar", options.many, options.device))
     leaf = drawn(options.batch, 3, 32, 32, device=options.device).requires_grad_()

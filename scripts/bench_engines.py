@@ -3,22 +3,27 @@
     python scripts/bench_engines.py [W1 W1u W1s W2 W3 small resnet] [--repeats 5]
         [--threads 2] [--write FILE]
 
-It prints the seconds per round of every engine and stack, and of the engine that auto
-chooses. Everything runs in one process. The candidates take turns, and each repeat has
-another order, so that a drift of the machine affects all alike. A turn repeats the
-first round for half a second (at least once), with training and aggregation and without
-evaluation. It counts with the median of its rounds. A candidate counts with the median
-of its turns. A turn is rejected and repeated if other programs used more than a
-tenth of a core meanwhile. There are at most three times as many turns as repeats. A
-candidate with too few clean turns is marked ``!``. auto is a separate candidate, though
-it is one of the others by another name. The exit code is 1 if auto is more than 10 %
-behind the fastest, and 2 if a candidate has too few clean turns.
+The candidates are every engine with every stack size (number of clients that are
+trained together), and the engine that auto chooses. The script prints the seconds per
+round of each candidate. Everything is controlled from one process. The candidates take
+turns. The order differs between repeats, so that slow changes of the machine's speed
+affect all candidates equally.
+
+A turn repeats the first round of a run for half a second (at least once), with training
+and aggregation and without evaluation. The time of a turn is the median of its rounds.
+The time of a candidate is the median of its turns. If other programs used more than a
+tenth of a core during a turn, the turn is rejected and repeated. A candidate has at
+most three times as many turns as repeats. It is marked ``!`` if it has too few clean
+turns. auto is measured as a separate candidate, although its engine is also one of the
+other candidates. The exit code is 1 if auto is more than 10 % slower than the fastest
+candidate, and 2 if a candidate has too few clean turns.
 
 The workloads are those of bench_rounds.py and the following, all on Fashion-MNIST:
 
 - W1s: W1 with SCAFFOLD.
-- small: 50 clients of 100 samples, a CNN of 55 thousand parameters, batch 10.
-- resnet: ResNet-18, 4 clients of 40 samples, batch 20.
+- small: 50 clients with 100 samples each, a CNN with 55 thousand parameters, batch size
+  10.
+- resnet: ResNet-18, 4 clients with 40 samples each, batch size 20.
 """
 
 from __future__ import annotations
@@ -37,10 +42,10 @@ from typing import Any
 import alternate
 import bench_rounds
 
-SECONDS = 0.5  # least duration of a turn
+SECONDS = 0.5  # shortest duration of a turn
 DISTURBED = 0.1  # cores that other programs may use during a turn
 MOST_BEHIND = 1.1
-LONG = 1000  # number of rounds of the run for which auto chooses an engine
+LONG = 1000  # auto chooses an engine for a run with this number of rounds
 SMALL = [
     "model=cnn_mcmahan",
     "model.channels=[8,16]",
@@ -84,7 +89,7 @@ class Candidate:
 
 
 def candidates(workload: str, threads: int) -> dict[str, Candidate]:
-    """Return every engine whose choices are made, by name."""
+    """Return every engine with all its options set, by name."""
     from fedexp.core.engine import describe
     from fedexp.engines.serial import Serial
     from fedexp.engines.vectorized import Vectorized
@@ -113,11 +118,11 @@ def candidates(workload: str, threads: int) -> dict[str, Candidate]:
 
 
 def busy() -> tuple[float, float]:
-    """Return the seconds of processor time so far.
+    """Return the seconds of processor time that were used so far.
 
     Returns:
-        The machine's seconds, stolen time included, and those of our processes. Both
-        are 0 without /proc.
+        The seconds of the whole machine, including stolen time, and the seconds of this
+        process and its descendants. Both are 0 if the system has no /proc.
     """
     if not Path("/proc/stat").exists():
         return 0.0, 0.0
@@ -137,14 +142,19 @@ def busy() -> tuple[float, float]:
 
 
 def others(since: tuple[float, float], seconds: float) -> float:
-    """Return the number of cores that other programs used since `since`."""
+    """Return the mean number of cores that other programs used since a call of `busy`.
+
+    Args:
+        since: Result of the earlier call.
+        seconds: Elapsed seconds since then.
+    """
     now = busy()
     return (now[0] - since[0] - (now[1] - since[1])) / seconds
 
 
 @contextlib.contextmanager
 def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], Any]]:
-    """Yield a function that executes an engine's first round, and auto's trial."""
+    """Yield a function that executes a first round, and auto's `EngineContext`."""
     import torch
 
     from fedexp.config.compose import compose
@@ -176,10 +186,11 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
 
 
 def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float, bool]:
-    """Write one workload's rows, the fastest first.
+    """Measure one workload and write its rows, the fastest candidate first.
 
     Returns:
-        auto's ratio to the fastest, and whether a candidate has too few clean turns.
+        Ratio of auto's time to the fastest candidate's, and whether a candidate has too
+        few clean turns.
     """
     import torch
 
@@ -271,6 +282,6 @@ def main() -> int:
     return int(any(ratio > MOST_BEHIND for ratio, _ in found.values()))
 
 
-# Workers import this file
+# The condition is needed, because worker processes import this file
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,12 +3,14 @@
     python scripts/bench_frameworks.py --envs FOLDER [--data DATA] [--write FILE.md]
         [--only NAME ...] [--workloads W1 W3] [--repeats 6]
 
-Every framework has an environment in FOLDER, made with pip from the pinned versions in
-scripts/frameworks. All do the same federated averaging: the same samples, split,
-participants, order of samples, initial weights, batch size and step size. Each process
-reports its steps, its samples and its final weights, and the script compares them with
-those of the bare loop. Processes alternate strictly. The first round of every process
-is left out. --write also writes a CSV file with one row per process.
+Every framework has a Python environment in FOLDER. pip installs it from the pinned
+versions in scripts/frameworks. The workloads W1 and W3 are those of bench_rounds.py.
+All frameworks do the same federated averaging: the same samples, split, participants,
+order of samples, initial weights, batch size and step size. Each process reports its
+steps, its samples and its final weights. The script compares them with those of the
+bare loop (frameworks/run_bare.py, a loop written by hand). Each repeat runs one process
+per framework, one after the other. The first round of every process is left out.
+--write also writes a CSV file with one row per process.
 """
 
 from __future__ import annotations
@@ -36,15 +38,16 @@ sys.path.insert(0, str(SCRIPTS))
 from work import read_weights  # noqa: E402
 
 ROUNDS = {"W1": 12, "W3": 4}
-# W3's usual step size of 0.05 is not used, because it amplifies rounding. Initial
-# weights that differ by a factor of 1 + 1e-6 end two rounds at a distance of 0.02.
+# W3's usual step size of 0.05 is not used, because it amplifies rounding errors. With
+# it, if the initial weights are multiplied by 1 + 1e-6, the final weights after two
+# rounds are at a distance of 0.02 from the original ones.
 LEARNING_RATES = {"W1": 0.05, "W3": 0.01}
-# Largest distance to the bare loop's final weights, relative to how far the bare loop
-# moved them. Rounding causes up to 6e-3 on W3. A reversed order of samples causes 4e-2
-# on W1 and 6e-2 on W3.
+# Largest accepted distance to the bare loop's final weights, divided by the distance by
+# which the bare loop moved the weights. Rounding errors cause up to 6e-3 on W3. A
+# reversed order of samples causes 4e-2 on W1 and 6e-2 on W3.
 TOLERANCE = 2e-2
 
-# JAX 0.4.38's default runtime is slower on W3
+# Selects XLA's former CPU runtime. The default runtime of JAX 0.4.38 is slower on W3
 FORMER_RUNTIME = "--xla_cpu_use_thunk_runtime=false"
 
 
@@ -53,11 +56,11 @@ class Entry:
     """One row of the comparison.
 
     Args:
-        package: Name of the environment and of its requirements.
-        version: Package whose version is shown.
-        setup: How the simulation is set up.
+        package: Name of the environment and of its requirements file.
+        version: Name of the package whose version is shown.
+        setup: Description of how the simulation is set up.
         arguments: Arguments of the framework's script.
-        variables: Environment variables of its process.
+        variables: Environment variables of the framework's process.
     """
 
     package: str
@@ -117,12 +120,12 @@ ENTRIES = {
 
 
 class NotEqualError(Exception):
-    """A framework that did other work than the bare loop."""
+    """A framework did not do the same work as the bare loop."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one process did. See `work.write_record`."""
+    """The record of one process, as `work.write_record` describes it."""
 
     seconds: list[float]
     steps: list[int]
@@ -137,7 +140,7 @@ class Record:
 
     @property
     def seconds_per_round(self) -> float:
-        """Median of all rounds but the first, which compiles and starts workers."""
+        """Median of all rounds except the first, which compiles and starts workers."""
         return statistics.median(self.seconds[1:])
 
 
@@ -148,7 +151,7 @@ def distance(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> float:
 
 
 def check_equal(record: Record, bare: Record, start: Sequence[np.ndarray]) -> float:
-    """Check that a framework did the work of the bare loop.
+    """Check that a framework did the same work as the bare loop.
 
     Args:
         record: The framework's record.
@@ -156,7 +159,8 @@ def check_equal(record: Record, bare: Record, start: Sequence[np.ndarray]) -> fl
         start: Initial weights.
 
     Returns:
-        Distance of the final weights, relative to how far the bare loop moved them.
+        Distance between the final weights of both, divided by the distance by which the
+        bare loop moved the weights.
 
     Raises:
         NotEqualError: Steps, samples, shapes or weights differ.
@@ -171,7 +175,7 @@ def check_equal(record: Record, bare: Record, start: Sequence[np.ndarray]) -> fl
         raise NotEqualError(f"shapes of the weights differ: expected {expected}, got {shapes}")
 
     relative = distance(record.weights, bare.weights) / distance(bare.weights, start)
-    # A comparison with NaN is false
+    # This form also rejects NaN, because a comparison with NaN is false
     if not relative <= TOLERANCE:
         raise NotEqualError(
             f"final weights differ by {relative:.1e} of the training, more than {TOLERANCE:.0e}"
@@ -180,9 +184,10 @@ def check_equal(record: Record, bare: Record, start: Sequence[np.ndarray]) -> fl
 
 
 def interpreter(package: str, envs: Path) -> Path:
-    """Return the Python of a package's environment, which is made if it is missing.
+    """Return the Python interpreter of a package's environment.
 
-    An environment is made again if its requirements have changed.
+    The environment is created if it is missing, and created again if its requirements
+    have changed.
 
     Raises:
         subprocess.CalledProcessError: pip failed.
@@ -205,8 +210,8 @@ def run(python: Path, script: str, *arguments: str | Path, **variables: str) -> 
     """Run a script of scripts/frameworks.
 
     Raises:
-        subprocess.CalledProcessError: It failed.
-        subprocess.TimeoutExpired: It took more than five minutes.
+        subprocess.CalledProcessError: The script failed.
+        subprocess.TimeoutExpired: The script took more than five minutes.
     """
     paths = os.pathsep.join(map(str, [alternate.HERE, SCRIPTS, ROOT]))
     own = {"PYTHONPATH": paths, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -242,7 +247,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=list(ROUNDS), choices=ROUNDS)
     parser.add_argument("--only", nargs="+", default=list(ENTRIES), choices=ENTRIES, metavar="NAME")
     parser.add_argument("--rounds", type=int, help="rounds of every process")
-    # The interval of a median of fewer pairs is unbounded
+    # With fewer repeats, the confidence interval of the median is unbounded
     parser.add_argument("--repeats", type=int, default=6)
     options = parser.parse_args()
 
@@ -283,7 +288,7 @@ def write_notes(
     workloads: Sequence[str],
     table: alternate.Table,
 ) -> None:
-    """Write the setups, what was equal and what was not measured."""
+    """Write notes: the setups, what was equal, and what was not measured."""
     table.line("")
     for name in names:
         table.line(f"- {name}: {ENTRIES[name].setup}.")
@@ -306,7 +311,8 @@ def compare(
 ) -> list[dict[str, object]]:
     """Measure one workload.
 
-    A framework that fails or does other work is added to `missing` and left out.
+    If a framework fails or does not do the same work as the bare loop, it is added to
+    `missing` and left out.
 
     Returns:
         One row per process.

@@ -3,13 +3,15 @@
     python scripts/bench_growth.py [--engines serial vectorized workers] [--repeats 3]
         [--write FILE.md] [--draw FILE.json]
 
-All runs are on Fashion-MNIST. Every client has 60 samples and takes 3 steps of 20. The
-left panel has 10 to 1,000 clients per round of an MLP 784-200-10. The right panel has
-10 clients per round of MLPs 784-h-h-10 of 10 k to 10 M parameters. Processes take
-turns: bare loop, first engine, second engine ..., then again. A number is the median
-over repeats of a process's median, without its first round. The script writes
-bench_growth.md, .json and .png in scripts/results, or beside --write. --draw only draws
-numbers measured before.
+All runs are FedAvg on Fashion-MNIST. Every client has 60 samples and takes 3 steps with
+batches of 20. The upper panel of the picture has an MLP 784-200-10 with 10 to 1,000
+clients per round. The lower panel has 10 clients per round and MLPs 784-h-h-10 with
+10 k to 10 M parameters. The processes take turns: the bare loop (bare_loop.py), the
+first engine, the second engine and so on, then the bare loop again. Each process gives
+the median of its rounds without the first round. A number is the median of these
+medians over repeats. The script writes bench_growth.md, .json and .png in
+scripts/results, or beside the file of --write. With --draw it only draws numbers that
+were measured before.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from typing import Any
 import alternate
 
 COHORTS = (10, 30, 100, 300, 1000)
-# Approximate number of parameters, and width of both hidden layers
+# Width h of the two hidden layers, by the approximate number of parameters
 HIDDEN = {10_000: 13, 100_000: 115, 1_000_000: 680, 10_000_000: 2790}
-FEW = 10  # clients per round while models grow
+FEW = 10  # clients per round in the panel in which models grow
 BASE = ["partition=iid", "clients=1000", "local.batch_size=20"]
 BARE = "bare loop"
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 
-# A panel and a value on its x axis: ("clients", 300), ("parameters", 1_000_000)
+# A panel and a value on its x axis, such as ("clients", 300) or ("parameters",
+# 1_000_000)
 Point = tuple[str, int]
 
 
@@ -41,10 +44,11 @@ def parameters(hidden: int) -> int:
 
 
 def points() -> dict[Point, tuple[list[str], list[str], int]]:
-    """Return every measured point.
+    """Return every point to measure.
 
     Returns:
-        The bare loop's options, fedexp's overrides and the number of rounds of each.
+        For each point, the bare loop's options, fedexp's overrides and the number of
+        rounds.
     """
     found: dict[Point, tuple[list[str], list[str], int]] = {}
     for m in COHORTS:
@@ -68,7 +72,7 @@ def points() -> dict[Point, tuple[list[str], list[str], int]]:
 
 
 def measure(options: Any) -> dict[str, dict[Point, float]]:
-    """Return the seconds per round by line and point."""
+    """Return the seconds per round by line (bare loop or engine) and point."""
     lines = [BARE, *options.engines]
     figures: dict[str, dict[Point, float]] = {line: {} for line in lines}
 
@@ -118,7 +122,7 @@ def parameters_of_w1() -> int:
 def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw two panels with logarithmic axes.
 
-    The bare loop is dashed and black.
+    The bare loop's line is dashed and black.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -2,25 +2,26 @@
 
     python scripts/bench_matching.py [CASE ...] [--threads 2] [--write FILE] [--help]
 
-The experiments are those of NAFI, GAMF and FedMA. PFNM is compared with its formulas in
-plain loops. Everything runs in one process on generated units: every model has some
-units of a common set, with separate noise, so that they match in part. `--common` and
-`--noise` decide how many global units are found. The loops are
-`tests/reference/matching_loops.py`, the specification written out. They take minutes
-for the first pass only, so that without `--whole` both sides are timed on that pass.
-The cases are:
+The experiments are those of NAFI, GAMF and FedMA. PFNM is compared with plain loops
+over its formulas (`tests/reference/matching_loops.py`). Everything runs in one process
+on generated units. Each model has some units of a common set plus separate noise, so a
+part of the units of two models matches. `--common` (size of the set) and `--noise`
+determine how many global units are found. The loops take minutes for the first pass
+over the models alone. Without `--whole`, both sides are therefore timed only on this
+pass. The cases are:
 
-- `pfnm`: PFNM beside the loops.
+- `pfnm`: PFNM compared with the loops.
 - `wide`: PFNM with wide layers.
-- `grid`: 12 lambdas on the models of `pfnm`, each compared bit by bit with its separate
-  run. The least of three turns counts.
-- `gamf`: five MLPs of three layers of 100, with Sinkhorn's early stop and, with
-  `--whole`, by the authors' schedule.
-- `fedma`: the first dense layer after convolutions.
-- `gpu`: PFNM's cost matrices on a GPU.
+- `grid`: NAFI with 12 values of lambda at once, on the models of `pfnm`. Each result is
+  compared bit by bit with a separate run of its lambda. The fastest of three turns
+  counts.
+- `gamf`: GAMF on five MLPs with three hidden layers of 100 units. Sinkhorn's iterations
+  stop early. With `--whole`, a second run does all iterations of the authors' schedule.
+- `fedma`: FedMA on the first dense layer after convolutions.
+- `gpu`: PFNM with its cost matrices computed on a GPU.
 
-Seconds are those of one call after a small one. Memory is the peak beyond the memory in
-use before the call.
+Seconds are those of one call, after a small call that is not measured. Memory is the
+peak minus the memory in use before the call.
 """
 
 from __future__ import annotations
@@ -54,19 +55,22 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.reference import matching_loops
 
 CPU = torch.device("cpu")
-# Zero and the eleven values of the logs
+# Values of lambda: zero, and the eleven values in the logs of NAFI's authors
 LAMBDAS = (0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 NAFI = BetaBernoulli(sigma=0.9, sigma0=3.0, caps=False)
 SWEEPS = 5
-TURNS = 3  # turns of `grid`
+TURNS = 3  # number of turns of the case `grid`
 
 
 def units(
     models: int, width: int, dims: int, common: int, noise: float, *names: object
 ) -> list[Tensor]:
-    """Return float64 units (width, dims) per model, on the scale of trained weights.
+    """Return random units of several models, with the scale of trained weights.
 
-    They are units of a common set plus noise.
+    Each model has `width` random units of a common set of `common` units, plus noise.
+
+    Returns:
+        For each model, units of shape (width, dims), float64.
     """
     generator = torch_generator("bench", *names)
     shared = 0.25 * torch.randn(common, dims, generator=generator, dtype=torch.float64)
@@ -81,7 +85,7 @@ def units(
 
 
 def arguments(models: Sequence[Tensor], sigma: float) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return precisions, prior means and visiting orders."""
+    """Return the arguments of `match`: precisions, prior mean and visiting orders."""
     dims = models[0].shape[1]
     q, mu0 = models[0].new_full((len(models), dims), 1 / sigma), models[0].new_zeros(dims)
     mu0[-1] = 0.1
@@ -93,7 +97,8 @@ def measured(call: Callable[[], Any]) -> tuple[float, float, Any]:
     """Call `call` and measure it.
 
     Returns:
-        Seconds, peak memory beyond the beginning in MB, and the value of `call`.
+        Seconds, peak memory minus the memory before the call in MB, and the return
+        value of `call`.
     """
     reset_peak(CPU)
     before = peak_memory(CPU)["ram"]
@@ -105,7 +110,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, float, Any]:
     """Call `call` and time it.
 
     Returns:
-        Seconds, seconds of computing in all threads, and the value of `call`.
+        Elapsed seconds, CPU seconds of all threads, and the return value of `call`.
     """
     began, computing = time.perf_counter(), time.process_time()
     value = call()
@@ -171,7 +176,8 @@ def bench_grid(options: argparse.Namespace) -> list[str]:
             lambda how=how, each=each: match_each(models, q, mu0, how, LAMBDAS, each)
         )
 
-        # Elapsed and computing seconds, of all lambdas at once and of each lambda
+        # Rows: elapsed seconds and CPU seconds. Columns: all lambdas at once, then each
+        # lambda in a separate run
         least = np.full((2, 1 + len(LAMBDAS)), math.inf)
         equal = 0
 
@@ -248,9 +254,10 @@ def bench_gamf(options: argparse.Namespace) -> list[str]:
 
 
 def bench_fedma(options: argparse.Namespace) -> list[str]:
-    """Match J = 512 units of a dense layer after convolutions.
+    """Match the 512 units of a dense layer after convolutions.
 
-    They read 64 positions of each of K global channels, and a bias.
+    Each unit has 64 incoming weights (positions) per global channel, and a bias. The
+    number K of global channels is --channels.
     """
     how = BetaBernoulli(gamma=7.0)
     models = units(10, 512, 64 * options.channels + 1, 2048, options.noise, "fedma")
@@ -264,7 +271,7 @@ def bench_fedma(options: argparse.Namespace) -> list[str]:
 
 
 def bench_gpu(options: argparse.Namespace) -> list[str]:
-    """Compute the cost matrices on the device, the assignment problems on the CPU."""
+    """Compute the cost matrices on the GPU, and the assignment problems on the CPU."""
     models = units(options.nets, options.width, options.dims, options.common, options.noise, "pfnm")
     q, mu0, orders = arguments(models, NAFI.sigma)
 
@@ -348,7 +355,7 @@ def main() -> None:
 
     small = units(3, 4, 5, 6, 0.1, "warm")
     q, mu0, orders = arguments(small, 1.0)
-    # This includes imports and first uses, which are not measured
+    # Imports and first uses happen in this call, which is not measured
     match_each(small, q, mu0, NAFI, [0.0, 0.1], orders[None].repeat(2, 0))
 
     for case in options.cases or CASES:

@@ -1,26 +1,30 @@
-"""Measure the work of the multi-round methods beside bare loops.
+"""Measure the cost of the multi-round methods, compared with bare loops.
 
     python scripts/bench_multiround.py [CASE ...] [--threads 1] [--write FILE] [--help]
 
 The cases are:
 
-- `table`: FedCDA's choice of the least of K^m combinations from given products.
-- `gram`: the products of m K ResNet-18s and of the models that the other clients have
-  chosen, in float64. Memory is the peak beyond the candidates.
-- `peak`: a run in which the last round chooses among K models of m of N clients, beside
-  FedAvg. Models beyond --memory-gb are on disk. Each run is a separate process, and its
-  memory is what the system reports when it ends. Models are not trained (start plus
-  noise). At full size it takes 13.5 GB of disk, with --clients 20 a fifth of that.
+- `table`: FedCDA's choice of the best of K^m combinations of models (m clients with K
+  candidates each), from given inner products.
+- `gram`: the inner products of m * K ResNet-18s with each other and with the models
+  that the other clients have chosen, in float64. Memory is the peak in addition to the
+  candidates.
+- `peak`: a run of FedCDA with N clients, compared with FedAvg. In the last round, it
+  chooses among the K stored models of each of m clients. Models that exceed
+  --memory-gb are on disk. Each run is a separate process, and its memory is the peak
+  that the operating system reports when it ends. Models are not trained: they are the
+  start plus noise. The full size takes 13.5 GB of disk. With --clients 20 it takes a
+  fifth of that.
 - `rounds`: seconds per round of methods on the workloads of bench_rounds.py, without
-  momentum, beside a bare loop or another method, in alternating processes. W1s is W1
-  with 100 clients, whose states all exist after a few rounds: the first use of memory,
-  page by page, is not in its medians.
-- `mix`: FedLAW's mix of m ResNet-18s and its gradient beside two products with their
-  matrix.
-- `teachers`: FedDF's server on a static proxy, and how often a teacher processes a
-  sample.
+  momentum. Each method is compared with a bare loop or another method, in alternating
+  processes. W1s is W1 with 100 clients. After a few rounds, the states of all these
+  clients exist. The medians then do not contain the first use of memory pages.
+- `mix`: FedLAW's mix of m ResNet-18s and the gradient of its scalars x and z, compared
+  with two products with the matrix of the models.
+- `teachers`: the server's part of a FedDF round with fixed proxy samples, and how often
+  a teacher processes a sample.
 
-Seconds are the fastest of --repeats, and for `rounds` medians.
+A time is the fastest of --repeats calls. For `rounds` it is the median.
 """
 
 from __future__ import annotations
@@ -73,8 +77,8 @@ def measured(call: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
     """Call `call` and measure it.
 
     Returns:
-        Seconds of the fastest call, peak memory beyond the beginning in MB, and the
-        value of `call`.
+        Seconds of the fastest call, peak memory minus the memory before the call in MB,
+        and the return value of `call`.
     """
     best, most, value = float("inf"), 0.0, None
     for _ in range(repeats):
@@ -133,7 +137,7 @@ def bench_gram(options: argparse.Namespace) -> list[str]:
 
 
 class InTurn(Sampling):
-    """A sampling that takes every client equally often."""
+    """A sampling in which the clients take turns."""
 
     def draw(self, N: int, seed: int, round: int) -> list[int]:
         return sorted((round * int(self.m) + place) % N for place in range(int(self.m)))
@@ -155,10 +159,10 @@ class Noise(Engine):
 
 
 def worker(method: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Run `method` until every client has K models, and one round more.
+    """Run `method` until every client has K models, and then one more round.
 
     Returns:
-        Seconds of that round's aggregation, and GB on disk.
+        Seconds of the aggregation in the last round, and GB on disk.
     """
     N, m = options.clients, options.clients_per_round
     filling = -(-N * options.models // m)
@@ -216,12 +220,13 @@ class Pair:
     """Two sides of a comparison in `rounds`.
 
     Args:
-        workload: Workload of both sides.
+        workload: Workload on which both sides run.
         method: The measured method.
-        beside: The other side: a method, or the bare loop of that name.
-        most: Bound of the ratio.
-        engine: Engine of the method.
-        threads: Number of threads. None: --threads.
+        beside: The other side: a method, or ``bare`` and the name of a bare loop's
+            method.
+        most: Upper bound of the ratio of their times, method to other side.
+        engine: Engine that the method uses.
+        threads: Number of threads. If None, that of --threads.
     """
 
     workload: str

@@ -4,13 +4,14 @@
         [--methods fedavg fedprox scaffold] [--engines serial auto ...]
     python scripts/bench_rounds.py --against CHECKOUT [...]
 
-The second form compares with a checkout of another commit instead of the bare loop. All
-runs are on Fashion-MNIST, in strictly alternating processes. An engine is its name with
-optional overrides after commas: vectorized,engine.stack=5. A pair is a process of the
-bare loop or of the other commit and a process of this checkout. A ratio is that of a
-pair. The first round of every process (and the work of auto before it) is left out.
-Both sides must take the same number of local steps. W1u is W1 over Dirichlet(0.1)
-clients, the same ones on both sides.
+The bare loop is bare_loop.py. The second form compares this checkout with a checkout of
+another commit instead. All runs are on Fashion-MNIST. Processes of the two sides
+alternate strictly. A pair consists of a process of the bare loop or the other commit,
+and a process of this checkout. A ratio is computed for each pair. An engine is given by
+its name with optional overrides after commas: vectorized,engine.stack=5. The first
+round of every process is left out, and so is the time in which engine=auto chooses an
+engine before it. Both sides must take the same number of local steps. W1u is W1 with a
+Dirichlet(0.1) partition, which is the same on both sides.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ WORKLOADS = {
 METHODS = {
     "fedavg": ["method=fedavg"],
     "fedprox": ["method=fedprox", "trainer.mu=0.1"],
-    # A corrected gradient in a momentum buffer diverges
+    # No momentum: with it, SCAFFOLD's corrected gradients make training diverge
     "scaffold": ["method=scaffold", "local.momentum=0"],
 }
 
 
 def write_split(overrides: list[str], data: str, rounds: int, folder: Path) -> None:
-    """Write fedexp's clients and every round's participants, for the bare loop."""
+    """Write fedexp's partition and each round's participants, for the bare loop."""
     import torch
 
     from fedexp.config.compose import compose
@@ -84,8 +85,8 @@ def pair(
     """Measure one pair of processes.
 
     Returns:
-        Median seconds per round of the other side and of this checkout, and all that
-        this checkout's process reported.
+        Median seconds per round of the other side, those of this checkout, and
+        everything that this checkout's process reported.
     """
     rounds = options.rounds or ROUNDS[workload]
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
@@ -112,7 +113,7 @@ def pair(
 def interval(ratios: list[float]) -> str:
     """Return the 95 % confidence interval of the median, from order statistics.
 
-    A side is unbounded (nan) if there are too few pairs.
+    If there are too few pairs, an end of the interval is nan (unbounded).
     """
     median = statistics.median(ratios)
     low, high = quantile_test(ratios, q=median, p=0.5).confidence_interval(0.95)
@@ -120,7 +121,7 @@ def interval(ratios: list[float]) -> str:
 
 
 def computing(engine: dict[str, Any]) -> str:
-    """Return a short name of the engine in a run's numerics."""
+    """Return a short name of the engine that a run recorded in its numerics.json."""
     settings = [f"{key}={value}" for key, value in engine.items() if key != "_target_"]
     return " ".join([engine["_target_"].rpartition(".")[2].lower(), *settings])
 

@@ -3,16 +3,16 @@
     python scripts/bench_scale.py [rounds partitions million] [--threads 2]
         [--data DIR] [--write FILE]
 
-Every line is a separate process. The parts are:
+Every line of the tables is measured in a separate process. The parts are:
 
 - rounds: W1 of bench_rounds.py (Fashion-MNIST) with 100, 1,000 and 60,000 clients, 20
   per round.
-- partitions: 1,000,000 clients over 10,000,000 labels: built, saved, sampled 10 times
-  1,000.
-- million: 10 rounds of 1,000 clients out of 1,000,000 on the synthetic data.
+- partitions: a partition of 10,000,000 labels among 1,000,000 clients. It is built and
+  saved, and 1,000 clients are sampled 10 times.
+- million: 10 rounds on the synthetic data, with 1,000 of 1,000,000 clients per round.
 
-Memory is what the system reports of the process when it ends (ru_maxrss). The script
-prints Markdown tables.
+Memory is the peak that the operating system reports when the process ends (ru_maxrss).
+The script prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ MILLION = [
 ]  # fmt: skip
 
 
-# On Linux, a process begins with the peak of the one that started it. This code starts
-# each from a small process, however much memory the benchmark has
+# On Linux, the peak memory of a new process starts at the peak of its parent process.
+# This code is therefore run as a small parent process, which starts the measured
+# process
 MEASURED = """import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])
 print(f"\\n{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}")
@@ -58,7 +59,7 @@ def child(arguments: list[str]) -> tuple[str, float, float]:
     """Run ``python *arguments``.
 
     Returns:
-        Output, seconds and peak memory (MB).
+        Output of the process, seconds, and peak memory in MB.
     """
     began = time.perf_counter()
     command = [sys.executable, "-c", MEASURED, sys.executable, *arguments]
@@ -77,8 +78,8 @@ def run(overrides: list[str]) -> tuple[dict[str, float], float, float]:
     """Run fedexp in a separate process.
 
     Returns:
-        Seconds by phase (`round`: the median round's), seconds of the whole process,
-        and its peak memory in MB.
+        Seconds by phase (`round` is the median over rounds, without evaluation),
+        seconds of the whole process, and peak memory of the process in MB.
     """
     with tempfile.TemporaryDirectory() as outputs:
         _, seconds, peak = child(["-m", "fedexp", *overrides, f"output_root={outputs}"])
@@ -127,7 +128,7 @@ def partitions(threads: int, data: str) -> list[str]:
 
 
 def partition_seconds(name: str) -> list[float]:
-    """Return the seconds of building, saving and sampling in this process."""
+    """Return the seconds of building a partition, saving it, and sampling clients."""
     import numpy as np
 
     from fedexp.config.compose import compose

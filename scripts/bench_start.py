@@ -1,14 +1,17 @@
-"""Measure start-up and concurrency of the `fedexp` command on Fashion-MNIST's W1.
+"""Measure start-up and concurrency of the `fedexp` command on workload W1.
 
     python scripts/bench_start.py [--repeats 5] [--rounds 300] [--engine serial]
         [--write FILE]
 
-1. The seconds from process start to the end of round 1 (the moment its line is printed)
-   are compared with the bare loop with one round. Processes alternate, and files are in
-   the page cache. `fedexp --help` is timed to its exit.
-2. Two jobs of one sweep run at the same time (joblib, n_jobs=2). Each is compared with
-   itself running alone with threads=1. The numbers are median seconds per round from
-   timing.jsonl, without evaluation.
+W1 is a workload of bench_rounds.py on Fashion-MNIST.
+
+1. The time from the start of a process to the end of round 1 (the moment at which the
+   round's line is printed) is compared with the same time of the bare loop
+   (bare_loop.py) with one round. Processes of both alternate, and files are in the page
+   cache. The time of `fedexp --help` is measured until the process exits.
+2. Two jobs of one sweep run at the same time (joblib, n_jobs=2). Each job is compared
+   with the same job when it is the only one and has threads=1. The numbers are median
+   seconds per round from timing.jsonl, without evaluation.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ SEEDS = (0, 1)
 
 
 def command() -> list[str]:
-    """Return the installed command of this interpreter's environment, or the module."""
+    """Return the command line of fedexp: the installed script, or else the module."""
     script = Path(sys.executable).with_name("fedexp")
     return [str(script)] if script.exists() else [sys.executable, "-m", "fedexp"]
 
@@ -45,7 +48,7 @@ def seconds_until(line: str, arguments: list[str]) -> float:
     """Return the seconds from the process's start until it prints a line.
 
     Args:
-        line: Beginning of the line. The end of the process does not matter.
+        line: Beginning of the line. The time until the process ends is not measured.
         arguments: Command of the process.
     """
     began = time.perf_counter()
@@ -95,9 +98,9 @@ def help_seconds() -> float:
 
 
 def round_seconds(options: Namespace, *more: str) -> dict[int, float]:
-    """Return the median seconds per round of every job of one command line, by seed.
+    """Return the median seconds per round of each job of a command line, by its seed.
 
-    The first round is left out.
+    The first round of each job is left out.
     """
     from fedexp.storage.files import read_jsonl
 

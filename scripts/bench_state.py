@@ -3,17 +3,20 @@
     python scripts/bench_state.py [--clients 100] [--models 3] [--memory-gb 1]
         [--threads 1] [--folder DIR] [--write FILE]
 
-It measures peak memory, bytes and seconds of a method that keeps old models.
-`tests.reference.keeper.KeepLast` keeps the last models of every client. They are
-ResNet-18s with random weights, 4 clients per round in turn, and a checkpoint is saved
-after every round. Seconds and bytes are those of the last rounds, when every new model
-supersedes one. Full size takes 14 GB of disk, --clients 12 an eighth of that.
+It measures peak memory, bytes and seconds of a method that stores old models.
+`tests.reference.keeper.KeepLast` stores the last models of every client. The models are
+ResNet-18s with random weights. The clients take turns, 4 per round, and a checkpoint is
+saved after every round. Seconds and bytes are those of the last rounds, in which every
+new model replaces an older one. The full size takes 14 GB of disk. With --clients 12 it
+takes an eighth of that.
 
-In the same process, after every checkpoint, the bytes that changed (4 models and their
-mean) are written plainly: one file each over the previous one, flushed to disk.
-FedAvg's line is the same without kept models. Hashing runs beside writing, so it needs
-an idle core. Every line is a separate process. Memory is what the system reports when
-it ends. The script prints Markdown.
+For comparison, the tensors that changed (4 models and their mean) are also written
+plainly after every checkpoint, in the same process. Each goes to one file, which
+replaces the previous file and is flushed to disk. The line of FedAvg is the same
+measurement without stored models. A checkpoint hashes its tensors in parallel with
+writing, so it needs an idle core. Every line is measured in a separate process. Memory
+is the peak that the operating system reports when the process ends. The script prints
+Markdown.
 """
 
 from __future__ import annotations

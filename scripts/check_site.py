@@ -2,20 +2,21 @@
 
     python scripts/check_site.py outputs/site
 
-Every link must have a target. In chromium, these rules hold on every page, in three
-widths:
+Every link must have a target. Every page is opened in chromium in three widths, and
+these rules must hold:
 
 - No text is clipped, and no page is wider than the window.
-- No name breaks inside a word.
-- A table with more than eight columns scrolls.
+- No name is broken between two lines inside a word.
+- A table with more than eight columns can be scrolled.
 - The letters of a drawing are at least 9 pixels high in a window of 1400 pixels. An
   image has its sizes in `data-font` (points) and `data-width` (points).
 - No page is twice in the navigation.
 
-A page of every folder is also opened in light and dark. It must request nothing from
-elsewhere and print nothing on the console. axe must find no violation, and the keyboard
-must be enough to search. The exit code is 1 if there are faults, which are printed one
-per line.
+The index and the largest page of every folder are also opened in the light and the dark
+theme. They must not request anything from outside the site, or print anything on the
+console. The accessibility checker axe must find no violation. It must be possible to
+search with only the keyboard. Faults are printed one per line, and the exit code is 1
+if there are any.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 WIDTHS = (1400, 800, 390)
-# Smallest height of a drawing's letters in pixels, at the first of the widths.
+# Smallest height of a drawing's letters in pixels, at the first width in WIDTHS.
 SMALLEST = 9.0
-# Largest number of columns of a table that need not scroll.
+# A table with more columns than this must be scrollable.
 MOST_COLUMNS = 8
-# Schemes of links that are followed by hand
+# Schemes of links that this script does not follow
 NEVER = ("http", "https", "mailto", "data")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
@@ -65,7 +66,7 @@ class Links(HTMLParser):
 def broken(site: Path) -> Iterator[str]:
     """Yield links without a target, as ``page: link``.
 
-    Nothing is loaded from elsewhere.
+    Links to other sites are not checked.
     """
     pages = {
         path.resolve(): Links(path.read_text(encoding="utf-8"))
@@ -125,7 +126,8 @@ def layout_faults(window: Any, smallest: float) -> list[str]:
 
     Args:
         window: The browser.
-        smallest: Smallest height of a drawing's letters in pixels. 0: not checked.
+        smallest: Smallest height of a drawing's letters in pixels. If 0, the height is
+            not checked.
     """
     script = Path(__file__).with_name("check_layout.js").read_text(encoding="utf-8")
     found: list[str] = window.execute_async_script(script, MOST_COLUMNS, smallest)
@@ -135,7 +137,8 @@ def layout_faults(window: Any, smallest: float) -> list[str]:
 def loud(window: Any, site: Path) -> Iterator[str]:
     """Yield the faults of pages in chromium.
 
-    These are messages on the console, requests beyond the site, and what axe finds.
+    Faults are messages on the console, requests to other sites, violations that axe
+    finds, and parts that the keyboard cannot reach.
     """
     window.get("about:blank")
     # Reading empties the logs of earlier pages.
@@ -154,13 +157,13 @@ def _resize(window: Any, width: int) -> None:
 
 
 def sample(site: Path) -> list[Path]:
-    """Return the first page, and a page of every folder that has pages.
+    """Return the pages to open in the light and the dark theme.
 
-    The page of a folder is its index, or else the largest one.
+    They are the index and the largest page of every folder that has pages.
     """
     folders: dict[Path, list[Path]] = {}
     for path in site.rglob("*.html"):
-        # All reports form one kind, because one report represents all
+        # All reports count as one folder, because one report represents them all
         kind = path.parent if path.name != "report.html" else site / "report.html"
         folders.setdefault(kind, []).append(path)
     largest = (max(paths, key=lambda path: path.stat().st_size) for paths in folders.values())
@@ -178,7 +181,7 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
             _resize(window, width)
             window.get(page.resolve().as_uri())
 
-            # tests/tables checks a small report with axe
+            # axe does not check reports here, because a test in tests/tables does
             if width == WIDTHS[0] and page.name != "report.html":
                 yield from (f"{scheme}: {fault}" for fault in _objections(window))
             yield from (
@@ -189,7 +192,7 @@ def _faults(window: Any, page: Path) -> Iterator[str]:
                 json.loads(entry["message"])["message"] for entry in window.get_log("performance")
             )
             sent = (e["params"] for e in events if e["method"] == "Network.requestWillBeSent")
-            # The browser's own first tab may still be loading its chrome:// parts
+            # The first tab of the browser may still be loading chrome:// pages
             asked = (
                 s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://")
             )
@@ -207,7 +210,8 @@ def _objections(window: Any) -> Iterator[str]:
     )
 
     found = window.execute_async_script(
-        # Material's navigation is a list of lists, which are landmarks of the same name
+        # The rule is off, because Material's navigation has nested landmarks of the
+        # same name
         "axe.run(document, {rules: {'landmark-unique': {enabled: false}}})"
         ".then(arguments[0], error => arguments[0](String(error)))"
     )
@@ -222,8 +226,9 @@ def _objections(window: Any) -> Iterator[str]:
 def _unreachable(window: Any, page: Path) -> Iterator[str]:
     """Yield the parts of a page that cannot be reached with only the keyboard.
 
-    Checked are the search, a page that the search finds, the text after the navigation
-    and a table.
+    The function checks that the first stop of the tab key skips the navigation, that a
+    page of results can be opened, that the search finds a page, and that this page can
+    be opened.
     """
     from selenium.common.exceptions import TimeoutException
     from selenium.webdriver.common.keys import Keys

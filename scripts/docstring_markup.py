@@ -1,7 +1,7 @@
 """An extension of Griffe for this project's docstrings on the pages of mkdocstrings.
 
-Labels such as Update become bold words. A name in single backticks becomes a link if
-the API pages describe it.
+Griffe reads the docstrings for mkdocstrings. Labels such as Update become bold words. A
+name in single backticks becomes a link if an API page describes the named object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?![`\]])")
 
 
 class DocstringMarkup(griffe.Extension):
-    """The extension. Griffe creates it."""
+    """The extension of Griffe, which creates an object of this class."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         described = {kind.path for module in MODULES for kind in _described(pkg[module[7:]])}
@@ -31,7 +31,7 @@ class DocstringMarkup(griffe.Extension):
 
 
 def _described(kind: griffe.Object | griffe.Alias) -> Iterator[griffe.Object]:
-    """Yield the objects with a docstring that are not imported and not private."""
+    """Yield `kind` and the public objects that it defines and that have a docstring."""
     if kind.is_alias or (kind.docstring is None and not kind.is_class):
         return
     yield kind  # type: ignore[misc]
@@ -50,7 +50,7 @@ def _linked(text: str, place: griffe.Object, described: set[str]) -> str:
 
 
 def _resolved(name: str, place: griffe.Object) -> str:
-    """Return the path of a name in a docstring: a full path, or a name of its scope."""
+    """Return the full path of the object that a name in a docstring refers to."""
     if name.startswith("fedexp."):
         return name
     first, dot, rest = name.partition(".")

@@ -2,10 +2,11 @@
 
     python scripts/fedexp_rounds.py OVERRIDE ...
 
-It is one run in this process, as a user runs it, without everything that the bare loop
-lacks: evaluation, checkpoint, logging and client cache are off. It prints seconds (all
-phases but evaluation) and local steps of every round, the engine that computed and its
-messages to the user, as JSON.
+The script executes one run in this process, as a user runs it. Everything that the bare
+loop (bare_loop.py) does not do is switched off: evaluation, checkpoints, logging and
+the client cache. It prints JSON with the seconds (all phases except evaluation) and the
+local steps of every round, the engine that computed the run, and the messages to the
+user.
 """
 
 from __future__ import annotations
@@ -45,6 +46,6 @@ def main(overrides: list[str]) -> dict[str, Any]:
         }
 
 
-# Worker processes of an engine import this file
+# The condition is needed, because worker processes of an engine import this file
 if __name__ == "__main__":
     print(json.dumps(main(sys.argv[1:])))

@@ -1,7 +1,7 @@
-"""Write the state of every claim about the committed records as CSV.
+"""Write the state of every claim that the committed records test, as CSV.
 
-With ``--before OLD.csv``, the states of an older file stand beside the present ones.
-The older file is the output of this script, run with older code.
+With ``--before OLD.csv``, the file also has a column with the states in an older file.
+The older file is the output of this script with older code.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _form(variant: str) -> str:
-    """Return the variant whose cells a report has: a partial report is a full one."""
+    """Return the variant that a report belongs to: ``partial`` counts as ``full``."""
     return "full" if variant == "partial" else variant
 
 

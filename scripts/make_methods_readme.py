@@ -2,7 +2,7 @@
 
     python scripts/make_methods_readme.py [--check]
 
-With ``--check`` nothing is written, and the exit code is 1 if the file is stale.
+With ``--check``, nothing is written, and the exit code is 1 if the file is out of date.
 """
 
 from __future__ import annotations

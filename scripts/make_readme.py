@@ -1,10 +1,10 @@
-"""Write the generated tables of README.md, between their markers, and its counts.
+"""Write the generated tables and the counts of methods in README.md.
 
     python scripts/make_readme.py [--check]
 
-With ``--check`` nothing is written, and the exit code is 1 if a table is stale. The
-tables show the states that the present code gives to the committed records, and the
-needs and the traffic that it gives to the methods.
+The tables are between markers. They show how the current code judges the numbers and
+claims of the committed records, and what each method needs and sends. With ``--check``,
+nothing is written, and the exit code is 1 if a table is out of date.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedexp.tables.schema import Table
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RECORDS = "scripts/results"
-# Verdicts in the order of the table. Cells without a number of the paper do not count.
+# Verdicts in the order of the table. Only cells for which the paper has a number count.
 VERDICTS = ("reproduced", "close", "different", "undecided")
 # Preset of the method that each paper proposes.
 PROPOSED = {
@@ -43,7 +43,7 @@ CLAIM_STATES = ("supported", "contradicted", "undecided")
 
 
 def reproduced() -> str:
-    """Return what was reproduced: a summary, and a table with one row per paper."""
+    """Return a summary of the reproduced numbers, and a table with a row per paper."""
     found: dict[str, list[Report]] = {}
     for report in reports():
         found.setdefault(report.name.partition("/")[0], []).append(report)
@@ -103,8 +103,8 @@ def _counts(counted: Counter[str], names: Iterable[str]) -> str:
 def listed_methods() -> str:
     """Return the table of methods.
 
-    Presets with the same classes are variants of the one with the shortest name, and
-    have no row.
+    If several presets have parts of the same classes, only the preset with the shortest
+    name has a row. The others are its variants.
     """
     rows = []
     for method in methods.presets():
@@ -140,7 +140,7 @@ def counted_methods() -> str:
 
 
 def _link(reference: str) -> str:
-    """Return the link of a reference."""
+    """Return the web address in a reference."""
     link = re.search(r"https://\S+", reference)
     if link is None:
         raise ValueError(f"a reference without a link: {reference}")
@@ -148,7 +148,7 @@ def _link(reference: str) -> str:
 
 
 def _paper(reference: str) -> tuple[str, str]:
-    """Return the authors of a reference, with its link, and the venue."""
+    """Return a reference's authors as a link to the paper, and its venue."""
     if not reference:
         return "-", "-"
     text = " ".join(reference.split())
@@ -189,7 +189,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def written(text: str) -> str:
-    """Return the text of README.md with fresh tables."""
+    """Return the text of README.md with new tables and counts."""
     for name, make in (("reproduced", reproduced), ("methods", listed_methods)):
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
         before, rest = text.split(begin)

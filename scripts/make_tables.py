@@ -3,12 +3,13 @@
     python scripts/make_tables.py DIR
     python scripts/make_tables.py DIR --check
 
-So no digit is typed by hand. DIR contains <file>.yaml for every `published: {file,
-table}` of a table. With ``--check`` nothing is changed, and the exit code is 1 if a
-file would change. Everything in a table's file from the line that begins with MARK on
-is generated. A row of the published file belongs to the column whose `published` fits
-it (default: ``{method: <key>}``). Its conditions are the table's `keys`. Digits stay as
-printed.
+The numbers are copied by this script, so that no digit is typed by hand. A table's file
+in ``conf/table`` has an entry `published: {file, table}`. DIR contains the file
+<file>.yaml, which has the rows of the published table. In the table's file, everything
+from the line MARK to the end is generated. A published row belongs to the column whose
+`published` values it has (default: ``{method: <key>}``). The row's values of the
+table's `keys` are its conditions. Digits stay as printed. With ``--check``, nothing is
+changed, and the exit code is 1 if a file would change.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> s
         name: Name of the file in error messages.
 
     Raises:
-        FedexpError: A row belongs to no column, or to several, or lacks a key.
+        FedexpError: A row belongs to no column or to several columns, or a row has no
+            value for one of the table's `keys`.
     """
     lines = ["reference:"]
 
@@ -66,16 +68,17 @@ def reference(table: dict[str, Any], rows: list[dict[str, str]], name: str) -> s
 
 def _fits(column: dict[str, Any], row: dict[str, str]) -> bool:
     if column.get("reads"):
-        # The column is another reading of a printed column.
+        # The column reads a printed column in a different way, so it has no numbers of
+        # its own.
         return False
     wanted = column.get("published") or {"method": column["key"]}
     return all(row.get(key) == str(value) for key, value in wanted.items())
 
 
 def generate(path: Path, published: Path) -> str | None:
-    """Return the whole new text of a table's file.
+    """Return the complete new text of a table's file.
 
-    The result is None if the file names no published table.
+    The result is None if the file has no entry `published`.
     """
     head = path.read_text().partition(MARK)[0].rstrip("\n") + "\n"
     table = yaml.safe_load(head)

@@ -9,13 +9,13 @@ that changed), ``missing`` (the run failed) or ``skipped`` (the machine lacks wh
 needs). Presets that have no record yet are listed as ``new``. The exit code is 1 if a
 run is different or missing.
 
-What is compared: every value of ``metrics.jsonl``, the headline and the summary of
+The script compares every value of ``metrics.jsonl``, the headline and the summary of
 ``result.json``, and the tensors of the models, the partition and the traces. Tensors
-are compared by name, dtype, shape and bytes. Files, hashes of configs and times are not
-compared.
+are compared by name, dtype, shape and bytes. The bytes of whole files, hashes of
+configs and times are not compared.
 
-The script uses the command line, `fedexp.run` and the files of a run folder. It imports
-nothing else of fedexp, so that a refactoring does not change it.
+The script uses only the command line, `fedexp.run` and the files of a run folder. It
+imports nothing else from fedexp, so that it need not change in a refactoring.
 
 How to extend it:
 
@@ -25,12 +25,13 @@ How to extend it:
   folder.
 - If a config key, a preset or a class is renamed, add the old and the new name to
   `RENAMED`. Do not edit the overrides of the runs and do not write a new record.
-- After an intended change, store the lines it affects:
+- After an intended change, store the lines of the affected runs:
   ``--only NAME --write scripts/results/same_numbers.json``. Explain the change in the
-  commit.
+  commit message.
 
-Bits depend on the CPU and on library versions. The record contains them, and a
-difference is printed as a warning.
+The last bits of numbers depend on the CPU and on library versions. The record contains
+the CPU's instruction set and these versions. If they differ from the record, a warning
+is printed.
 """
 
 from __future__ import annotations
@@ -66,15 +67,16 @@ RENAMED: dict[str, str] = {}
 # Overrides of every run. A run that sets the same key replaces them.
 FIXED = ["threads=1", "device=cpu", "engine=serial", "memo.enabled=false"]
 
-# Methods that match units. If clients start from one model, as they do by default, two
-# local steps leave nothing to permute, and the numbers equal those of the average.
+# Methods that match units. By default, clients start from one model. After only two
+# local steps, their units still correspond, and a matching method gives the same
+# numbers as averaging.
 MATCHING = (
     *("fedma", "fedma_fixed", "gamf", "git_rebasin", "ma_echo_ot", "nafi", "nafi_layerwise"),
     *("nafi_paper", "ot_fusion", "ot_fusion_nafi", "pfnm", "pfnm_nafi"),
 )
 
-# Overrides of presets beyond ``debug=smoke``. No preset needs any to run. With these, a
-# preset does not give the numbers of a simpler method.
+# Overrides of presets in addition to ``debug=smoke``. Every preset also runs without
+# them, but its numbers would then equal those of a simpler method.
 EXTRA: dict[str, list[str]] = {
     **{name: ["init=different"] for name in MATCHING},
     # FedNova is FedAvg if all clients take equally many steps.
@@ -83,14 +85,14 @@ EXTRA: dict[str, list[str]] = {
     "trimmed_mean": ["limit.clients=7"],
 }
 
-# Keys of ``result.json`` that hold numbers of the method. Others hold costs and
-# identities.
+# Keys of ``result.json`` that contain numbers of the method. The other keys contain
+# costs and identifiers.
 SUMMARY = (
     *("metrics", "best", "mean_last_10", "std_last_10", "last_10", "traced", "per_client"),
     *("rounds", "rounds_to_target", "rounds_to", "bytes", "local_steps"),
 )
 
-# The libraries would otherwise take as many threads as there are cores.
+# Without these variables, libraries would use as many threads as there are cores.
 THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 Record = dict[str, Any]
@@ -119,7 +121,7 @@ def renamed(override: str) -> str:
 
 
 def all_overrides(root: Path, own: Sequence[str]) -> list[str]:
-    """Complete the overrides of a run whose results go to `root`."""
+    """Return all overrides of a run whose results are written to `root`."""
     keys = {override.partition("=")[0] for override in own}
     fixed = [override for override in FIXED if override.partition("=")[0] not in keys]
     return [*map(renamed, [*own, *fixed]), f"output_root={root}"]
@@ -142,10 +144,10 @@ def command(root: Path, own: Sequence[str]) -> list[str]:
 
 
 def ended(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run a command to its end.
+    """Run a command until it ends.
 
     Returns:
-        The exit code, and the last part of what it printed as errors.
+        The exit code, and the last 500 characters of its error output.
     """
     process = subprocess.run(arguments, capture_output=True, text=True, check=False)
     return process.returncode, process.stderr.strip()[-500:]
@@ -168,7 +170,7 @@ def run_apart(root: Path, *own: str) -> Path:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise a `RuntimeError` unless a run did what its comparison needs."""
+    """Check that a run did what its comparison needs, or raise a `RuntimeError`."""
     if not holds:
         raise RuntimeError(message)
 
@@ -231,7 +233,7 @@ def ray(root: Path) -> Path:
     try:
         return run_apart(root, *FEDAVG, "engine=ray", "engine.address=local", "engine.actors=1")
     except RuntimeError:
-        # The machine is to blame only if Ray fails without fedexp, too.
+        # If Ray also fails without fedexp, the machine is the cause.
         start = "import ray; ray.init(address='local', num_cpus=1)"
         code, errors = ended([sys.executable, "-c", start])
         if code:
@@ -249,7 +251,8 @@ def resumed(root: Path) -> Path:
     silent = subprocess.DEVNULL
     killed = subprocess.Popen(command(root, SCAFFOLD), stdout=silent, stderr=silent)
 
-    # Checkpoints are written after every round, so at least two are there by then.
+    # Checkpoints are written after every round. When three rounds are in the file,
+    # there are at least two checkpoints.
     while killed.poll() is None:
         if any(len(lines_of(path)) >= 3 for path in root.glob("runs/*/*/metrics.jsonl")):
             killed.kill()
@@ -294,8 +297,8 @@ def client_cache(root: Path) -> Path:
     folder = run(root, "method=git_rebasin", *shared)
     result = result_of(folder)
 
-    # ``local_steps`` counts the steps behind the models, also if another run took them.
-    # ``steps_per_second`` is null if this run took none.
+    # ``local_steps`` counts all steps with which the models were trained, including
+    # those of another run. ``steps_per_second`` is null if this run took no steps.
     took_none = result["local_steps"] > 0 and result["steps_per_second"] is None
     require(took_none, "the client cache was not hit")
     return folder
@@ -320,7 +323,7 @@ LONGER: dict[str, Callable[[Path], Path]] = {
 
 
 def digest(value: Any) -> str:
-    """Hash a JSON value, whose mappings may have any order."""
+    """Hash a JSON value. The order of keys in mappings does not matter."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -344,7 +347,7 @@ def tensors_of(path: Path) -> dict[str, list[Any]]:
 
 
 def record_of(folder: Path) -> Record:
-    """Collect what is compared of a run.
+    """Collect everything about a run that is compared.
 
     Returns:
         ``headline`` and ``rows`` as stored, and digests of the ``summary``, ``models``,
@@ -367,7 +370,7 @@ def record_of(folder: Path) -> Record:
 
 
 def environment() -> dict[str, str]:
-    """Return what the bits depend on besides the code."""
+    """Return everything besides the code on which the last bits of numbers depend."""
     import torch
 
     versions = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scipy")}
@@ -473,7 +476,7 @@ def main() -> int:
     if not options.write and not stored["runs"]:
         parser.error(f"{path} does not exist or is empty: store a record with --write")
 
-    # A renamed preset has its record under the old name.
+    # The record of a renamed preset has the old name.
     there = {renamed(f"method={name}") for name in stored["runs"]}
     found = [path.stem for path in PRESETS.glob("*.yaml") if f"method={path.stem}" not in there]
     names = sorted({*stored["runs"], *found, *LONGER})
@@ -488,7 +491,7 @@ def main() -> int:
 
 
 def record(path: Path, names: Sequence[str], runs: dict[str, Record]) -> bool:
-    """Store the record of the named runs beside that of the others.
+    """Run the named runs and store their records. The other runs' records are kept.
 
     Returns:
         Whether every run could be recorded. If not, nothing is stored.

@@ -1,6 +1,7 @@
-"""The hook of mkdocs.yml: it adds generated pages, notebooks and typeset formulas.
+"""Hooks of mkdocs, which add generated pages and notebooks, and typeset formulas.
 
-mkdocs calls the functions whose names begin with ``on_``.
+``mkdocs.yml`` names this file. mkdocs calls the functions whose names begin with
+``on_``.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from fedexp.tables.report.picture_sizes import width_of_png
 
 RECORDS = conf_dir().parent / "scripts" / "results"
 FORMULAS = Path("methods/formulas")
-# Points of the smallest text in notebooks, which draw with matplotlib's default sizes.
+# Size in points of the smallest text in the pictures of notebooks. These pictures have
+# matplotlib's default font sizes.
 NOTEBOOK_FONT = 10
 log = logging.getLogger("mkdocs.site_pages")
 
-# What pymdownx.arithmatex makes of $...$ and $$...$$.
+# HTML that pymdownx.arithmatex generates from $...$ and $$...$$.
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<mark>[(\[])(?P<tex>.*?)\\[)\]]</(?P=tag)>',
     re.DOTALL,
@@ -57,7 +59,7 @@ def _pages(docs: Path) -> list[Page]:
     """Return all generated pages.
 
     Args:
-        docs: Folder of the written pages, which has the formulas of the methods.
+        docs: Folder of the handwritten pages. It contains the formulas of the methods.
     """
     formulas = {path.stem: path.read_text() for path in (docs / FORMULAS).glob("*.md")}
     parsers = {one.prog: one for one in (data.parser(), runs.parser(), table.parser())}
@@ -72,7 +74,7 @@ def _pages(docs: Path) -> list[Page]:
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Replace the folders in the navigation by their pages."""
+    """Replace each folder in the navigation by the generated pages in it."""
     pages = _pages(Path(config.docs_dir))
     config.nav = list(_expanded(config.nav or [], pages))
 
@@ -83,7 +85,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def _expanded(nav: list[Any], pages: list[Page]) -> Iterator[Any]:
-    """Yield the entries of a navigation, with pages in place of folders."""
+    """Yield the entries of a navigation. Each folder is replaced by its pages."""
     for entry in nav:
         if isinstance(entry, str) and entry.endswith("/"):
             yield from build.navigation(
@@ -145,6 +147,6 @@ def on_page_content(html: str, page: SitePage, **_: Any) -> str:
 
 
 def mathml_of(tex: str, *, block: bool) -> tuple[str, list[str]]:
-    """Return a formula as MathML, and the commands that could not be converted."""
+    """Return a formula as MathML, and the TeX commands that could not be converted."""
     mathml = convert(tex, display="block" if block else "inline")
     return mathml, re.findall(r"\\[A-Za-z]+", mathml)

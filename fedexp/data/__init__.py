@@ -1,4 +1,4 @@
-"""Data sets, partition schemes, and the steps from both to the data of a run.
+"""Data sets, partition schemes, and the code that builds a run's data from them.
 
 A `Dataset` declares and reads a data set. A `Partitioner` assigns its samples to
 clients. `fedexp.data.federated` combines the two. Partition schemes are in

@@ -1,4 +1,4 @@
-"""An import of torchvision that also works if its operators do not fit torch."""
+"""An import of torchvision that works even if its extension does not load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def torchvision_datasets() -> ModuleType:
     On import, torchvision registers kernels for the operators of its extension. If the
     extension did not load (for example torchvision for CUDA with torch for the CPU),
     the operators do not exist and the import fails. Data sets do not need the
-    operators. Two empty declarations of operators therefore make the import succeed.
+    operators. This function therefore declares two of the operators without an
+    implementation, and the import succeeds.
     """
     try:
         return importlib.import_module("torchvision.datasets")

@@ -1,6 +1,7 @@
 """Random flips and crops of training batches.
 
-They run on the batch's device and take their random numbers from the given `noise`.
+They run on the batch's device. The caller passes their source of random numbers as the
+argument `noise`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class Augment:
     Args:
         flip: Probability of a horizontal flip.
         crop_padding: Pixels of zero padding on each side. 0 switches the crop off.
-        crop_probability: Probability that a sample is cropped at all.
-        per: Unit of the random decisions. ``sample`` decides for every sample,
-            ``batch`` takes one decision and one offset for the whole batch (FedExP's
-            code).
+        crop_probability: Probability that a sample is cropped. Otherwise it is not
+            shifted.
+        per: Unit of the random decisions. ``sample`` decides for every sample.
+            ``batch`` takes one decision and one offset for the whole batch, as FedExP's
+            code does.
     """
 
     flip: float = 0.5
@@ -50,7 +52,7 @@ class Augment:
     def __call__(self, x: Tensor, noise: Noise) -> Tensor:
         """Return a new batch of the same shape (batch, C, H, W).
 
-        A part that is switched off uses no random numbers.
+        A flip or crop that is switched off uses no random numbers.
         """
         decisions = len(x) if self.per == "sample" else 1
         if self.flip > 0:
@@ -71,7 +73,7 @@ class Augment:
 
         if self.crop_probability < 1:
             cropped = noise("augment/crop", (decisions,)).to(x.device) < self.crop_probability
-            # Offset (pad, pad) is the image itself
+            # At offset (pad, pad), the crop is the original image
             offset = torch.where(cropped[:, None], offset, pad)
 
         padded = functional.pad(x, (pad, pad, pad, pad))

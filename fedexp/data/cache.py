@@ -1,6 +1,7 @@
 """The cache of decoded arrays.
 
-With an entry of the cache, a run imports no decoder and opens only one file.
+If the arrays of a data set are in the cache, a run imports no decoder (such as Pillow
+or torchvision) and opens only one file.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ FOLDER = ".fedexp"
 
 # Fingerprints of the entries that this process decoded or looked up
 _fingerprints: dict[Path, str] = {}
-# A stack with one dictionary per open context of `sources_stay`. The dictionary maps
-# each source that was already looked at to its cache file
+# A stack with one dictionary per open `sources_stay` block. A dictionary maps a data
+# source (root, name, recipe and files) to its cache file
 _entries: list[dict[tuple[str, ...], Path]] = []
 
 
@@ -30,7 +31,8 @@ _entries: list[dict[tuple[str, ...], Path]] = []
 def sources_stay() -> Iterator[None]:
     """Make `ArrayCache.known` look at each source file only once in a ``with`` block.
 
-    This saves time, because there may be a hundred thousand files.
+    This saves time, because there may be a hundred thousand files. The files must not
+    change within the block.
     """
     _entries.append({})
 
@@ -45,13 +47,15 @@ class ArrayCache:
 
     An entry is the file ``<root>/.fedexp/<name>-<key>.safetensors``. The key is a hash
     of `recipe` and of the source files' names, sizes and modification times. The entry
-    also contains the fingerprint of the arrays. If the root cannot be written, nothing
-    is cached and one warning is given. A damaged entry is decoded again.
+    also contains the fingerprint of the arrays (their sha256). If the root cannot be
+    written, nothing is cached and one warning is given. A damaged entry is decoded
+    again.
 
     Args:
         root: Data root.
         name: Name of the data set.
-        recipe: Everything that decides the arrays' content, except the source files.
+        recipe: All settings that, besides the source files, determine the arrays'
+            content.
     """
 
     def __init__(self, root: Path, name: str, recipe: tuple[str, ...]) -> None:
@@ -61,7 +65,7 @@ class ArrayCache:
         self.recipe = recipe
 
     def path(self, files: list[Path]) -> Path:
-        """Return the entry's file for the present state of `files`."""
+        """Return the path of the cache entry for the current state of `files`."""
         digest = hashlib.sha256("\n".join(self.recipe).encode())
         for name, size, mtime in _listing(files, self.root):
             digest.update(f"\n{name}\0{size}\0{mtime}".encode())
@@ -70,16 +74,16 @@ class ArrayCache:
     def load(self, files: list[Path]) -> tuple[dict[str, Tensor], str] | None:
         """Return the stored tensors and their fingerprint, or None.
 
-        None means that there is no readable entry. The fingerprint is not compared with
-        the tensors here.
+        None means that there is no readable entry. This method does not check the
+        fingerprint against the tensors.
         """
         return self._read(files, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
     def known(self, files: list[Path]) -> str | None:
-        """Return only the fingerprint of the arrays that were decoded from `files`.
+        """Return the stored fingerprint of the arrays, without reading the arrays.
 
         Returns:
-            The fingerprint for the present state of the files, or None if there is no
+            The fingerprint for the current state of the files, or None if there is no
             entry.
         """
         sources = (str(self.root), self.name, *self.recipe, *map(str, files))
@@ -133,9 +137,9 @@ class ArrayCache:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the one process that downloads and decodes.
+        """Hold a lock, so that only one process downloads and decodes at a time.
 
-        The system frees the lock if the process dies.
+        The operating system frees the lock if the process dies.
         """
         from filelock import FileLock
 
@@ -143,7 +147,7 @@ class ArrayCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-        except OSError:  # not writable, so there is nothing to protect
+        except OSError:  # not writable, so no process can store an entry
             yield
             return
         try:

@@ -28,13 +28,14 @@ class Carvana(Dataset):
     There are 5,088 photos of 1918 x 1280: sixteen views of each of 318 cars. Photos and
     masks are resized to `shape` (antialiased bilinear). A pixel of the resized mask
     belongs to the car if at least half of its area does. Masks of the challenge's own
-    test photos are not public. The test set therefore consists of the photos of some of
-    the cars: the last ones in the order of their names, which are random. NAFI (Xiao &
-    Cheng 2023) does not state the image size and the test set. Both are assumed here.
+    test photos are not public. Some of the training cars are therefore withheld, and
+    their photos are the test set. These are the last cars in the order of their names.
+    The names are random. NAFI (Xiao & Cheng 2023) does not state the image size or the
+    test set. The values here are assumptions.
 
     Args:
         test_fraction: Share of the cars whose photos are the test set. The number of
-            cars is rounded, and at least one.
+            test cars is rounded, and is at least one.
     """
 
     targets: ClassVar[Targets] = "masks"
@@ -88,7 +89,8 @@ class Carvana(Dataset):
         """Return the photos in the order of their names, and the mask of each.
 
         Raises:
-            DataError: A photo or mask has no partner, or a mask has another size.
+            DataError: A photo has no mask, a mask has no photo, or a mask and its photo
+                differ in size.
         """
         photo_folder, mask_folder = self.expected_files(root)
         photos = sorted(photo_folder.glob("[!.]*.jpg"))

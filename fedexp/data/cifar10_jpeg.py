@@ -13,9 +13,9 @@ from fedexp.data.image_folder import ImageFolder
 class Cifar10Jpeg(ImageFolder):
     """CIFAR-10 re-encoded as ``cifar10-jpeg/{train,test}/<class>/*.jpg``.
 
-    The 50,000 + 10,000 images have CIFAR-10's split and order of classes. Compression
-    has changed the pixels. Accuracies are therefore close to those on CIFAR-10, but not
-    equal.
+    The split (50,000 training and 10,000 test images) and the order of classes are
+    those of CIFAR-10. JPEG compression has changed the pixels. Accuracies are therefore
+    close to those on CIFAR-10, but not equal.
     """
 
     name: ClassVar[str] = "cifar10_jpeg"

@@ -1,4 +1,4 @@
-"""The interface of data sets: checks that open no file, and loading into arrays."""
+"""The base class of data sets: checks that open no file, and loading of arrays."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Dataset(ABC):
         num_classes: Number of classes. Labels run from 0 to num_classes - 1. A data set
             with masks has one class.
         shape: Shape of one sample. C, H, W for images.
-        mean: Mean per channel, of pixels divided by 255 (uint8) or of the samples
-            themselves (floating point).
-        std: Standard deviation per channel, in the same unit.
+        mean: Mean per channel. For uint8 samples it is the mean of pixels divided by
+            255. For floating-point samples it is the mean of the values themselves.
+        std: Standard deviation per channel, in the same unit as `mean`.
         augment: Random transform of training batches, or None.
         download: Whether the files may be fetched from their publisher.
     """
@@ -82,17 +82,17 @@ class Dataset(ABC):
     augment: Augment | None = None
     download: bool = False
 
-    # Kind of train_y and test_y that `read` returns
+    # Whether `read` returns class labels or masks in train_y and test_y
     targets: ClassVar[Targets] = "labels"
     # Whether samples have 8 bits per value (False: floating point)
     pixels: ClassVar[bool] = True
-    # Whether only the config determines the samples. It is False for data sets that
-    # read files
+    # Whether the config determines the samples completely. It is False for data sets
+    # that read files, because the files can change
     pinned: ClassVar[bool] = False
-    # Whether the samples are bit-identical to those of the papers. False means a
-    # re-encoding, which cannot reproduce a published result exactly
+    # Whether the samples are bit-identical to those in the papers. It is False for a
+    # re-encoded data set, which cannot reproduce a published result exactly
     faithful: ClassVar[bool] = True
-    # Name of the data set that this one re-encodes
+    # Name of the data set that this data set re-encodes, or None
     copy_of: ClassVar[str | None] = None
     # Whether `read` returns the owner of each training sample, which partition=natural
     # needs
@@ -156,7 +156,7 @@ class Dataset(ABC):
         return []
 
     def check(self, root: Path, download: bool) -> None:
-        """Refuse absent data without opening a file.
+        """Check that the files exist, without opening them.
 
         Raises:
             DataError: Files are missing. The message names them and the ways to get
@@ -190,11 +190,12 @@ class Dataset(ABC):
     def load(self, root: Path, download: bool) -> Arrays:
         """Load and check the arrays.
 
-        The arrays come from the cache if it matches the files, else from the source.
+        If the cache contains the arrays for the current files, they are read from the
+        cache. Otherwise they are decoded from the source.
 
         Raises:
-            DataError: Files are absent or damaged, or the content does not fit the
-                declaration.
+            DataError: Files are absent or damaged, or the arrays do not match the
+                declaration (see `verify`).
         """
         self.check(root, download)
         files = self.expected_files(root)
@@ -220,8 +221,8 @@ class Dataset(ABC):
     def content(self, root: Path) -> str | None:
         """Return the fingerprint of the arrays that `load` returns.
 
-        With a cache, the fingerprint is known as long as the files keep their sizes and
-        modification times.
+        The fingerprint is taken from the cache as long as the files keep their sizes
+        and modification times. Otherwise the arrays are loaded to compute it.
 
         Returns:
             The fingerprint, or None if files are absent. Nothing is downloaded.
@@ -237,8 +238,9 @@ class Dataset(ABC):
         return known or self.load(root, download=False).fingerprint
 
     def recipe(self) -> tuple[str, ...]:
-        """Return all settings that, besides the files, decide the result of `read`."""
-        # These are applied to batches, or are irrelevant once the files exist
+        """Return the settings that, with the files, determine the result of `read`."""
+        # mean, std and augment are applied to batches, after `read`. download has no
+        # effect once the files exist
         outside = {"mean", "std", "augment", "download"}
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
@@ -360,7 +362,7 @@ def verify(dataset: Dataset, arrays: Arrays) -> Arrays:
 
 
 def labels_of(y: Tensor) -> np.ndarray:
-    """Return class labels, given labels or masks.
+    """Return the class label of each sample, given labels or masks.
 
     Returns:
         Array of shape (n,), int64: the labels themselves, or zeros for masks, because

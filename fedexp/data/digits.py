@@ -20,9 +20,9 @@ class Digits(Dataset):
     """The test part of UCI's optical recognition of handwritten digits.
 
     The source is Alpaydin & Kaynak 1998: 1,797 digits of 8 x 8 pixels, 16 grey levels.
-    The source has no split. Ours is fixed: the first 1437 entries of
-    ``RandomState(0).permutation(1797)`` are for training, the other 360 for the test.
-    Grey levels 0..16 become 0..255, rounded.
+    The source has no split into training and test samples. The split here is fixed: the
+    first 1437 entries of ``RandomState(0).permutation(1797)`` are for training, the
+    other 360 for the test. Grey levels 0..16 become 0..255, rounded.
     """
 
     pinned: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""DomainNet: 345 classes in six domains (image styles)."""
+"""DomainNet: images of 345 classes in six domains (image styles)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _Entry = tuple[Path, int]
 class DomainNet(Dataset):
     """DomainNet with the publisher's split lists (Peng et al. 2019).
 
-    The images are ``domainnet/<domain>/<class>/*``, the lists
-    ``domainnet/<domain>_{train,test}.txt``. A line of a list is a path below the folder
-    and a label. Images are resized to `shape` and stored as bytes: 150 kB each at 224 x
-    224. The owner of a sample is the position of its domain in `domains`. The test set
-    consists of the images in the test lists of all domains.
+    The images are ``domainnet/<domain>/<class>/*``. The lists are
+    ``domainnet/<domain>_{train,test}.txt``. A line of a list consists of an image path
+    relative to ``domainnet/`` and a label. Images are resized to `shape` and stored as
+    bytes: 150 kB each at 224 x 224. The owner of a sample is the position of its domain
+    in `domains`. The test set consists of the images in the test lists of all domains.
 
     Args:
         domains: The domains that are read.

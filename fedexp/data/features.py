@@ -1,6 +1,6 @@
-"""Features of a frozen extractor, computed once per data set.
+"""Features that a frozen network (the extractor) computes once per data set.
 
-Only the tuned part of the network is trained on them.
+Only the remaining layers are trained, with these features as inputs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.identity import code_hash
 from fedexp.storage.tensors import load_sealed, save_sealed
 
-# Images per forward pass. The number is fixed, because it may affect the last bits of
-# features
+# Images per forward pass. The number is fixed, because another number may change the
+# last bits of the features
 _BATCH = 128
 
 
@@ -39,9 +39,11 @@ def featured(
 
     Args:
         data: Data whose inputs are replaced.
-        extractor: A network whose outputs are features. All of it is frozen.
-        folder: Folder in which features are stored for other runs, under a hash of
-            everything they depend on. If None, they are not stored.
+        extractor: A network whose outputs are features. None of its parameters are
+            trained.
+        folder: Folder in which features are stored for other runs. The file name is a
+            hash of everything that determines the features. If None, features are not
+            stored.
         note: Function that receives messages for the user.
     """
     like = data.train
@@ -107,7 +109,7 @@ def _extract(splits: dict[str, Samples], weights: Weights, note: Callable[[str],
 
 
 def _key(splits: dict[str, Samples], weights: Weights) -> str:
-    """Return a hash of everything that decides the features bit for bit."""
+    """Return a hash of everything that affects any bit of the features."""
     kwargs = {
         key: value for key, value in weights.spec.kwargs if key not in ("pretrained", "sha256")
     }

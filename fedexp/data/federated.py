@@ -1,7 +1,13 @@
-"""The steps from a data set and a partition scheme to the data of a run.
+"""Build the data of a run from a data set and a partition scheme.
 
-The steps are limits, proxy, held-out samples, partition, validation cut and the copy to
-the device.
+The steps are:
+
+1. Limit the numbers of training and test samples.
+2. Take the proxy samples (the server's data).
+3. Hold out training samples for validation, if configured.
+4. Partition the remaining training samples among the clients.
+5. Cut validation samples from each client's samples, as an alternative to step 3.
+6. Copy the data to the device.
 """
 
 from __future__ import annotations
@@ -31,12 +37,12 @@ UNLABELLED = -1
 class Proxy:
     """The server's data, taken before the partition.
 
-    The samples that the server takes are not in the clients' data or the test set.
+    Samples that the server takes are not in the clients' data or the test set.
 
     Args:
-        source: Split from which the samples are taken, class-balanced as far as the
-            split allows. ``none`` means no server data. ``noise`` generates 8-bit
-            images whose values are uniform and independent.
+        source: Split of the data set from which the samples are taken, class-balanced
+            as far as the split allows. ``none`` means no server data. ``noise``
+            generates 8-bit images whose values are uniform and independent.
         size: Number of samples (int), or fraction of the split (float, at most 1).
         labelled: Whether the server knows the labels. If not, they are -1.
         dataset: Another data set that provides the split. Its samples are normalised
@@ -91,11 +97,12 @@ class Proxy:
         )
 
     def check(self, main: Dataset) -> None:
-        """Refuse a proxy that does not fit the clients' data set.
+        """Check that the proxy fits the clients' data set.
 
         Raises:
-            ConfigError: The clients' networks cannot take the proxy's samples, or the
-                proxy's data set is the clients' own or its copy (`Dataset.copy_of`).
+            ConfigError: The clients' networks cannot process the proxy's samples. Or
+                the proxy and the clients have the same data set, possibly re-encoded
+                (`Dataset.copy_of`).
         """
         if self.source == "noise" and not main.pixels:
             raise ConfigError(
@@ -154,13 +161,14 @@ class Division:
         clients: Number of clients.
         seed_data: Seed of the partition, the proxy, the held-out samples and the
             validation cut.
-        val_fraction: Share of each client's samples that is cut for validation,
-            rounded. Every client keeps at least one sample.
-        held_out: Number of training samples that become the validation samples in place
-            of `val_fraction`, class-balanced as far as possible.
+        val_fraction: Share of each client's samples that is cut for validation. The
+            number of samples is rounded, and every client keeps at least one sample.
+        held_out: Number of training samples that are held out for validation before the
+            partition, class-balanced as far as possible. It is an alternative to
+            `val_fraction`.
         proxy: The server's data.
         limit_train: Largest number of training samples, or None for all. The first
-            samples of each class are kept, class-balanced as far as possible.
+            samples of each class are used, class-balanced as far as possible.
         limit_test: Largest number of test samples, chosen in the same way.
         limit_proxy: Largest number of samples for the server, or None for no limit.
     """
@@ -180,8 +188,8 @@ class Division:
 
         Args:
             dataset: The clients' data set.
-            arrays: Its arrays.
-            source: The arrays that the proxy is taken from.
+            arrays: The arrays of `dataset`.
+            source: The arrays from which the proxy samples are taken.
 
         Raises:
             DataError: The arrays cannot be divided.
@@ -233,8 +241,8 @@ class Division:
     def proxy_count(self, n: int) -> int:
         """Return how many of a split's `n` samples the server takes.
 
-        With ``proxy.source=noise`` the samples do not come from a split. `Proxy` then
-        allows only a number of samples as `size`, so the result does not depend on `n`.
+        With ``proxy.source=noise``, the samples do not come from a split. `Proxy` then
+        accepts only an integer `size`, so the result does not depend on `n`.
         """
         size = self.proxy.size
         count = max(1, round(size * n)) if isinstance(size, float) else size
@@ -243,7 +251,7 @@ class Division:
     def _take_proxy(
         self, labels: np.ndarray, at: np.ndarray, num_classes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Divide the positions `at` into those of the proxy and the rest, ascending."""
+        """Divide `at` into the proxy's positions and the rest, both ascending."""
         proxy, count = self.proxy, self.proxy_count(len(at))
         most = len(at) - 1 if proxy.dataset is None else len(at)
 
@@ -264,7 +272,7 @@ class Division:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The result of a division. Positions are ascending.
+    """The result of a `Division`, as ascending positions in the data set's arrays.
 
     Args:
         train_at: Positions in the training split of the samples that are trained on.
@@ -273,7 +281,7 @@ class Parts:
         held_at: Positions in the training split of the held-out samples.
         labels: Labels of the samples at `train_at`.
         partition: Partition of the samples at `train_at`.
-        after_split: State of the generator after it sampled the partition.
+        after_split: State of the random generator after the partition was sampled.
     """
 
     train_at: np.ndarray
@@ -294,7 +302,7 @@ def federate(
     device: torch.device,
     dtype: torch.dtype,
 ) -> FederatedData:
-    """Load, check and split the data, and place it on `device` once.
+    """Load, check and split the data, and copy the result to `device` once.
 
     Args:
         dataset: The clients' data set.
@@ -349,7 +357,7 @@ def federate(
     train = samples(arrays.train_x, arrays.train_y, parts.train_at, training=True)
     val = samples(arrays.train_x, arrays.train_y, parts.held_at) if division.held_out else None
     if isinstance(partition, CutPartition):
-        # The partition of a file may contain a validation share
+        # A partition that was read from a file may contain a validation share
         check_validation(division.held_out, in_split=True)
         held = torch.from_numpy(partition.held).to(device)
         val = Samples(train.x[held], train.y[held], dataset.mean, dataset.std, None, dtype)
@@ -389,7 +397,7 @@ def federate(
 
 
 def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
-    """Refuse a scheme that needs owners or several classes if the data have none."""
+    """Check that the data set has the owners or classes that the scheme needs."""
     if partitioner.deals == "owners" and not dataset.has_owners:
         raise ConfigError(
             f"data set '{dataset.name}' does not name the owners of its samples",
@@ -413,11 +421,11 @@ def check_scheme(dataset: Dataset, partitioner: Partitioner) -> None:
 def balanced(
     labels: np.ndarray, size: int, num_classes: int, rng: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Choose `size` samples with class counts as equal as the given samples allow.
+    """Choose `size` samples with class counts as equal as `labels` allows.
 
-    The first samples of each class are chosen, or random ones if `rng` is given. A
-    remainder that cannot be divided equally goes to the first classes. If `rng` is
-    given, the order of the classes is random.
+    Without `rng`, the first samples of each class are chosen, and a remainder that
+    cannot be divided equally goes to the classes with the lowest labels. With `rng`,
+    the samples are random, and the remainder goes to random classes.
 
     Returns:
         Ascending positions of the chosen samples.
@@ -448,13 +456,13 @@ def cut_validation(partition: Partition, fraction: float, seed_data: int) -> Cut
     """Hold out round(fraction * size) random samples of each client.
 
     Each client keeps at least one sample. The kept samples keep their order. Each
-    sample of the training pool gets a random key, and a client's samples with the
-    smallest keys are held out. The choice therefore does not depend on the index of the
-    client or on other clients.
+    sample of the training pool gets a random key. From each client's samples, those
+    with the smallest keys are held out. The choice therefore does not depend on the
+    client's index or on other clients.
 
     Raises:
-        DataError: The fraction is less than half a sample for every client, or several
-            clients have the same sample.
+        DataError: The fraction amounts to less than half a sample for every client, so
+            that nothing would be held out. Or the partition contains repeated samples.
     """
     if repeated := partition.info.get("repeated_samples"):
         raise DataError(
@@ -524,10 +532,10 @@ def _hold_out(
 
 
 def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Resize 8-bit images (n, c, height, width) to `size`, in parts.
+    """Resize 8-bit images of shape (n, c, height, width) to `size` (height, width).
 
-    The parts limit memory, because resizing needs floating-point copies of the images,
-    which are four times as large.
+    The images are resized 1000 at a time to limit memory. Resizing needs floating-point
+    copies, which are four times as large as the images.
     """
     parts = [
         F.interpolate(part.float(), size, mode="bilinear", antialias=True)
@@ -541,9 +549,12 @@ def _apart(taken: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_validation(held_out: int, in_split: bool) -> None:
-    """Refuse to take validation samples in two ways at once.
+    """Check that validation samples are taken in only one of the two ways.
 
     They are either held out before the split, or cut from the clients' own samples.
+
+    Raises:
+        ConfigError: `held_out` is not 0 and `in_split` is True.
     """
     if held_out and in_split:
         raise ConfigError(

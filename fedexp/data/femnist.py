@@ -23,10 +23,10 @@ class Femnist(Dataset):
 
     The files are ``femnist/{train,test}/*.json`` with the keys ``users``,
     ``num_samples`` and ``user_data``. LEAF's pixels are 8-bit grey values divided by
-    255. They are multiplied by 255 again and rounded. Strokes are dark, the background
-    is white. ``num_classes=10`` keeps only the digits.
-    Writers are numbered in the sorted order of their names. The test samples of all
-    writers together are the test set.
+    255. They are multiplied by 255 again and rounded. Strokes are dark, and the
+    background is white. ``num_classes=10`` keeps only the digits. Writers are numbered
+    in the sorted order of their names. The test set consists of the test samples of all
+    writers.
     """
 
     cache_version: ClassVar[int] = 1

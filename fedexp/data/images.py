@@ -25,12 +25,12 @@ _UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError)
 def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
     """Decode image files into one array.
 
-    Each file becomes grey (C = 1) or RGB (C = 3). It is resized (antialiased bilinear)
-    if its size differs.
+    Each image is converted to grey (C = 1) or RGB (C = 3). If its size is not H x W, it
+    is resized (antialiased bilinear).
 
     Args:
         files: Image files.
-        shape: (C, H, W).
+        shape: Shape (C, H, W) of each decoded image.
 
     Returns:
         Array of shape (n, C, H, W), uint8.
@@ -45,7 +45,7 @@ def decode_images(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
         for i in range(start, min(start + _CHUNK, len(files))):
             out[i] = _decode(files[i], channels, height, width)
 
-    # Decoders release the interpreter lock
+    # Threads help, because Pillow's decoders release the interpreter lock
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         # `list` waits for all chunks and raises their errors
         list(pool.map(chunk, range(0, len(files), _CHUNK)))
@@ -56,8 +56,8 @@ def decode_classes(folders: Sequence[Path], shape: tuple[int, ...]) -> tuple[Ten
     """Decode the images in or below each folder, one folder per class.
 
     Returns:
-        Images of shape (n, C, H, W), uint8, as from `decode_images`, and the index of
-        each image's folder, (n,), int64.
+        Images of shape (n, C, H, W), uint8, as `decode_images` returns them, and the
+        index of each image's folder, (n,), int64.
     """
     files = [image_files(folder) for folder in folders]
     labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(part) for part in files])
@@ -112,7 +112,7 @@ def _damaged(file: Path, error: Exception) -> DataError:
 
 
 def require_image_shape(shape: tuple[int, ...]) -> None:
-    """Check for ``__post_init__`` that the shape is C x H x W, where C is 1 or 3.
+    """Check that `shape` is (C, H, W), where C is 1 or 3.
 
     Raises:
         ValueError: The shape is not that of grey or RGB images.

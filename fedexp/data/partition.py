@@ -21,15 +21,15 @@ FORMAT = "fedexp-partition-1"
 
 @dataclass(frozen=True, eq=False)
 class CutPartition(Partition):
-    """A partition from which a share was cut for validation.
+    """A partition whose clients each gave a share of their samples to validation.
 
-    The clients train on the remaining samples, `indices`.
+    `indices` contains the remaining samples, on which the clients train.
 
     Args:
         held: Positions of the validation samples in the training pool, (n_val,), int64,
             sorted by client.
-        held_offsets: Offsets of the clients in `held`, (clients + 1,), int64, like
-            `offsets` in `indices`.
+        held_offsets: Offsets, (clients + 1,), int64. Client k's validation samples are
+            ``held[held_offsets[k] : held_offsets[k + 1]]``.
     """
 
     held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -52,13 +52,13 @@ class Partitioner(ABC):
             takes the last sample of the client that has the most samples.
     """
 
-    # Property of a sample by which the scheme splits. `sample` receives the property of
-    # every sample as `labels`
+    # Whether the scheme splits by class labels or by natural owners. `sample` receives
+    # the label or the owner of every sample as its argument `labels`
     deals: ClassVar[Literal["labels", "owners"]] = "labels"
     # Whether the scheme makes sense if all samples are of one class (images with masks)
     one_class: ClassVar[bool] = False
-    # Whether the scheme can split fewer samples among fewer clients. Otherwise
-    # limit.clients and limit.train are ignored.
+    # Whether the scheme can split fewer samples among fewer clients. If False, the
+    # config keys limit.clients and limit.train are ignored
     scales: ClassVar[bool] = True
 
     val_fraction: float = 0.0
@@ -80,7 +80,7 @@ class Partitioner(ABC):
         return type(self).__name__
 
     def check(self, clients: int, num_classes: int) -> None:
-        """Refuse settings that cannot work, before data are loaded.
+        """Raise an error for settings that cannot work, before data are loaded.
 
         Raises:
             ConfigError: `clients` or `num_classes` does not fit the scheme.
@@ -100,7 +100,8 @@ class Partitioner(ABC):
     ) -> Partition:
         """Sample a partition, without the policy for small clients.
 
-        `split` applies the policy and checks disjointness and completeness.
+        `split` calls this method. It then applies the policy, and checks that every
+        sample belongs to exactly one client.
 
         Args:
             labels: Labels of the training pool, (n,), int64. If `deals` is ``owners``:
@@ -141,13 +142,13 @@ def equal_sizes(samples: int, parts: int) -> np.ndarray:
 
 
 def from_owners(owner: np.ndarray, clients: int, order: np.ndarray | None = None) -> Partition:
-    """Build the partition in which sample ``order[i]`` belongs to ``owner[order[i]]``.
+    """Build the partition that assigns sample i to client ``owner[i]``.
 
     Args:
         owner: Client of each sample, (n,).
         clients: Number of clients.
-        order: Order in which samples are appended to their clients, (n,). None means
-            ascending, ``order[i]`` = i.
+        order: Sample numbers in the order in which samples are appended to their
+            clients' lists, (n,). None means ascending order.
     """
     offsets = offsets_of(np.bincount(owner, minlength=clients))
     if order is None:
@@ -161,9 +162,9 @@ def validate(partition: Partition, n: int) -> Partition:
     """Return `partition` if it assigns every sample of a pool of `n` exactly once.
 
     Samples of dropped clients (``on_small=drop``) and the validation share of a
-    `CutPartition` count as assigned. The number of dropped samples is in ``info``. A
-    scheme may assign samples more than once if it counts the repetitions in ``info``
-    (``repeated_samples``).
+    `CutPartition` count as assigned. ``info["dropped_samples"]`` is the number of
+    dropped samples. A scheme may assign samples more than once if it counts the
+    repetitions in ``info["repeated_samples"]``.
 
     Raises:
         DataError: A sample is missing or not in the pool, or is repeated without being
@@ -213,7 +214,7 @@ def validate(partition: Partition, n: int) -> Partition:
 def apply_small_policy(partition: Partition, min_size: int, on_small: str) -> Partition:
     """Apply the policy for clients with fewer than `min_size` samples.
 
-    `Partitioner` describes the policies.
+    The argument `on_small` of `Partitioner` describes the policies.
 
     Raises:
         DataError: Policy `error` met a small client, or the pool is too small for the
@@ -315,14 +316,15 @@ def save_partition(partition: Partition, path: Path) -> None:
         path,
         save(
             {k: np.ascontiguousarray(v, dtype=np.int64) for k, v in arrays.items()},
-            # A single key, because several are written in random order
+            # safetensors writes several keys in random order. A single key makes the
+            # file's bytes reproducible
             {"fedexp": json.dumps(about, sort_keys=True)},
         ),
     )
 
 
 def contains_partition(path: Path, partition: Partition) -> bool:
-    """Return whether `path` is an undamaged file of `partition`."""
+    """Return whether the file `path` is undamaged and contains `partition`."""
     try:
         stored = load_partition(path)
     except DataError:

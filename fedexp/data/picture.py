@@ -1,4 +1,4 @@
-"""The client x class picture of a partition."""
+"""A picture of a partition: the number of samples of each client and class."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def _span(values: np.ndarray) -> str:
 
 
 def _ticks(n: int, length: float) -> np.ndarray:
-    """Return ticks from 0 at round steps, at most one per 0.24 inches."""
+    """Return positions from 0 to n - 1 at round steps, at most one per 0.24 inches.
+
+    `length` is the length of the axis in inches.
+    """
     steps = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500)
     return np.arange(0, n, next((step for step in steps if n / step * 0.24 <= length), steps[-1]))
 

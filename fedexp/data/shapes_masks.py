@@ -1,6 +1,6 @@
-"""Generated images of one shape each, with its mask.
+"""Generated images that show one shape each, with masks of the shapes.
 
-They are made in memory, for segmentation in tests, demos and reduced tables.
+They are generated in memory, for segmentation in tests, demos and reduced tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fedexp.core.seeds import numpy_generator
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.images import require_image_shape
 
-# Smallest mean difference between an object's colour and its background's
+# Smallest difference between the colours of an object and its background, averaged over
+# the channels
 _CONTRAST = 0.2
 
 
@@ -30,8 +31,8 @@ class ShapesMasks(Dataset):
     The shape is an ellipse, rectangle or triangle of random colour, place, size and
     rotation. The colours of object and background are random in each image. A threshold
     for brightness therefore cannot separate objects from backgrounds. Masks are 1 at
-    pixels whose centre is in the shape. A smaller data set consists of the first
-    samples of a larger one.
+    pixels whose centre is in the shape. With the same seed, a smaller data set consists
+    of the first samples of a larger one.
 
     Args:
         samples: Number of training samples.

@@ -1,6 +1,6 @@
-"""Gaussian clusters, made in memory.
+"""Gaussian clusters, generated in memory without files.
 
-They need no files. Tests of speed and scale use them, because any size is possible.
+Tests of speed and scale use them, because any number of samples is possible.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from fedexp.data.dataset import Arrays, Dataset
 # Number of samples drawn at a time. It affects the values, because each chunk has a
 # separate random stream
 _CHUNK = 65_536
-_UNIT = 24.0  # grey levels of a standard deviation
+_UNIT = 24.0  # byte steps per standard deviation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(Dataset):
     """One Gaussian cluster per class.
 
-    The clusters are ``N(m_k, I)`` with ``m_k ~ N(0, separation^2 I)``, and sample i has
-    class ``i % num_classes``. Each feature x is stored as one byte: ``128 + 24 x``,
-    rounded and clipped. A smaller data set consists of the first samples of a larger
-    one.
+    Class k has the cluster ``N(m_k, I)`` with the centre
+    ``m_k ~ N(0, separation^2 I)``. Sample i has class ``i % num_classes``. Each feature
+    x is stored as one byte: ``128 + 24 x``, rounded and clipped. With the same seed, a
+    smaller data set consists of the first samples of a larger one.
 
     Args:
         samples: Number of training samples.
         test_samples: Number of test samples.
         features: Number of features of a sample.
-        separation: Standard deviation of each coordinate of the centres. 0 makes the
-            classes equal. At 1, the distance of two centres is about
-            ``sqrt(2 features)``.
+        separation: Standard deviation of each coordinate of the centres. At 0, all
+            classes have the same distribution. At 1, the distance of two centres is
+            about ``sqrt(2 * features)``.
         seed: Seed of centres and samples. It is independent of the run's seed.
     """
 
@@ -76,7 +76,7 @@ class Synthetic(Dataset):
     def _split(self, split: str, n: int, centres: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return samples (n, features), uint8, and labels (n,).
 
-        Memory holds the result and one chunk at a time.
+        Besides the result, only one chunk of samples is in memory at a time.
         """
         y = np.arange(n, dtype=np.int64)
         y %= self.num_classes

@@ -1,4 +1,4 @@
-"""The client x class table for the terminal."""
+"""A table for the terminal: the number of samples of each client and class."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_ROWS, MAX_CLASSES = 40, 20
-_EDGE = 5  # clients shown from each end of a long list
+_EDGE = 5  # number of clients shown at each end of a long list
 
 
 def partition_table(counts: np.ndarray) -> Table:
     """Build the table of each client's samples per class, with sizes and totals.
 
     With more than 40 clients, the table has the first and last five clients, and
-    quantiles over all clients. With more than 20 classes, one column with each client's
-    largest classes replaces the columns of the classes.
+    quantiles over all clients. With more than 20 classes, the table has one column with
+    each client's largest classes, instead of one column per class.
 
     Args:
         counts: Class counts of shape (clients, classes), int64.

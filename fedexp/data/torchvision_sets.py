@@ -1,4 +1,4 @@
-"""Five classic data sets, read and fetched by torchvision.
+"""Five classic data sets, which torchvision downloads and reads.
 
 torchvision compares the files with the publishers' checksums, except the unpacked files
 of MNIST and Fashion-MNIST. These are checked here.
@@ -74,9 +74,9 @@ class TorchvisionSet(Dataset):
 
     source: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN"]
 
-    # Whether files of MNIST and Fashion-MNIST with the publisher's size must also have
-    # the publisher's content. Set it to False in a subclass for other images in this
-    # format
+    # Whether a file of MNIST or Fashion-MNIST that has the publisher's size must also
+    # have the publisher's content. For other images in this file format, set it to
+    # False in a subclass
     checks_content: ClassVar[bool] = True
     can_download: ClassVar[bool] = True
     cache_version: ClassVar[int] = 2
@@ -89,8 +89,8 @@ class TorchvisionSet(Dataset):
         return [root / file for file in _FILES[self.source]]
 
     def read(self, root: Path, download: bool) -> Arrays:
-        # Even if nothing is missing, torchvision's download() computes checksums of
-        # gigabytes or asks the network
+        # Downloads are requested only if files are missing. Otherwise torchvision's
+        # download() would compute checksums of gigabytes or access the network
         fetch = download and not all(file.exists() for file in self.expected_files(root))
         kind = getattr(torchvision_datasets(), self.source)
 
@@ -139,8 +139,8 @@ class TorchvisionSet(Dataset):
     def _check_content(self, root: Path) -> None:
         """Refuse a file that has the publisher's size, but other content.
 
-        A file of another size is taken for a user's own data, because the format states
-        the number of samples.
+        A file of another size is accepted as a user's own data. This is possible
+        because the file format stores the number of samples.
         """
         published = _PUBLISHED.get(self.source, ())
         for path, (size, sha256) in zip(self.expected_files(root), published, strict=False):
@@ -158,7 +158,7 @@ class TorchvisionSet(Dataset):
 
 
 def _arrays(loaded: Any, source: str) -> tuple[Tensor, Tensor]:
-    """Return images (n, C, H, W), uint8, and labels (n,), int64, of `loaded`."""
+    """Return the images (n, C, H, W), uint8, and labels (n,), int64, of one split."""
     if source in ("MNIST", "FashionMNIST"):
         x, y = loaded.data[:, None], loaded.targets
     elif source == "SVHN":

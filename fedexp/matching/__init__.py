@@ -1,5 +1,5 @@
-"""Matching: hidden units of one network, and corresponding units of several networks.
+"""Matching: finding the hidden units that correspond to each other in several networks.
 
-The package contains the structure of networks, assignment problems and alignments. The
-methods that use them are in `fedexp.methods`.
+The package describes which hidden units a network has, solves assignment problems and
+aligns networks. The methods that use it are in `fedexp.methods`.
 """

@@ -5,7 +5,7 @@ Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020,
 
 All models run on the same samples. A unit is one row in each layer of its group. Its
 activations are the outputs of these layers at this row, before norms and activation
-functions. A unit of a convolution has one value per sample and position.
+functions. A unit of a convolution has one activation per sample and position.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ActivationProducts:
 
     Args:
         cross: Products of each model's units with the reference's units, of shape
-            (models, n, n).
+            (models, n, n). Entry [i, a, b] is for unit a of model i and unit b of the
+            reference.
         moved: Squared norms of the activations of each model's units, of shape (models,
             n).
         reference: Squared norms of the activations of the reference's units, of shape
@@ -52,10 +53,10 @@ def activation_products(
     groups: Sequence[Group],
     samples: Samples,
 ) -> dict[str, ActivationProducts]:
-    """Compute the inner products of activations for each group, by its name.
+    """Compute the inner products of activations for each group, by the group's name.
 
-    Networks run in evaluation mode. At most the activations of two models on one batch
-    are in memory at the same time.
+    Networks run in evaluation mode. To save memory, only the activations of two models
+    on one batch are stored at the same time.
 
     Args:
         models: The models that are compared with the reference.

@@ -5,8 +5,9 @@ Reference: Singh & Jaggi, Model Fusion via Optimal Transport, NeurIPS 2020, with
 
 The units of one model are reordered to match those of another model. Layers are visited
 in forward order. The columns of a layer's weight first get the new order of the units
-of the layer below. Then the weight's rows are assigned to the rows of the other model's
-weight. Units may be compared by their activations instead of by these rows.
+of the layer below. Then the weight's rows, one per unit, are assigned to the rows of
+the other model's weight. As an alternative, units are compared by their activations
+instead of their rows.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ class Alignment:
     Args:
         normalize: Whether rows are divided by their Euclidean norm plus 1e-9.
         distance: ``euclidean`` or ``squared`` distances of rows.
-        transform: Transform of the distances D: ``none``, ``log1p`` (log(1 + D)), or D
-            divided by its ``max``, ``median`` or ``mean``.
+        transform: Transform of the matrix D of distances: ``none``, ``log1p`` (log(1 +
+            D)), or division of D by its ``max``, ``median`` or ``mean``.
         solver: ``exact`` moves every unit to one position. ``sinkhorn`` mixes units by
-            an entropic plan.
+            an entropy-regularised transport plan.
         regularization: Regularisation of ``sinkhorn``, in units of the (transformed)
             distance.
-        output: ``inputs`` moves only the input side of the last layer. ``transported``
-            also moves its rows, the classes.
+        output: ``inputs`` moves only the input columns of the last layer.
+            ``transported`` also moves the last layer's rows, which are the classes.
         biases: ``aligned`` moves biases with their units. ``unaligned`` leaves the
             biases of layers in place (NAFI).
-        support: The rows that are compared: incoming ``weights``, or ``activations`` on
-            the server's data (`fedexp.matching.activations`).
+        support: The quantity by which units are compared: incoming ``weights``, or
+            ``activations`` on the server's data (`fedexp.matching.activations`).
     """
 
     normalize: bool = True
@@ -85,9 +86,10 @@ def align(
 ) -> list[dict[str, Tensor]]:
     """Find the map that moves each of `models` onto `reference`.
 
-    Units of frozen layers, which all models share, stay in place and have no map. A
-    group can have several layers, tied by sums. Some of them may read units whose maps
-    are not found yet. Only the other layers are used to compare the group's units.
+    Units of frozen layers are the same in all models. They stay in place and have no
+    map. A group has several layers if their outputs are summed. Some of these layers
+    may read units whose maps are not known yet. The group's units are compared only by
+    its other layers.
 
     Args:
         models: The models to move.
@@ -136,9 +138,10 @@ def movable(structure: Structure, weights: Weights) -> tuple[Group, ...]:
 
 
 def moved_share(structure: Structure, maps: Sequence[Maps]) -> float:
-    """Compute the share of hidden units that moved, 0 if there are none.
+    """Compute the share of hidden units that moved, over all models.
 
-    Units without a map do not count. The share is over the units of all models.
+    Units without a map are not counted. If there are no units with a map, the share is
+    0.
     """
 
     def stayed(group: Group, by: Tensor) -> float:
@@ -163,7 +166,8 @@ def _solved(
 ) -> list[Tensor]:
     """Find one group's permutation or matrix for every model.
 
-    As many models are compared at once as `_COST_BYTES` allows.
+    Models are compared several at a time. The memory limit `_COST_BYTES` determines how
+    many.
     """
     rows = _rows([reference.params[name] for name in weights])
     at_once = max(1, _COST_BYTES // (8 * rows.numel()))

@@ -1,6 +1,6 @@
-"""Optimal transport between equally many units of equal mass.
+"""Optimal transport between two sets of n units, all of which have the same mass.
 
-The plan is exact (a permutation) or smoothed (Sinkhorn).
+The transport plan is exact (a permutation) or smoothed (Sinkhorn).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fedexp.core.errors import overflow
 def assignments(costs: Tensor) -> Tensor:
     """Find the permutations of least cost.
 
-    Singh & Jaggi (NeurIPS 2020) solve a transport problem. With uniform marginals, an
-    optimal plan is a permutation divided by n. Therefore a linear assignment problem
-    has the same solution, except for ties.
+    Singh & Jaggi (NeurIPS 2020) solve a transport problem. If all n units have the same
+    mass, an optimal plan is a permutation matrix divided by n. A linear assignment
+    problem therefore has the same solution, except for ties.
 
     Args:
         costs: Costs of shape (models, n, n), float64. ``costs[i, a, b]`` is the cost of
@@ -40,23 +40,23 @@ def assignments(costs: Tensor) -> Tensor:
     def solve(cost: Tensor) -> Tensor:
         return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])
 
-    # The solver runs without the interpreter's lock
+    # The solver releases Python's interpreter lock, so threads run in parallel
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         return torch.stack(list(pool.map(solve, costs.double().cpu())))
 
 
 def sinkhorn(costs: Tensor, regularization: float) -> Tensor:
-    """Compute the maps T = n * plan of entropic transport.
+    """Compute the maps T = n * plan of entropy-regularised transport for n units.
 
-    The plan is optimal for ``<plan, cost> - regularization * entropy``.
+    The plan minimises ``<plan, cost> - regularization * entropy(plan)``.
 
     Args:
         costs: Costs of shape (models, n, n), as in `assignments`.
         regularization: Factor of the entropy.
 
     Returns:
-        Maps of shape (models, n, n), float64, on the CPU. A column holds the shares of
-        the old units in one new unit, which sum to 1.
+        Maps of shape (models, n, n), float64, on the CPU. A column contains the shares
+        of the old units in one new unit. These shares sum to 1.
     """
     import ot
 

@@ -1,29 +1,34 @@
 """Beta-Bernoulli matching of the units of several models.
 
-The matching infers the number of global units, and which units are noisy copies of the
-same global unit.
+The units of the models are called local units. The matching infers the number of global
+units, and which local units are noisy copies of the same global unit.
 
 Reference: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural
     Networks, ICML 2019 (PFNM), Section 3, with the constants of the authors' code. The
     penalised assignment is that of Xiao & Cheng, Bayesian Federated Neural Matching
-    that Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15 and the two forms of
-    their code.
+    that Completes Full Information, AAAI 2023 (NAFI), Eq. 14-15. The two variants in
+    their code (2020 and 2022) are available, too.
 
 Global unit theta_k has the prior ``N(mu_0, 1 / p_0)``. In each dimension, a unit w of
 model s is drawn from ``N(theta_k, 1 / q_s)``. An Indian buffet process of mass gamma
 determines which model has which global unit. Let v = q_s w and a_0 = p_0 mu_0. The
 members of a global unit are the local units that are assigned to it. Three values
-describe a global unit: its information ``G_k = a_0 + sum v``, its precision
-``S_k = p_0 + sum q_s`` and the number c_k of its members. The sums are over its
-members. Its posterior mean is G_k / S_k. Everything is float64.
+describe global unit k: its information ``G_k = a_0 + sum v``, the number c_k of its
+members, and its precision ``S_k = p_0 + sum q_s``. The sums are over its members. The
+posterior mean of theta_k is G_k / S_k. All values are float64.
 
 Two dimensions are in the same block if every model has the same precision in both.
-Precisions are stored once per block. Rewards and penalties depend on units only through
-sums over the dimensions of a block. The summands are v^2, v a_0, G^2, G a_0 and v G.
-The widest block is the one with the most dimensions. In this block the sum of v G is
-the sum of v a_0 plus the inner products of v with the global unit's members. If the
-inner products of all pairs of local units fit into `_PRODUCTS_BYTES`, they are computed
-only once. The cost of a sweep then does not depend on the size of the widest block.
+Precisions are stored once per block. The value of assigning a local unit to a global
+unit is a reward minus lambda times a penalty. The reward is twice the gain in
+log-likelihood, plus a term of the Indian buffet process. Rewards and penalties depend
+on units only through sums over the dimensions of a block. The summands are v^2, v a_0,
+G^2, G a_0 and v G.
+
+The widest block is the block with the most dimensions. There the sum of v G is computed
+as the sum of v a_0 plus the inner products of v with the v of each member of the global
+unit. If the inner products of all pairs of local units fit into `_PRODUCTS_BYTES`, they
+are computed only once. A sweep takes every model out and matches it again. With stored
+products, the cost of a sweep does not depend on the size of the widest block.
 """
 
 from __future__ import annotations
@@ -45,9 +50,9 @@ from fedexp.core.errors import overflow
 
 Penalty = Literal["paper", "code2020", "code2022"]
 
-_MEMBERS, _UNITS = 10, 700  # the caps of the code
-# Largest size in bytes of the stored inner products. Larger ones are not stored, but
-# recomputed at each visit.
+_MEMBERS, _UNITS = 10, 700  # the caps in the authors' code
+# Largest size in bytes of the stored inner products. Products that need more memory are
+# not stored, but computed again at each visit of a model.
 _PRODUCTS_BYTES = 2**30
 
 
@@ -56,22 +61,25 @@ class BetaBernoulli:
     """Options of the matching.
 
     Args:
-        sigma: Variance of the noise (not the standard deviation), as in the code.
-        sigma0: Variance of the prior (not the standard deviation), as in the code.
+        sigma: Variance of the noise (not the standard deviation), as in the authors'
+            code.
+        sigma0: Variance of the prior (not the standard deviation), as in the authors'
+            code.
         gamma: Mass of the Indian buffet process.
         sweeps: How often every model is taken out and matched again.
-        popularity: Coefficient b of ``log(c_k / (N - c_k))`` for N models: 1 in all
-            code, 2 in the papers.
-        caps: Whether the two caps of the code apply. In the logarithm above, c_k counts
-            as at most 10. A model may open new global units until there are 700. It may
-            always open one, or more if it has more units than there are global units.
-        fixed: Whether a model opens new units only if it has more units than there are
-            global ones. There are then as many global units as the widest model has
-            units.
-        penalty: The quantity that `strength` multiplies: the Kullback-Leibler
-            divergence between a global unit's posteriors before and after the
-            assignment (``paper``), or the form of the code of 2020 (``code2020``) or
-            2022 (``code2022``).
+        popularity: Coefficient b of ``log(c_k / (N - c_k))`` in the reward, for N
+            models. It is 1 in all of the authors' code, and 2 in the papers.
+        caps: Whether the two caps in the authors' code apply. First, c_k counts as at
+            most 10 in the logarithm above. Second, a model may open new global units
+            only until there are 700. As an exception, it may always open one, and as
+            many as it needs if it has more units than there are global units.
+        fixed: Whether a model opens new global units only if it has more units than
+            there are global units. The number of global units is then the width of the
+            widest model.
+        penalty: The quantity that `strength` multiplies. ``paper`` is the
+            Kullback-Leibler divergence between a global unit's posteriors before and
+            after the assignment. ``code2020`` and ``code2022`` are the variants in the
+            authors' code of 2020 and 2022.
         strength: Factor lambda of the penalty. With 0 no penalty is computed.
     """
 
@@ -97,7 +105,7 @@ class BetaBernoulli:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The dimensions of the units.
+    """The D dimensions of the units, divided into B blocks of equal precision.
 
     Args:
         a0: Prior information mu_0 p_0, of shape (D,).
@@ -117,7 +125,7 @@ class Space:
 
     @classmethod
     def of(cls, q: Tensor, mu0: Tensor, sigma0: float) -> tuple[Space, Tensor]:
-        """Return the space of models with precisions q (N, D), and q per block."""
+        """Return the space of N models with precisions q (N, D), and q by block."""
         distinct, block = q.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
         widest, p0 = int(block.bincount().argmax()), 1 / sigma0
         blocks, a0 = torch.nn.functional.one_hot(block, distinct.shape[1]).to(q), mu0 * p0
@@ -130,7 +138,7 @@ class Space:
         return values @ self.blocks
 
     def inner(self, wide: Tensor, rest: Tensor) -> Tensor:
-        """Return the sum over each block, of shape (..., B).
+        """Assemble the sum over each block, of shape (..., B).
 
         Args:
             wide: Sums over the widest block, of shape (...,).
@@ -143,13 +151,13 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class LocalUnits:
-    """The J units of one model, as v = q w.
+    """The J units of one model, as v = q w (precision times weight).
 
     Args:
         q: Precisions, of shape (B,).
-        square: Sums of v^2 over each block, of shape (J, B).
+        square: Sums of v^2 over each of the B blocks, of shape (J, B).
         prior: Sums of v a_0 over each block, of shape (J, B).
-        rest: v itself in the dimensions outside the widest block, of shape (J, R).
+        rest: Values of v in the R dimensions outside the widest block, of shape (J, R).
     """
 
     q: Tensor
@@ -171,8 +179,8 @@ class Posterior:
         c: Numbers of members, of shape (K,).
         square: Sums of G^2 over each block, of shape (K, B).
         prior: Sums of G a_0 over each block, of shape (K, B).
-        rest: The information G itself in the dimensions outside the widest block, of
-            shape (K, R).
+        rest: Values of the information G in the R dimensions outside the widest block,
+            of shape (K, R).
     """
 
     S: Tensor
@@ -197,8 +205,8 @@ class Posterior:
             units: Global unit of each of the model's units.
             model: The model's units.
             products: For each unit of the model, the sum of v G over the widest block,
-                of shape (J,). v is the unit's, and G is that of its global unit without
-                this model.
+                of shape (J,). Here v belongs to the unit, and G to its global unit
+                without this model's units.
             space: The dimensions.
             sign: 1 adds the units, -1 takes them out.
         """
@@ -214,11 +222,11 @@ class Posterior:
         )
 
     def select(self, units: Tensor) -> Posterior:
-        """Return only these units."""
+        """Return the values of only these global units."""
         return Posterior(*(value[units] for value in vars(self).values()))
 
     def with_new(self, space: Space, units: int) -> Posterior:
-        """Append `units` units without members."""
+        """Append `units` global units without members."""
         more = Posterior.without_members(space, units)
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
         return Posterior(*(torch.cat(pair) for pair in pairs))
@@ -226,10 +234,10 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class QuadraticForm:
-    """A quadratic form in v and a global unit.
+    """A quadratic function of a local unit's v, for each of K global units.
 
-    It is the sum over dimensions of ``square v^2 + cross v G + prior v a_0``, plus a
-    constant.
+    Its value is the sum over dimensions of ``square v^2 + cross v G + prior v a_0``,
+    plus a constant.
 
     Args:
         square: Coefficients of v^2, of shape (K, B).
@@ -255,7 +263,7 @@ class QuadraticForm:
         space: Space,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Evaluate the form for all units of a model and all global units.
+        """Evaluate the function for all J units of a model and all K global units.
 
         Args:
             model: The model's units.
@@ -277,10 +285,10 @@ class QuadraticForm:
 
 
 def reward(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
-    """Return the form of twice the gain in log-likelihood.
+    """Return twice the gain in log-likelihood as a quadratic function of v.
 
-    It is ``sum_d (v + G)^2 / (q + S) - G^2 / S``, up to a term that all global units
-    share.
+    It is ``sum_d (v + G)^2 / (q + S) - G^2 / S`` over the dimensions d. A term that is
+    equal for all global units is left out.
     """
     S = posterior.S
     A = 1 / (q + S)
@@ -288,7 +296,10 @@ def reward(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
 
 
 def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
-    """Return the form that NAFI adds to the cost, without its lambda.
+    """Return NAFI's penalty as a quadratic function of v, without the factor lambda.
+
+    Sums are over the dimensions d, w = v / q is the local unit, and c is the number of
+    members.
 
     - ``paper``: ``KL(before || after)``, which is
       ``1/2 sum_d [q/S - log(1 + q/S) + q^2 (w - G/S)^2 / (S + q)]``.
@@ -310,7 +321,7 @@ def penalty(kind: Penalty, posterior: Posterior, q: Tensor, space: Space) -> Qua
 
 
 def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
-    """Return the form ``sum_d scale q^2 (w - G/S)^2`` with `scale` of shape (K, B)."""
+    """Return ``sum_d scale q^2 (w - G/S)^2``, where `scale` has shape (K, B)."""
     ratio = q / posterior.S
     return QuadraticForm(
         scale,
@@ -321,10 +332,10 @@ def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
 
 
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
-    """Return the penalty of 2020.
+    """Return the penalty ``code2020`` of `penalty`.
 
-    A new unit has no members, so its G is a_0. In ``G - c a_0`` its c counts as 1. This
-    difference is then 0, and the squared term is ``(v - a_0)^2``.
+    A new global unit has no members, so its G is a_0. In ``G - c a_0``, its c counts as
+    1. The difference ``G - c a_0`` is then 0, and the squared term is ``(v - a_0)^2``.
     """
     S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]
@@ -348,10 +359,10 @@ def gains(
     options: BetaBernoulli,
     penalised: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the gains of assigning each unit of one model to each column.
+    """Compute the gains of assigning each of a model's J units to each column.
 
-    The columns are the K global units, followed by T new units. `posterior` does not
-    contain the model's own units.
+    The columns are the K global units, followed by T new global units. `posterior`
+    does not contain the model's own units.
 
     Args:
         model: The model's units.
@@ -360,11 +371,11 @@ def gains(
         space: The dimensions.
         models: Number N of models.
         options: Options of the matching.
-        penalised: Whether the penalties are needed.
+        penalised: Whether the penalties are computed.
 
     Returns:
         The rewards and the penalties by column, both of shape (K + T, J). The penalties
-        are None if they are not needed.
+        are None if `penalised` is False.
     """
     units, known = len(model.square), len(posterior.c)
     count = units
@@ -404,15 +415,16 @@ def gains(
 
 
 def assign(values: Tensor, known: int = 0) -> Tensor:
-    """Assign a separate column to every unit so that the sum of the values is largest.
+    """Assign a different column to each of J units, with the largest sum of values.
 
-    The J units and the columns are matched one to one. If there are at least J new
-    columns, every unit can get a new column. A known column is then left out if, for
-    every unit, its value is lower than that of each new column.
+    If there are at least J new columns, every unit can get a new column. A known column
+    cannot be chosen then if, for every unit, its value is lower than the value of each
+    new column. Such columns are left out to save time.
 
     Args:
         values: Values of shape (columns, J), with at least as many columns as units.
-        known: Number of known columns, those of existing global units. They come first.
+        known: Number of known columns, which belong to existing global units. They are
+            the first columns.
 
     Returns:
         Columns of shape (J,), int64, on the CPU.
@@ -442,8 +454,8 @@ class UnitAssignment:
     """The assignment of all models' units to global units.
 
     Args:
-        units: For each model the global unit of each of its units, of shape (J_s,),
-            int64, on the CPU.
+        units: For each model s, the global unit of each of its J_s units, of shape
+            (J_s,), int64, on the CPU.
         members: Number of models that have each global unit, of shape (K,).
         mean: Posterior means, of shape (K, D), float64.
     """
@@ -464,14 +476,15 @@ def match(
     """Match the units of at least one model.
 
     Args:
-        models: Units as rows, of shape (J_s, D), float64. The numbers of units may
-            differ.
+        models: For each model s, its J_s units as rows, of shape (J_s, D), float64. The
+            models may have different numbers of units.
         q: Precisions of shape (N, D), not negative.
         mu0: Mean of the prior, of shape (D,).
         options: Options of the matching.
         orders: Order in which each sweep visits the models, of shape (sweeps, N).
-        start: Global units that each model begins with, of shape (J_s,), int64. None:
-            models are assigned one by one, the widest first.
+        start: For each model s, the global units to which its units are assigned at the
+            beginning, of shape (J_s,), int64. If None, models are assigned one by one,
+            the widest first.
     """
     return match_each(models, q, mu0, options, [options.strength], orders[None], start)[0]
 
@@ -487,11 +500,11 @@ def match_each(
 ) -> list[UnitAssignment]:
     """Run `match` for several lambdas, bit-identical to one run per lambda.
 
-    Lambdas that assign all units alike share one state, and at the end one result.
-    Rewards and penalties are computed once per state. Inner products are computed once.
-    If there are at least as many states as threads, the states run in parallel.
-    Otherwise the assignment problems of each state run in parallel. The number of
-    threads is at most torch's own.
+    Lambdas with the same assignment of all units share one state during the run, and
+    one result at the end. Rewards and penalties are computed once per state. Inner
+    products are computed only once. If there are at least as many states as threads,
+    the states run in parallel. Otherwise the assignment problems of each state run in
+    parallel. The number of threads is at most torch's own.
 
     Args:
         models: As in `match`.
@@ -530,11 +543,11 @@ def _parallel_threads(tasks: int) -> Iterator[tuple[int, Callable[..., Iterable[
     """Open a pool of threads, each of which runs torch single-threaded.
 
     The number of threads is at most `tasks` and at most torch's own number. The context
-    gives this number, and a `map` that runs on the threads.
+    manager yields this number, and a function like `map` that runs on the threads.
 
-    One thread computes a whole product or sum, so its bits do not depend on which
-    thread that is. Torch and the solver release Python's lock, so the threads run in
-    parallel.
+    A product or sum is always computed by a single thread. Its bits therefore do not
+    depend on the number of threads. Torch and the solver release Python's interpreter
+    lock, so the threads run in parallel.
     """
     threads = torch.get_num_threads()
     count = min(tasks, threads)
@@ -567,7 +580,7 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """Lambdas that have assigned all units alike, by index, and their common state."""
+    """The indices of lambdas with equal assignments so far, and their common state."""
 
     numbers: tuple[int, ...]
     state: _State
@@ -581,10 +594,10 @@ class _Branch:
 
 
 def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
-    """Join branches that assign all units alike, and recompute their sums.
+    """Join branches with equal assignments of all units, and recompute their sums.
 
-    The sums of global units are recomputed from the units' members, so that rounding
-    does not accumulate.
+    The sums of each global unit are recomputed from its members, so that rounding
+    errors do not accumulate.
     """
     same: dict[bytes, list[_Branch]] = {}
     for branch in branches:
@@ -602,8 +615,8 @@ def _join(branches: Sequence[_Branch], pool: _UnitPool) -> list[_Branch]:
 def _in_order(columns: Tensor, known: int) -> Tensor:
     """Renumber new columns in the order of the model's units, behind the known columns.
 
-    The result, of shape (J,), does not depend on which new columns the units were
-    given.
+    New columns are interchangeable. The result, of shape (J,), is therefore the same
+    for every choice of new columns.
     """
     new = columns >= known
     return columns.masked_scatter(new, known + torch.arange(int(new.sum())))
@@ -667,9 +680,10 @@ class _UnitPool:
         return total
 
     def initial_state(self, start: Sequence[Tensor] | None) -> _State:
-        """Return the state before the first visit, without members if `start` is None.
+        """Return the state before the first visit.
 
-        The global units in `start` are renumbered 0, 1 ... in ascending order.
+        If `start` is None, the state has no global units. Otherwise, the global units
+        in `start` are renumbered 0, 1 ... in ascending order.
         """
         if start is None:
             return _State({}, Posterior.without_members(self.space, 0))
@@ -678,7 +692,7 @@ class _UnitPool:
         return self.recomputed(dict(enumerate(parts)))
 
     def recomputed(self, units: Mapping[int, Tensor]) -> _State:
-        """Compute the state anew from the global units of all assigned models."""
+        """Compute the state again from the assignments of all assigned models."""
         known = 1 + max(int(places.max()) for places in units.values())
         posterior, so_far = Posterior.without_members(self.space, known), dict[int, Tensor]()
         for s, places in sorted(units.items()):
@@ -696,9 +710,9 @@ class _UnitPool:
         strengths: Sequence[float],
         each: Callable[..., Iterable[Tensor]],
     ) -> list[_Branch]:
-        """Take model s out, if it is assigned, and assign it anew for each lambda."""
+        """Take model s out if it is assigned, and assign it again for each lambda."""
         state, products = self.without(branch.state, s)
-        # This is the first model, or the only one
+        # No global units remain: model s is the first model, or the only one
         if not len(products):
             return [
                 _Branch(
@@ -729,10 +743,11 @@ class _UnitPool:
         ]
 
     def without(self, state: _State, s: int) -> tuple[_State, Tensor]:
-        """Take model s out, together with the units that no other model has.
+        """Take model s out, and remove global units that belong to no other model.
 
         Returns:
-            The state, and the `products` of the model with the remaining units.
+            The new state, and the `products` of model s with the remaining global
+            units.
         """
         units, posterior = dict(state.units), state.posterior
         own_units = units.pop(s, None)
@@ -746,7 +761,7 @@ class _UnitPool:
         place = left.cumsum(0) - 1
         units = {other: place[places] for other, places in units.items()}
         products = self.products(units, int(left.sum()), s)
-        # Whether the global unit of each of the model's units stays
+        # For each of the model's units, whether another model has its global unit, too
         shared = left[own_units]
         at = torch.arange(len(own_units), device=own_units.device)[shared]
         model = self.local[s]
@@ -772,9 +787,9 @@ class _UnitPool:
         )
 
     def matched(self, units: Mapping[int, Tensor]) -> UnitAssignment:
-        """Return the assignment.
+        """Return the assignment with the posterior means of the global units.
 
-        The posterior mean of a global unit is computed from its local units.
+        The means are computed from the local units, not from the running sums.
         """
         known = 1 + max(int(places.max()) for places in units.values())
         G = self.space.a0.repeat(known, 1)

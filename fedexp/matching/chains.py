@@ -4,9 +4,10 @@ Reference: PFNM's scheme for several layers (Yurochkin et al. 2019).
 
 A unit is compared by its bias and its outgoing weights. In the first hidden layer it is
 also compared by its incoming weights. The last hidden layer is matched first, so when a
-layer is matched, the layer above it is matched already. Outgoing weights have one entry
-per global unit of the layer above, with zero where a model lacks this unit. Weights
-between hidden layers are estimated only once, as outgoing weights.
+layer is matched, the layer above it is matched already. Global units are the units of
+the fused network. A unit's outgoing weights have one entry per global unit of the layer
+above. The entry is zero if the unit's model lacks this global unit. Weights between
+hidden layers are estimated only once, as outgoing weights.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ Chain = Sequence[tuple[Tensor, Tensor | None]]
 
 @by_spec
 def chain_structure(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
-    """Return the structure of a network of linear layers, one after the other.
+    """Return the structure of a network that is a chain of linear layers.
 
     Raises:
-        ConfigError: The network is not such a chain. The message names the obstacle.
+        ConfigError: The network is not a chain of linear layers. The message says why.
     """
     norms = norm_layers(spec)
     if norms:
@@ -121,18 +122,19 @@ def fuse_chains(
     """Match the hidden units of at least one model and take posterior means.
 
     Args:
-        models: Equally deep models. Hidden widths may differ.
-        shares: Share f_{s,c} of each model s in the samples of each class c, of shape
-            (N, C), float64.
-        class_frequency: Whether weights to class c have the precision f_{s,c} / sigma.
-            Otherwise their precision is 1 / sigma. The output's biases always have the
-            precision f_{s,c} / sigma.
+        models: Models with the same number of layers. Hidden widths may differ.
+        shares: For N models and C classes, the share f_{s,c} of the samples of class c
+            that model s was trained on, of shape (N, C), float64.
+        class_frequency: Whether the output layer's weights to class c have the
+            precision f_{s,c} / sigma. Otherwise their precision is 1 / sigma. The
+            output layer's biases always have the precision f_{s,c} / sigma.
         options: Options of the matching.
         strengths: Lambdas that replace ``options.strength``.
         orders: Visiting orders of shape (lambdas, hidden layers, sweeps, N). Hidden
             layers are in the order of the matching, the last one first.
-        start: For each hidden layer, first to last, the global units that each model
-            begins with (see `match`). None: models are assigned one by one.
+        start: For each hidden layer, first to last, the global units to which each
+            model is assigned at the beginning (see `match`). If None, models are
+            assigned one by one.
 
     Returns:
         One network per lambda. Each is bit-identical to the network of a run with only
@@ -176,14 +178,15 @@ def fuse_chains(
 
 @dataclass(frozen=True, eq=False)
 class _PartlyMatchedChains:
-    """Chains whose last hidden layers are matched in the same way for some lambdas.
+    """Chains whose last hidden layers are matched, for lambdas with equal results.
 
     Args:
         numbers: Indices of these lambdas.
-        outgoing: For each model, weights of shape (n, K). They lead from the n units of
-            the layer that is matched next to the K units that were matched last.
+        outgoing: For each model, weights of shape (n, K), from the n units of the layer
+            that is matched next to the K global units of the layer that was matched
+            last (at first, to the K outputs).
         precision: Precisions of `outgoing`, of shape (N, K).
-        matched: Assignments of the layers so far, first to last.
+        matched: Assignments of the layers that are matched so far, first to last.
     """
 
     numbers: tuple[int, ...]
@@ -211,7 +214,7 @@ class _PartlyMatchedChains:
 def _rows(
     models: Sequence[Chain], layer: int, outgoing: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
-    """Return the units of a hidden layer as rows, and mu_0.
+    """Return the units of a hidden layer as rows, and the prior mean mu_0 of a row.
 
     A row is [incoming weights (only in the first layer), bias, outgoing weights].
     """
@@ -260,10 +263,16 @@ def _assembled(
 
 
 def _laid_out(weight: Tensor, units: Tensor, width: int) -> Tensor:
-    """Lay out a layer's weight (out, in) over the global units of the next layer.
+    """Arrange a layer's weight (out, in) by the global units of its outputs.
+
+    Args:
+        weight: Weight of the layer.
+        units: Global unit of each output unit, of shape (out,).
+        width: Number of global units.
 
     Returns:
-        Weights by sender, of shape (in, width).
+        Outgoing weights of each input unit, of shape (in, width). They are zero for
+        global units that the model lacks.
     """
     sent = weight.new_zeros(weight.shape[1], width)
     sent[:, units.to(weight.device)] = weight.T

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# A half-step scales the rows or the columns. Range and error are checked after this
-# many half-steps, an even number.
+# A half-step scales the rows or the columns. After this many half-steps, overflow and
+# convergence are checked. The number must be even
 _BLOCK = 20
-# If a scaling is larger than this or smaller than 1 divided by this, the half-steps
+# If a scaling factor is larger than _RANGE or smaller than 1 / _RANGE, the half-steps
 # since the last check are repeated with logarithms
 _RANGE = 1e100
 
@@ -23,18 +23,18 @@ def doubly_stochastic(
 
     One division of all rows, or of all columns, is a half-step. The first two
     half-steps are computed with logarithms. The others are computed with matrix
-    products, which is mathematically the same. If their scalings come near overflow,
-    they are repeated with logarithms.
+    products, which is mathematically the same. If scaling factors come near overflow,
+    these half-steps are repeated with logarithms.
 
     Args:
         V: Matrices of shape (..., n, n), float64.
         tau: Temperature.
         iterations: Number of half-steps, those of rows and of columns together.
-        tolerance: Stop once columns have been divided and no row's sum differs from one
-            by more than this. None: never stop early.
+        tolerance: Stop once no row sum differs from 1 by more than this number. It is
+            checked after half-steps that divide columns. If None, never stop early.
     """
     done = min(2, iterations)
-    # The first half-steps bring the matrix into range
+    # The first half-steps bring the entries into the range of floating-point numbers
     S = _with_logarithms(V / tau, done)
     while done < iterations and not (tolerance is not None and _is_converged(S, tolerance)):
         steps = min(_BLOCK, iterations - done)
@@ -54,7 +54,7 @@ def _with_logarithms(S: Tensor, steps: int) -> Tensor:
 
 
 def _with_products(S: Tensor, steps: int) -> Tensor:
-    """Compute `_with_logarithms` by factors u of the rows and v of the columns."""
+    """Compute `_with_logarithms` with row factors u and column factors v."""
     K = S.exp()
     u = v = torch.ones_like(K[..., :1])
     for step in range(steps):
@@ -63,7 +63,7 @@ def _with_products(S: Tensor, steps: int) -> Tensor:
         else:
             v = (K.mT @ u).reciprocal()
     both = torch.cat([u, v])
-    # NaN is out of range, too
+    # The comparisons are also false for NaN
     if not bool(((both < _RANGE) & (both > 1 / _RANGE)).all()):
         return _with_logarithms(S, steps)
     return S + u.log() + v.log().mT

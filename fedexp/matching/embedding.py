@@ -1,6 +1,6 @@
-"""A network inside a wider one of the same architecture.
+"""A small network inside a wider network of the same architecture.
 
-The network is laid out in the wider one, or cut out of it.
+The small network is laid out in the wider network, or cut out of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Embedding:
     def lay_out(self, weights: Weights) -> Weights:
         """Return a model of `small` as a model of `large`.
 
-        Entries of units that the small network lacks are zero.
+        Entries that belong to units which the small network lacks are zero.
         """
         shapes = _shapes(self.large.spec)
 
@@ -62,13 +62,14 @@ class Embedding:
         return _mapped(weights, self.small.spec, part)
 
     def _places(self, name: str, shape: torch.Size) -> list[tuple[int, Tensor]]:
-        """Return where the entries of a small tensor are in the large one, by axis.
+        """Return the positions of a small tensor's entries in the large tensor.
 
-        Only axes that belong to units of the groups in `units` are listed.
+        There is one result per axis that belongs to groups in `units`.
 
         Returns:
-            Pairs of the axis and a tensor (n,), int64, with the place in the large
-            tensor of each entry of the small one.
+            Pairs of an axis and a tensor of shape (n,), int64. The tensor contains, for
+            each of the n positions along the axis of the small tensor, the position in
+            the large tensor.
         """
         pairs = list(
             zip(self.small.unit_axes.get(name, ()), self.large.unit_axes.get(name, ()), strict=True)
@@ -98,15 +99,15 @@ class Embedding:
 
 
 def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) -> dict[str, Tensor]:
-    """Return the common units of a client's units, (n,) by group.
+    """Return the common unit of each of a client's n units, of shape (n,), by group.
 
-    A client that was not in the cohort gets the units that most models have.
+    A client that was not in the cohort gets the n common units that most models have.
 
     Args:
         client: The client.
-        units: Common unit of each of a model's units, of shape (models, n), int64, by
-            group.
-        cohort: Clients of these models.
+        units: For each group, the common unit of each unit of each model in the cohort,
+            of shape (models, n), int64.
+        cohort: The clients that trained these models, in the same order.
     """
     return {
         name: own[cohort.index(client)] if client in cohort else _most_shared(own)
@@ -115,10 +116,10 @@ def units_of(client: int, units: Mapping[str, Tensor], cohort: Sequence[int]) ->
 
 
 def _most_shared(units: Tensor) -> Tensor:
-    """Return the n units that most models have, ascending.
+    """Return the n common units that most models have, in ascending order.
 
-    `units` contains the units of each model, of shape (models, n). Ties go to lower
-    numbers.
+    `units` contains the common units of each model, of shape (models, n). If two units
+    belong to equally many models, the unit with the lower number is preferred.
     """
     order = torch.bincount(units.flatten()).argsort(descending=True, stable=True)
     return order[: units.shape[1]].sort().values

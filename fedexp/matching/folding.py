@@ -1,4 +1,4 @@
-"""BatchNorm folded into the layer before it, so that matched networks have no norms.
+"""Folding of BatchNorm into the layer before it, to match networks without norms.
 
 Reference: NAFI, Xiao & Cheng 2023, Appendix E.
 """
@@ -20,12 +20,13 @@ from fedexp.matching.structure import random_weights, same_function
 
 
 class _Folding(NamedTuple):
-    """The network without BatchNorm, and the pairs that are folded.
+    """The network without BatchNorm, and the pairs of layer and BatchNorm to fold.
 
     Args:
         spec: The network without BatchNorm.
-        shapes: Shapes of its parameters.
-        pairs: Tuples (layer, norm, eps) by module name, in forward order.
+        shapes: Shapes of the parameters of `spec`.
+        pairs: Tuples (name of the layer, name of its BatchNorm, eps of the BatchNorm),
+            in forward order.
     """
 
     spec: ModelSpec
@@ -36,14 +37,15 @@ class _Folding(NamedTuple):
 def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
     """Return a model without BatchNorm that has the same outputs in evaluation mode.
 
-    If `weights` have no BatchNorm, they are returned unchanged. For each output unit,
-    ``W' = gamma / sqrt(var + eps) W`` and
-    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``, with the running mean and
-    variance. A layer without bias and without a BatchNorm after it gets a bias of zeros
-    if the new network has one there. Layers keep their names.
+    If `weights` have no BatchNorm, they are returned unchanged. Otherwise, the weight W
+    and the bias b of each output unit become ``W' = gamma / sqrt(var + eps) W`` and
+    ``b' = gamma (b - mean) / sqrt(var + eps) + beta``. Here gamma, beta and eps are
+    those of the BatchNorm, and mean and var are its running statistics. A layer that
+    has no bias and no BatchNorm after it may have a bias in the new network. This bias
+    is zero. Layers keep their names.
 
     The network's class needs a static method ``without_batch_norm(kwargs)``. It returns
-    the constructor arguments that change in the network without norms.
+    the constructor arguments that differ for the network without BatchNorm.
 
     Args:
         weights: The model.
@@ -60,7 +62,7 @@ def fold_batch_norm(weights: Weights, input_shape: tuple[int, ...]) -> Weights:
 def folded_spec(spec: ModelSpec, input_shape: tuple[int, ...]) -> ModelSpec:
     """Return the spec of the model that `fold_batch_norm` returns.
 
-    It raises the same errors, before anything is trained.
+    It raises the same errors as `fold_batch_norm`, and can be called before training.
     """
     return _folding(spec, input_shape).spec
 
@@ -114,7 +116,7 @@ def _folding(spec: ModelSpec, input_shape: tuple[int, ...]) -> _Folding:
 
 
 def _pairs(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[tuple[str, str, float], ...]:
-    """Find every BatchNorm of the forward pass and the layer before it."""
+    """Find each BatchNorm of the forward pass and the layer directly before it."""
     outputs: list[tuple[str, Tensor]] = []
     pairs: list[tuple[str, str, float]] = []
 

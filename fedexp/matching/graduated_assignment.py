@@ -3,15 +3,17 @@
 Reference: Liu et al., Deep Neural Network Fusion via Graph Matching (GAMF), ICML 2022,
     with the schedules of the authors' code.
 
-For each group of units, every model i has an assignment U_i of its units to common
-ones. U_i U_j^T maps the units of model i to those of model j. The affinity of units
-with weights x and y is ``K(x, y) = exp(-||x - y||_4 / 2)``. It is computed for incoming
-and for outgoing weights. Before that, the present maps of the neighbouring groups are
-applied to the weights of model i. Each of the two affinities is divided by its mean.
+For each group of n units, every model i has a matrix U_i of shape (n, n) that assigns
+its units to common units. U_i U_j^T maps the units of model i to those of model j. The
+affinity of two units with weights x and y is ``K(x, y) = exp(-||x - y||_4 / 2)``, where
+``||.||_4`` is the 4-norm. It is computed once for incoming and once for outgoing
+weights. Before the comparison with model j, the weights of model i are moved by the
+current maps U_i U_j^T of the neighbouring groups. Each of the two affinities is divided
+by its mean.
 
-The reference covers chains of layers without biases. Here a group of several layers
-(ResNet) is compared by the weights of all its layers. Biases and norms move with their
-units and are not compared.
+The reference covers chains of layers without biases. Here a group can have several
+layers, whose outputs are summed (ResNet). Its units are compared by the weights of all
+these layers. Biases and norms move with their units and are not compared.
 """
 
 from __future__ import annotations
@@ -37,21 +39,22 @@ Assignments = dict[str, Tensor]  # U of shape (models, n, n), float64, by group
 class Joint:
     """The schedule of the joint mode, which matches all models at once.
 
-    A stage is a series of sweeps at one temperature tau of Sinkhorn's iterations. The
-    next stage has a lower tau. The last stage uses the Hungarian method.
+    A sweep updates the assignments of all groups. A stage is a series of sweeps in
+    which Sinkhorn's iterations have the same temperature tau. The next stage has a
+    lower tau. The last stage uses the Hungarian method instead.
 
     Args:
-        sweeps: Largest number of sweeps.
-        final: The Hungarian method is used in any case once more than
-            ``sweeps - final`` sweeps are finished.
-        tau: First temperature.
-        cooling: Factor of the temperature.
+        sweeps: Largest number of sweeps over all stages.
+        final: Once more than ``sweeps - final`` sweeps are finished, the Hungarian
+            method is used, whatever the stage.
+        tau: Temperature of the first stage.
+        cooling: Factor by which tau is multiplied for the next stage.
         floor: Once tau is at most this, the next stage uses the Hungarian method.
         iterations: Sinkhorn's half-steps at the first temperature.
-        further: Half-steps that are added at every next temperature.
+        further: Number of half-steps that are added at every further temperature.
         tolerance: A stage ends if the squared change of U, summed over groups and
-            averaged over models, is below this.
-        patience: A stage also ends once it has counted more sweeps than this.
+            averaged over models, is below this number.
+        patience: A stage has at most ``patience + 2`` sweeps, even if U still changes.
         noise: Every entry of the first U is 1 / n plus a uniform number in [-noise,
             noise].
     """
@@ -82,17 +85,18 @@ class Joint:
 class Pairwise:
     """The schedule of the pairwise mode, which matches each model only with the first.
 
-    Soft assignments move the units. The Hungarian method is not used.
+    The units are moved by soft assignments, as Sinkhorn's iterations give them. The
+    Hungarian method is not used.
 
     Args:
-        sweeps: Sweeps over the groups in forward order. Each group sees the new state
-            of the groups before it.
-        tau: Temperature.
-        cooling: Factor of the temperature after every sweep.
-        floor: Last temperature.
+        sweeps: Number of sweeps over the groups in forward order. When a group is
+            updated, the updates of the groups before it already count.
+        tau: First temperature of Sinkhorn's iterations.
+        cooling: Factor by which tau is multiplied after every sweep.
+        floor: Lowest temperature.
         iterations: Sinkhorn's half-steps in the first sweep.
-        further: Half-steps that are added in every next sweep until tau reaches its
-            floor.
+        further: Number of half-steps that are added in every further sweep until tau
+            reaches `floor`.
         divide: Whether affinities are divided by their mean.
     """
 
@@ -130,17 +134,18 @@ def match_jointly(
 ) -> tuple[list[dict[str, Tensor]], int]:
     """Find the permutations that move each model to common units.
 
-    With two models, the units of the first model are the common ones, and its U stays
-    the identity. If both U changed, each would follow the other's old value. This would
-    give two independent sequences, which name the common units differently.
+    With two models, the common units are those of the first model, and its U stays the
+    identity. The reason is that a sweep updates each U from the old value of the other
+    U. If both changed, the updates would form two independent sequences, and the common
+    units would be ordered differently in each.
 
     Args:
         models: The models.
         structure: Their structure.
         groups: The groups that may move.
         options: The schedule.
-        early_stop: Early stop of Sinkhorn's iterations, the tolerance of
-            `doubly_stochastic`.
+        early_stop: Tolerance at which Sinkhorn's iterations stop early, or None (see
+            `doubly_stochastic`).
         start: The first assignments, from `random_start` or `identities`.
 
     Returns:
@@ -162,7 +167,7 @@ def match_jointly(
     U, before = start, start
     tau, iterations, hungarian, count, sweep = options.tau, options.iterations, False, 0, 0
 
-    # Solve the assignment at the present stage
+    # Turn affinities into assignments, in the way of the current stage
     def solved(V: Tensor) -> Tensor:
         return (
             permutation_matrices(V)
@@ -192,7 +197,7 @@ def match_jointly(
         if sweep > options.sweeps - options.final:
             hungarian = True
 
-    # Common units are named after the first model's units
+    # The common units are put into the order of the first model's units
     orders = {name: torch.einsum("iab,cb->iac", u, u[0]).argmax(1) for name, u in U.items()}
     return [
         {name: order[i].cpu() for name, order in orders.items()} for i in range(len(models))
@@ -216,9 +221,9 @@ def match_pairwise(
         structure: Their structure.
         groups: The groups that may move.
         options: The schedule.
-        early_stop: Early stop of Sinkhorn's iterations, the tolerance of
-            `doubly_stochastic`.
-        *names: Names of the stream from which the start is drawn.
+        early_stop: Tolerance at which Sinkhorn's iterations stop early, or None (see
+            `doubly_stochastic`).
+        *names: Names of the random stream from which the first assignment is drawn.
 
     Returns:
         Matrices T, where ``T[a, b]`` is the share of unit a in new unit b.
@@ -249,9 +254,9 @@ def match_pairwise(
 def random_start(
     groups: Sequence[Group], count: int, noise: float, device: torch.device, *names: object
 ) -> Assignments:
-    """Draw the start from the stream `names`.
+    """Draw the first assignments from the random stream `names`.
 
-    It is 1 / n plus uniform noise in [-noise, noise].
+    Every entry is 1 / n plus uniform noise in [-noise, noise], for a group of n units.
 
     Returns:
         Assignments of shape (models, n, n) by group.
@@ -263,7 +268,7 @@ def random_start(
 
 
 def _uniform(group: Group, count: int, *names: object) -> Tensor:
-    """Draw uniform numbers in [0, 1) from the stream `names` and the group's name.
+    """Draw uniform numbers in [0, 1) from the stream of `names` and the group's name.
 
     Returns:
         Numbers of shape (count, n, n), float64, for n units.
@@ -292,10 +297,11 @@ def permutation_matrices(V: Tensor) -> Tensor:
 
 
 def _change(new: Tensor, old: Tensor, older: Tensor) -> Tensor:
-    """Compute the mean over the models of the squared change.
+    """Compute the squared change of U, averaged over the models.
 
-    For each model the squared changes from `old` and from `older` are computed, and the
-    smaller one counts. A cycle of length two therefore counts as no change.
+    For each model, the squared changes from `old` and from `older` are computed, and
+    the smaller of them counts. A cycle of two alternating values therefore counts as no
+    change.
     """
     steps = torch.stack([(new - other).square().sum((1, 2)) for other in (old, older)])
     return steps.amin(0).mean()
@@ -307,9 +313,9 @@ class _Side:
 
     Args:
         neighbour: The neighbouring group, whose assignments permute the last axis of x.
-            None: no assignment permutes it.
-        x: Weights of shape (models, n, k, m): n units, k weights per connection, and m
-            units of the neighbour.
+            It is None if no assignment permutes this axis.
+        x: Weights of shape (models, n, k, m) for n units, k weights per connection, and
+            m units of the neighbouring group.
         powers: x, x^2 and x^3 of every model as (models, n, k * m), and the sums of x^4
             over the last axis.
     """
@@ -320,9 +326,9 @@ class _Side:
 
 
 class Affinity:
-    """Affinities of units, given the present assignments.
+    """Affinities of units, given the current assignments.
 
-    Parts that no assignment moves are computed once.
+    Parts that do not depend on assignments are computed only once.
 
     Args:
         edges: The weights of all layers.
@@ -348,11 +354,11 @@ class Affinity:
                     )
 
     def votes(self, group: str, U: Assignments, first: int = 0) -> Tensor:
-        """Compute V_i, the sum over the other models j of A_ij U_j.
+        """Compute V_i, the sum of A_ij U_j over the other models j (see `between`).
 
         Args:
             group: Name of the group.
-            U: The present assignments.
+            U: The current assignments.
             first: Index of the first model for which V_i is computed.
 
         Returns:

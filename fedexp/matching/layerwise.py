@@ -3,10 +3,12 @@
 Reference: Wang et al., Federated Learning with Matched Averaging (FedMA), ICLR 2020,
     Algorithm 1. NAFI uses it for convolutional networks.
 
-A unit is compared by its incoming weights and its bias. Once a group of hidden units is
-matched, every model is laid out over the common units, with zeros for units that it
-lacks. Layers whose units and inputs are all common are replaced by their posterior
-means.
+Matching assigns the hidden units of all models to common units. A unit is compared by
+its incoming weights and its bias. Units of layers whose outputs are summed form one
+group and are matched together. Once a group is matched, every model is laid out over
+the common units: its units move to the positions of their common units, and common
+units that the model lacks get zeros. A hidden layer whose inputs and outputs are all
+common (the network's input is common, too) is replaced by its posterior mean.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ class PartlyMatched:
 
     Args:
         models: At least one model.
-        units: Common unit of each of a model's units, of shape (models, n), int64, on
-            the CPU, by group in forward order.
-        pending: For each matched group over which the models are not laid out yet, its
-            number of common units.
+        units: For each matched group, in forward order: the common unit of each of the
+            n units of each model, of shape (models, n), int64, on the CPU.
+        pending: Number of common units of each group that is matched, but over whose
+            common units the models are not laid out yet.
     """
 
     models: Sequence[Weights]
@@ -48,14 +50,15 @@ class PartlyMatched:
     ) -> PartlyMatched:
         """Match the next group.
 
-        Units of frozen layers, which all models share, do not move. If a group has
-        several layers, tied by sums, only its layers whose inputs are already matched
-        are compared.
+        Units of frozen layers are the same in all models and do not move. A group has
+        several layers if their outputs are summed. Only layers whose inputs are already
+        matched are then compared.
 
         Args:
             input_shape: Shape of one sample.
             options: Options of the matching.
-            order: Visiting order of shape (sweeps, models).
+            order: Order in which each sweep visits the models, of shape (sweeps,
+                models).
         """
         structure = structure_of(self.models[0].spec, input_shape)
         group = structure.groups[len(self.units)]
@@ -86,7 +89,8 @@ class PartlyMatched:
     def laid_out(self, input_shape: tuple[int, ...], options: BetaBernoulli) -> PartlyMatched:
         """Lay out all models over the common units of the groups matched so far.
 
-        Layers on which the models then agree are replaced by their posterior means.
+        Hidden layers whose inputs and outputs are then common (`common_layers`) are
+        replaced by their posterior means over the models. Frozen layers are not.
         """
         spec = self.models[0].spec
         small = structure_of(spec, input_shape)
@@ -115,7 +119,7 @@ class PartlyMatched:
         )
 
     def _rows(self, number: int, structure: Structure, layers: Sequence[Layer]) -> Tensor:
-        """Collect all incoming weights of each unit of one model, with its biases last.
+        """Collect incoming weights of each unit of one model, followed by its biases.
 
         Returns:
             Rows of shape (n, d), float64.
@@ -129,7 +133,7 @@ class PartlyMatched:
         )
 
     def _over_common(self, number: int, weight: Tensor, inputs: Sequence[UnitAxis]) -> Tensor:
-        """Return a layer's weight with one input per common unit of pending groups.
+        """Return a layer's weight with one input per common unit of `pending` groups.
 
         Returns:
             Weights of shape (out, d), float64.
@@ -184,14 +188,16 @@ def _sources(structure: Structure, layer: Layer) -> set[str]:
 def _posterior_means(
     models: Sequence[Weights], layer: Layer, units: Tensor, options: BetaBernoulli
 ) -> Tree:
-    """Compute weight and bias of a layer that is laid out in all models.
+    """Compute the posterior mean of the weight and the bias of a layer.
 
-    They are computed in float64 and rounded once.
+    The layer is already laid out over the common units in all models. The means are
+    computed in float64 and rounded once.
 
     Args:
         models: The models.
         layer: The layer.
-        units: Common unit of each unit of all models, of shape (models * n,).
+        units: Common units of the n units of the first model, then of the second model,
+            and so on, of shape (models * n,).
         options: Options of the matching.
     """
     first, means = models[0].params, {}

@@ -1,6 +1,7 @@
 """The quadratic program that gives the weights of a common descent direction.
 
-It is ``min_a a^T G a / 2`` subject to ``sum a = 1`` and ``0 <= a_i <= C``.
+It is ``min_a a^T G a / 2`` subject to ``sum a = 1`` and ``0 <= a_i <= C``. There are N
+weights a_i, G is a positive semidefinite matrix of shape (N, N), and C is a bound.
 
 Reference: MA-Echo, Eq. 6-7.
 """
@@ -15,23 +16,22 @@ from torch import Tensor
 
 from fedexp.core.errors import FedexpError, overflow
 
-_JITTER = 1e-12  # added to the diagonal of the scaled matrix, which may be singular
-_GAP = 1e-6  # bound of the duality gap of the scaled objective
+_JITTER = 1e-12  # added to the diagonal, because the scaled matrix may be singular
+_GAP = 1e-6  # largest accepted duality gap of the scaled objective
 
 
 def capped_simplex_qp(G: Tensor, C: float) -> Tensor:
-    """Find the minimiser a, in float64 by an interior-point method.
+    """Find the minimiser a of this program, in float64 by an interior-point method.
 
     Args:
         G: Matrix of shape (N, N), positive semidefinite.
-        C: Upper bound of every a_i, at least 1 / N. With 1 / N all a_i are equal.
+        C: Upper bound of every a_i, at least 1 / N. If C is 1 / N, all a_i are equal.
 
     Returns:
-        a of shape (N,), in G's dtype and on its device.
+        a of shape (N,), in the dtype of G and on the device of G.
 
     Raises:
-        FedexpError: G is not finite, or the solver ended without a solution that meets
-            the conditions of optimality.
+        FedexpError: G is not finite, or the solver's result is not optimal.
     """
     N = len(G)
     g = G.detach().double().cpu().numpy()
@@ -83,7 +83,8 @@ def _solve(g: np.ndarray, C: float) -> np.ndarray:
 def _least(gradient: np.ndarray, C: float) -> float:
     """Compute the minimum of <gradient, a> over the feasible set.
 
-    The cheapest coordinates are filled up to C first.
+    The minimum is found by setting the coordinates with the smallest gradient entries
+    to C, one after another, until the sum of a is 1.
     """
     left, total = 1.0, 0.0
     for value in np.sort(gradient):

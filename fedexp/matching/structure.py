@@ -1,8 +1,8 @@
-"""The permutation structure of a network: the tensor axes that hidden units index.
+"""The structure of a network: which tensor axes belong to which hidden units.
 
-It is derived from the network and then checked. A network with random parameters and
-its randomly permuted copy must compute the same function. Otherwise the network is
-refused.
+The structure says which entries must move if hidden units are permuted. It is derived
+from the network and then checked: a network with random parameters and a copy with
+randomly permuted units must compute the same function. Otherwise an error is raised.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from fedexp.core.weights import ModelSpec, Weights, by_spec
 from fedexp.matching.tainting import Flows, flows_of, refusal
 
 Maps = Mapping[str, Tensor]
-"""The maps of the units, by name of their group. Groups that are not named do not move.
+"""One map per group of units, by the group's name. A group without a map does not move.
 
-A map is a permutation or a matrix. A permutation (n,), int64, means
-``new_unit[j] = old_unit[perm[j]]``. Column j of a matrix T (n, n) holds the shares of
-the old units in new unit j: ``new_unit[j] = sum_a T[a, j] old_unit[a]``. A permutation
-is the matrix with ``T[perm[j], j] = 1`` and zeros elsewhere.
+A map of a group of n units is a permutation or a matrix. A permutation `perm` of shape
+(n,), int64, means ``new_unit[j] = old_unit[perm[j]]``. Column j of a matrix T of shape
+(n, n) contains the shares of the old units in new unit j:
+``new_unit[j] = sum_a T[a, j] old_unit[a]``. A permutation equals the matrix with
+``T[perm[j], j] = 1`` and zeros elsewhere.
 """
 
 _TOLERANCE = 1e-10  # relative tolerance in float64
@@ -35,13 +36,14 @@ _TOLERANCE = 1e-10  # relative tolerance in float64
 
 @dataclass(frozen=True)
 class Group:
-    """Units that can only move together.
+    """Units that must be permuted in the same way in one or several layers.
 
     Args:
-        name: Weight of the first layer of the group.
+        name: Name of the weight of the group's first layer.
         size: Number of units.
-        layers: Weights whose rows (axis 0) are these units, in forward order. There are
-            several if the outputs of layers are summed (ResNet).
+        layers: Names of the weights whose rows (axis 0) are these units, in forward
+            order. There are several if the outputs of several layers are summed
+            (ResNet).
     """
 
     name: str
@@ -51,13 +53,14 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class UnitAxis:
-    """One tensor axis that a group's units index.
+    """One axis of a tensor whose positions belong to the units of a group.
 
     Args:
         axis: Index of the axis.
         group: Name of the group.
-        positions: Position of each unit along `axis`, of shape (size, k), int64. k is
-            1, or h * w after a flattened feature map.
+        positions: Positions of each unit along `axis`, of shape (size, k), int64. Each
+            unit has k = 1 position. After a flattened feature map of height h and width
+            w, it has k = h * w positions.
     """
 
     axis: int
@@ -71,12 +74,13 @@ class Structure:
 
     Args:
         spec: The network.
-        layers: Its linear and convolutional layers in forward order.
+        layers: Linear and convolutional layers of the network in forward order.
         groups: Groups of hidden units, in forward order.
-        output: The units of the last layer. They may be moved, too, but that changes
-            the class of each logit.
-        unit_axes: For each parameter and buffer, the axes that units index.
-        columns: Number of input features or channels of each layer, by weight.
+        output: The units of the last layer. They can be moved as well, but then the
+            logits belong to other classes.
+        unit_axes: For each parameter and buffer, the axes that belong to units.
+        columns: Number of input features or channels of each layer, by name of its
+            weight.
     """
 
     spec: ModelSpec
@@ -89,8 +93,8 @@ class Structure:
     def permute(self, tree: Tree, maps: Maps) -> Tree:
         """Return parameters or buffers with their units moved.
 
-        Tensors that do not move are returned without a copy. Permutations of all hidden
-        groups leave the network's function unchanged.
+        Tensors without moved units are returned without a copy. If all maps are
+        permutations of hidden groups, the network's function does not change.
         """
         return {
             name: self._moved(value, self.unit_axes.get(name, ()), maps)
@@ -104,18 +108,20 @@ class Structure:
         )
 
     def move_inputs(self, weight: str, value: Tensor, maps: Maps) -> Tensor:
-        """Move only the input side (axis 1) of a layer's weight."""
+        """Move only the inputs (axis 1) of a layer's weight."""
         return self._moved(value, self.inputs(weight), maps)
 
     def permute_inputs(self, weight: str, rows: Tensor, maps: Maps) -> Tensor:
-        """Move rows that correspond to a layer's input columns, as these columns move.
+        """Move rows in the same way as the input columns of a layer.
 
-        An example is K in ``Q = K K^T`` if a matrix T moves Q to ``T^T Q T``.
+        Row i of `rows` belongs to input column i. For example, let K be the `rows`, and
+        ``Q = K K^T`` a matrix over the input columns. If a matrix T moves the columns,
+        Q becomes ``T^T Q T``, and this method returns ``T^T K``.
 
         Args:
             weight: Name of the layer's weight, (out, in) or (out, channels, kh, kw).
-            rows: Rows of shape (in, r), or (channels * kh * kw, r) in the order of the
-                flattened kernel.
+            rows: Rows of r entries each: (in, r), or (channels * kh * kw, r) in the
+                order of the flattened kernel.
             maps: Maps of the units.
         """
         for unit_axis in self.inputs(weight):
@@ -127,7 +133,7 @@ class Structure:
         return rows
 
     def inputs(self, weight: str) -> tuple[UnitAxis, ...]:
-        """Return the axes of a layer's input side. The first layer has none."""
+        """Return the input axes of a layer's weight. The first layer has none."""
         return tuple(
             unit_axis for unit_axis in self.unit_axes.get(weight, ()) if unit_axis.axis == 1
         )
@@ -135,7 +141,8 @@ class Structure:
     def random(self, seed: int) -> dict[str, Tensor]:
         """Draw a permutation of every hidden group.
 
-        A permutation is the identity only if its group has a single unit.
+        Permutations are drawn so that only a group with a single unit gets the
+        identity.
         """
         maps = {}
         for group in self.groups:
@@ -170,9 +177,13 @@ def _moved(value: Tensor, axis: int, positions: Tensor, by: Tensor) -> Tensor:
 def structure_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Structure:
     """Derive and check the structure of a network.
 
-    It covers linear and convolutional layers with any operation between them that
-    treats units one by one (activations, pools, flattening, sums as in ResNets,
-    products), BatchNorm, InstanceNorm, and GroupNorm and LayerNorm over all units.
+    A network may consist of:
+
+    - linear and convolutional layers,
+    - between them, any operations that treat units one by one (activations, pools,
+      flattening, sums as in ResNets, products),
+    - BatchNorm and InstanceNorm,
+    - GroupNorm and LayerNorm, if they normalise over all units.
 
     Raises:
         ConfigError: The network has no such structure.
@@ -233,16 +244,16 @@ def with_widths(
 ) -> ModelSpec:
     """Return the network with other numbers of hidden units.
 
-    The class of the network defines the constructor arguments: its static method
-    ``with_widths(kwargs, widths)`` returns the arguments that change, given all
-    arguments and the widths of all groups.
+    The network's class must have a static method ``with_widths(kwargs, widths)``. It
+    receives all constructor arguments and the widths of all groups, and returns the
+    arguments that change.
 
     Args:
         spec: The network.
         input_shape: Shape of one sample.
-        widths: Widths by name of the group. Groups that are not named keep theirs. An
-            empty mapping only checks, before anything is trained, that widths can be
-            changed.
+        widths: Widths by name of the group. A group that is not named keeps its width.
+            With an empty mapping, the call only checks that widths can be changed,
+            before anything is trained.
 
     Raises:
         ConfigError: The network has no such method, group or width.
@@ -271,9 +282,10 @@ def with_widths(
 
 
 def _tied(flows: Flows) -> dict[str, str]:
-    """Map every layer to one layer that stands for its group.
+    """Map the name of every layer to the name of one layer of its group.
 
-    Layers whose units meet in one input column move together.
+    If an input column depends on units of several layers (a sum), these layers are in
+    the same group.
     """
     group_of = {name: name for name in flows.sizes}
     for reader, sources in flows.reads.items():
@@ -318,7 +330,7 @@ def _check(structure: Structure, input_shape: tuple[int, ...]) -> None:
 def random_weights(spec: ModelSpec, generator: torch.Generator) -> Weights:
     """Draw weights for checks, in float64.
 
-    No two units are alike, and variances are positive.
+    No two units have equal weights, and the variances of norms are positive.
     """
 
     def noisy(tree: Tree) -> Tree:

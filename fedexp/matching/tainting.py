@@ -1,11 +1,16 @@
 """The flow of units between layers, found by running the network with NaN values.
 
-Every linear, convolutional and norm layer is replaced by a stand-in. A NaN in the
-output of one layer passes through everything between layers (activations, pools,
-flattening, sums) and stops at the next layers. Unit numbers are encoded as bits:
-pattern 2b has NaN in the units whose number has bit b set, and pattern 2b + 1 in the
-others. An input column that depends on exactly one unit receives a NaN from exactly one
-pattern of each pair. The patterns are the samples of one batch.
+Every linear, convolutional and norm layer is replaced by a stand-in, which records the
+input columns that contain NaN. A linear or convolutional stand-in outputs ones, and one
+of them, the source, outputs NaN for some of its units. A NaN passes through everything
+between layers (activations, pools, flattening, sums) and through norms. It stops at the
+next linear or convolutional layers.
+
+The numbers of the source's units are encoded as bits. For each bit b = 0, 1, ..., two
+patterns are run. Pattern 2b has NaN in the units whose number has bit b set, and
+pattern 2b + 1 has NaN in the other units. If an input column depends on exactly one
+unit, it receives NaN in exactly one pattern of each pair, and this reveals bit b. The
+patterns are the samples of one batch.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """The observed flow of units.
+    """The observed flow of units: which layers read the units of which layers.
 
     Args:
         sizes: Number of output units of every linear and convolutional layer, by module
@@ -38,8 +43,9 @@ class Flows:
         tensors: All parameters and buffers of every linear, convolutional and norm
             layer, except scalars.
         reads: For each linear, convolutional or norm layer (the reader), the layers
-            that it reads. For each of these layers, the unit that each input column of
-            the reader depends on, or -1, of shape (columns,), int64.
+            that it reads. For each of these layers, a tensor of shape (columns,),
+            int64: the unit on which each input column of the reader depends, or -1 if
+            there is none.
         outputs: Layers whose units reach the network's output directly.
     """
 
@@ -133,7 +139,7 @@ def refusal(what: str) -> ConfigError:
 def _output_shapes(
     module: nn.Module, watched: dict[str, nn.Module], input_shape: tuple[int, ...]
 ) -> dict[str, list[torch.Size]]:
-    """Return the shape of every call's output without the batch, in forward order."""
+    """Return each layer's output shapes (one per call, no batch), in forward order."""
     shapes: dict[str, list[torch.Size]] = {}
 
     def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -147,7 +153,7 @@ def _output_shapes(
 
 
 class _Stage:
-    """The network with stand-ins for its layers."""
+    """The network with a stand-in for each of its layers."""
 
     def __init__(
         self,
@@ -170,8 +176,9 @@ class _Stage:
         """Run the patterns through the network.
 
         Returns:
-            Whether each input column of every layer holds a NaN, (patterns, columns)
-            bool, and whether the output does.
+            For every layer, whether each input column contains a NaN, (patterns,
+            columns), bool. Second, whether the network's output contains a NaN in any
+            pattern.
         """
         found, reached = [], False
         for part in torch.split(patterns, self.at_once):
@@ -215,10 +222,17 @@ class _Stage:
 
 
 def _decoded(hit: Tensor, reader: str, source: str) -> Tensor:
-    """Decode hits of shape (2 * bits, columns), bool, into units.
+    """Decode which patterns reached each input column into unit numbers.
+
+    Args:
+        hit: Whether each column received NaN in each pattern, of shape
+            (2 * bits, columns), bool.
+        reader: Name of the layer that the columns belong to.
+        source: Name of the layer whose units had NaN.
 
     Returns:
-        Units of shape (columns,), int64, -1 if a column depends on none.
+        Unit of each column, of shape (columns,), int64, or -1 if a column depends on no
+        unit.
     """
     given, rest = hit[0::2], hit[1::2]
     touched = hit.any(0)

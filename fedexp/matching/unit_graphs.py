@@ -1,6 +1,6 @@
-"""Networks as graphs: hidden units are nodes, and weights are attributes of edges.
+"""Networks as graphs: units are nodes, and weights are attributes of edges.
 
-An edge is between units of two groups.
+An edge connects a unit that a layer reads with a unit that the layer computes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from fedexp.matching.structure import Group, Structure
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The weights of one layer between the units that it reads and those it writes.
+    """The weights of one layer, as edges from the units it reads to those it computes.
 
     Args:
-        target: Name of the group of the weight's rows. None if units cannot move: the
-            network's input, its output, and units of frozen layers.
-        source: Name of the group of the weight's columns, or None as above.
+        target: Name of the group to which the weight's rows belong. None if these units
+            cannot move: the network's output and units of frozen layers.
+        source: Name of the group to which the weight's columns belong. None if these
+            columns cannot move: the network's input and units of frozen layers.
         values: Weights of shape (models, rows, columns, k), float64. An edge has k
-            entries, of a kernel or of a flattened feature map's positions.
+            weights: the entries of a convolution's kernel, or the positions of a
+            flattened feature map. Otherwise k is 1.
     """
 
     target: str | None
@@ -34,7 +36,7 @@ class Edges:
 
 
 def check_equal(models: Sequence[Weights]) -> None:
-    """Refuse networks that do not have the same layers and widths."""
+    """Check that all models have the same layers and widths."""
     first = {name: tuple(value.shape) for name, value in models[0].params.items()}
 
     for number, model in enumerate(models):
@@ -54,7 +56,7 @@ def check_equal(models: Sequence[Weights]) -> None:
 def edges_of(
     models: Sequence[Weights], structure: Structure, groups: Sequence[Group]
 ) -> list[Edges]:
-    """Return all weights of linear and convolutional layers, each once.
+    """Return all weights of linear and convolutional layers as edges, each weight once.
 
     Biases, norms and buffers are not edges.
 

@@ -1,13 +1,14 @@
 """Weight matching: permutations that maximise the inner product of two networks.
 
-Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023: coordinate descent
-    over layers for two models (Algorithm 1), and matching to the mean of the others for
-    many (Algorithm 3).
+Reference: Ainsworth, Hayase & Srinivasa, Git Re-Basin, ICLR 2023. Two models are
+    matched by coordinate descent over layers (Algorithm 1). With more models, each
+    model is matched to the mean of the other models (Algorithm 3).
 
-A larger inner product of the parameters means a smaller Euclidean distance. If the
-inputs and the outputs of a layer are the same group of units (as in a gate), the
-objective is quadratic in the permutation of this group. It is linearised at the present
-permutation, and a step is taken only if the objective itself rises.
+Permutations do not change the norm of the parameters. A larger inner product of two
+networks therefore means a smaller Euclidean distance. If the inputs and the outputs of
+a layer are the same group of units (as in a gate), the objective is quadratic in the
+permutation of this group. The objective is then linearised at the current permutation,
+and a step is taken only if the true objective rises.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from fedexp.matching.structure import Group, Structure, UnitAxis
 
 @dataclass(frozen=True)
 class WeightMatching:
-    """The conditions that end the search.
+    """The options of the search: when it ends, and how often it is restarted.
 
     Args:
         tolerance: A group of units is moved only if the move raises the inner product
-            by more than this.
+            by more than this number.
         sweeps: Largest number of sweeps over all groups. The search ends earlier once
             no group moves.
         passes: Largest number of passes over the models if there are more than two. The
             search ends earlier once no model moves.
-        restarts: Number of searches. The first search starts with the units as they
-            are. Every further search starts with random permutations and visits groups
-            and models in other random orders. The result with the largest total
-            similarity is returned, the earliest one among equal results. The paper has
-            one search, which finds a local optimum.
+        restarts: Number of searches. The first search starts with the units in their
+            original order. Every further search starts with random permutations and
+            visits groups and models in other random orders. The result with the largest
+            total similarity is returned. Among equal results, the first is returned.
+            The paper has one search, which finds a local optimum.
     """
 
     tolerance: float = 1e-12
@@ -66,7 +67,8 @@ class FoundPermutations:
             restarts.
         similarity: Total similarity of the moved models. For two models it is their
             inner product. For more models it is the squared norm of their sum. Up to a
-            constant, this norm is twice the sum of the inner products of all pairs.
+            constant, this squared norm is twice the sum of the inner products of all
+            pairs.
     """
 
     maps: list[dict[str, Tensor]]
@@ -82,16 +84,16 @@ def match_pair(
     options: WeightMatching,
     *names: object,
 ) -> FoundPermutations:
-    """Move `model` onto `reference`.
+    """Find the permutations that move `model` onto `reference`.
 
     Args:
-        model: Parameters. Biases and norms are compared as weights are. Buffers are not
-            compared.
+        model: Parameters of the model to move. Biases and the parameters of norms are
+            compared in the same way as weights. Buffers are not compared.
         reference: Parameters of the reference.
         structure: The structure of the network.
         groups: The groups that may move.
         options: The conditions that end the search.
-        *names: Names of the stream from which the order of the groups is drawn.
+        *names: Names of the random stream from which the order of the groups is drawn.
     """
     return _best(
         _search_pair(model, reference, structure, groups, options, maps, *stream)
@@ -143,8 +145,8 @@ def match_many(
 ) -> FoundPermutations:
     """Move each model onto the mean of the others, repeatedly and in random order.
 
-    No model is the reference. Afterwards all models are moved alike so that the first
-    one is again in its original order.
+    No model serves as a fixed reference. At the end, the same permutations are applied
+    to all models, so that the first model is again in its original order.
     """
     return _best(
         _search_many(models, structure, groups, options, maps, *stream)
@@ -244,9 +246,9 @@ def _best(found: Iterable[FoundPermutations]) -> FoundPermutations:
 
 
 def as_the_first(maps: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return the same matching, moved so that the first model keeps its order.
+    """Return the same matching, with the first model's units in their original order.
 
-    All models are moved by the same permutations.
+    The same permutation is applied to all models, so their units still correspond.
     """
     back = {name: order.argsort() for name, order in maps[0].items()}
     return [{name: order[back[name]] for name, order in own.items()} for own in maps]
@@ -269,7 +271,7 @@ def unit_rows(value: Tensor, unit_axis: UnitAxis) -> Tensor:
 
 
 def _unit_axes(structure: Structure, group: Group, params: Tree) -> list[tuple[str, UnitAxis]]:
-    """Return the axes of parameters that the group's units index."""
+    """Return the names and axes of the parameters that belong to the group's units."""
     return [
         (name, unit_axis)
         for name in params

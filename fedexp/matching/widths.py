@@ -14,14 +14,18 @@ from fedexp.matching.structure import Structure
 def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, float]:
     """Compute metrics of the fused widths (none if there are no hidden layers).
 
-    The metrics are the width of each hidden layer, the natural logarithm of a ratio,
-    and a share. The ratio is the number of all global units divided by the number of
-    all local units. The share is that of local units whose global unit also belongs to
-    another model.
+    Local units are the units of the models. Global units are the units of the fused
+    network. Each local unit is assigned to a global unit. The metrics are:
+
+    - ``fusion/width_k``: number of global units of hidden layer k = 1, 2, ...
+    - ``fusion/log_ratio``: natural logarithm of the number of all global units divided
+      by the number of all local units.
+    - ``fusion/matched``: share of the local units whose global unit also belongs to
+      another model.
 
     Args:
-        units: For each layer, the global unit of every local unit, in any shape.
-        widths: For each layer, the number of global units.
+        units: For each hidden layer, the global unit of every local unit, in any shape.
+        widths: For each hidden layer, the number of global units.
     """
     if not units:
         return {}
@@ -35,7 +39,7 @@ def width_metrics(units: Sequence[Tensor], widths: Sequence[int]) -> dict[str, f
 
 
 def one_to_one(structure: Structure, models: int) -> dict[str, float]:
-    """Compute `width_metrics` of models whose units have a partner in every model.
+    """Compute `width_metrics` for models whose units are matched one to one.
 
     Args:
         structure: The structure of the network.

@@ -1,5 +1,5 @@
-"""The site: results and documentation as static pages.
+"""The web site of fedexp: results and documentation as static pages.
 
-This package generates the pages and calls mkdocs-material. The modules that execute a
-run do not import it.
+This package generates the pages as Markdown and calls mkdocs-material, which turns them
+into HTML. The modules that execute a run do not import it.
 """

@@ -1,4 +1,4 @@
-"""Pages of the public modules. Their contents are filled in by mkdocstrings."""
+"""One page per public module, which mkdocstrings fills with the docstrings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedexp.site.page import Page
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-# Modules with the interfaces of plug-ins, and modules with the arguments of their
-# hooks.
+# Modules that define the interfaces of plug-ins, and modules that define the types of
+# the arguments which these interfaces receive.
 MODULES = (
     "fedexp.api",
     "fedexp.core.trainer",

@@ -1,7 +1,7 @@
-"""The site of the results as HTML, built by mkdocs-material.
+"""Build the site of the results as HTML with mkdocs-material.
 
-The site can be read from disk or from any server. Another site, which also has the
-documentation, is built with ``mkdocs.yml``.
+The site can be read from disk or from any server. It contains only results.
+``mkdocs.yml`` builds another site, which also contains the documentation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def build(out: Path, folder: Path | None = None) -> Path:
 
     Args:
         out: Folder of the site.
-        folder: Folder of records. None: ``scripts/results`` of the checkout.
+        folder: Folder of records (stored results of tables). If None,
+            ``scripts/results`` of the checkout.
 
     Returns:
         The path of the site's first page.
@@ -84,7 +85,7 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
     """Write the pages in `docs` as HTML to `out`.
 
     Args:
-        pages: The pages, for the navigation.
+        pages: The pages that the navigation lists.
         docs: Folder that contains the pages.
         out: Folder of the HTML.
 
@@ -102,7 +103,7 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
         write_text(docs / path, text)
 
     source = docs.parent / "mkdocs.yml"
-    # mkdocs can read the file, because JSON is also YAML.
+    # mkdocs reads YAML. A JSON file is also valid YAML.
     write_json(source, config(pages, docs, out))
 
     faults, log = _Faults(), logging.getLogger("mkdocs")
@@ -120,7 +121,7 @@ def make(pages: Iterable[Page], docs: Path, out: Path) -> None:
 
 
 def assets() -> Iterator[tuple[str, str]]:
-    """Yield the paths and the contents of the files that the theme's config names."""
+    """Yield the path and the text of each style and script file of the theme."""
     for name in _ASSETS:
         text = files("fedexp.site").joinpath("assets", name).read_text(encoding="utf-8")
         yield f"assets/{name}", text
@@ -138,14 +139,14 @@ def config(pages: Iterable[Page], docs: Path, out: Path) -> dict[str, Any]:
 
 
 def navigation(pages: Iterable[Page], depth: int = 0) -> list[Any]:
-    """Return the navigation. It has the pages in their order, grouped by folder.
+    """Return the navigation: the pages in the given order, grouped by folder.
 
-    A folder is a section. Its ``index.md`` is the page of the section. A section has
-    the title of its first page.
+    A folder becomes a section. Its ``index.md`` is the page of the section. A section
+    has the title of its first page.
 
     Args:
         pages: The pages.
-        depth: Number of outer folders that are not sections.
+        depth: Number of leading folders of each path that do not become sections.
     """
     nav: list[Any] = []
     sections: dict[str, list[Any]] = {}

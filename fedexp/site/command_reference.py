@@ -73,7 +73,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _flags(action: argparse.Action) -> str:
-    """Return the flags of an option with its value, or a positional argument's name."""
+    """Return an option's flags and value, or the name of a positional argument."""
     if not action.option_strings:
         return code(str(action.metavar or action.dest))
     value = action.metavar or action.dest.upper()

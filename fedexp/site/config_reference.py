@@ -29,8 +29,8 @@ def link(key: str) -> str:
     """Return the link to the explanation of a key, relative to the site's root.
 
     Args:
-        key: A key of config.yaml, a group, or a key of the chosen option
-            (``trainer.mu``).
+        key: A key of config.yaml (``rounds``), a group (``trainer``), or a key of a
+            group's option (``trainer.mu``).
     """
     top = key.partition(".")[0]
     return f"{FOLDER}/{top}.md" if (conf_dir() / top).is_dir() else f"{FOLDER}/index.md#{key}"
@@ -84,7 +84,7 @@ def _main(folder: Path, options: dict[str, list[str]]) -> Page:
 def _sections(keys: list[Key]) -> Iterator[str]:
     """Yield tables and sections of keys, in the order of the keys.
 
-    Keys without subkeys are in tables. A key with subkeys has its own section.
+    Keys without subkeys become rows of tables. A key with subkeys gets its own section.
     """
     by_top: dict[str, list[Key]] = {}
     for key in keys:
@@ -125,8 +125,8 @@ def _table(keys: list[Key], title: str, prefix: str = "") -> Iterator[str]:
 def _row(key: Key, prefix: str) -> list[str]:
     """Return the row of a key.
 
-    On the pages of groups, anchors have a prefix, and the row also contains the key's
-    note.
+    On the page of a group, `prefix` is not empty. It precedes the row's anchor, and the
+    row also contains the key's note.
     """
     meaning = " ".join(filter(None, (key.note if prefix else "", key.comment)))
     return [
@@ -139,7 +139,8 @@ def _row(key: Key, prefix: str) -> list[str]:
 def _group(folder: Path, name: str, options: list[str]) -> Page:
     """Return the page of a group with one section per option.
 
-    Methods have separate pages.
+    The page of the group ``method`` is an exception. It only links to the methods'
+    pages.
     """
     parts = [
         f"# {name}",

@@ -6,14 +6,14 @@ import re
 import textwrap
 from dataclasses import dataclass, field
 
-# Labels of this project. mkdocstrings knows only Google's labels, such as Args, Returns
-# and Raises.
+# Labels that only this project uses. mkdocstrings knows the labels of Google style,
+# such as Args, Returns and Raises.
 _PART = re.compile(
     r"^(Reference|Update|Communication|State|Logged|Differences from [\w' ]+):\n"
     r"((?:[ \t]+.*(?:\n|\Z)|\n)+)",
     re.MULTILINE,
 )
-# The double colon before an indented block in reStructuredText.
+# The double colon that starts an indented block in reStructuredText.
 _BLOCK = re.compile(r"::(?=\n\s*\n[ \t])")
 
 
@@ -24,7 +24,7 @@ class Parts:
     Args:
         idea: First paragraph.
         rest: Paragraphs after the first one that have no label.
-        labelled: Labelled texts by their labels.
+        labelled: Texts of the labelled parts, by label.
     """
 
     idea: str
@@ -42,7 +42,7 @@ def parts_of(text: str) -> Parts:
 def as_markdown(text: str) -> str:
     """Replace the labels of a cleaned docstring by bold words.
 
-    Sections that mkdocstrings knows are not changed.
+    Sections of Google style, such as Args, are not changed.
     """
     return _BLOCK.sub(
         ":",

@@ -10,13 +10,13 @@ _SPECIAL = str.maketrans({letter: f"&#{ord(letter)};" for letter in "&<>*_[]|\\~
 
 
 def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
-    """Render a line of plain text as Markdown. It can also be used in a table's cell.
+    """Render a line of plain text as Markdown, which also works in a table's cell.
 
-    Text between backticks becomes code.
+    Special characters are escaped. Text between backticks becomes code.
 
     Args:
         text: The text.
-        links: Link targets by the text between backticks.
+        links: Link targets. The keys are texts between backticks.
     """
     return "".join(
         _code(part.strip("`").strip(), links or {})
@@ -27,7 +27,7 @@ def escaped(text: str, links: Mapping[str, str] | None = None) -> str:
 
 
 def code(text: str) -> str:
-    """Render a text of any characters as code, in a line or in a table's cell."""
+    """Render any text as code, for a line of text or a table's cell."""
     return f"<code>{text.translate(_SPECIAL).replace('`', '&#96;')}</code>"
 
 

@@ -1,8 +1,11 @@
 """One page per method: description, settings, needs, traffic, state and our results.
 
-The pages are generated from other sources, so nothing is written twice. Descriptions
-are the docstrings of the method's parts. Settings are the YAML files of its preset.
-Traffic and state are counted as in a run, in the first step of one client.
+The pages are generated from these sources, so nothing is written twice:
+
+- Descriptions are the docstrings of the method's parts (trainer, aggregator and server
+  optimizer).
+- Settings are read from the YAML files of its preset, an option of ``method``.
+- Traffic and state are counted as in a run, in the first step of one client.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Averaging: local training, weights and the server's step", (Averaging,)),
 )
 
-# Explanations of the needs that a part may declare.
+# Explanations of the needs that a part of a method may declare.
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
     "proxy_labels": "labels of the server's data: `proxy.labelled`",
@@ -82,10 +85,10 @@ NEEDS = {
     "client_inputs": "the clients' samples, if `client_models.path` is set",
 }
 
-# Matches the names of public modules, and of their contents, in docstrings.
+# Matches the names of public modules, and of objects in them, in docstrings.
 _PUBLIC = re.compile(rf"(?<!`)`((?:{'|'.join(map(re.escape, MODULES))})(?:\.\w+)*)`(?!`)")
 
-# Matches an address on the web. The group is the host.
+# Matches a web address. The regular expression's group is the host.
 _ADDRESS = re.compile(r"https://([^/\s]+)\S*")
 
 # Meanings of metrics.
@@ -107,15 +110,15 @@ _DELIVERS = {
 
 @dataclass(frozen=True)
 class Method:
-    """A preset of ``method``, composed and built.
+    """A preset of ``method``, with its composed config and its built experiment.
 
     Args:
         name: Name of the preset.
-        choices: The chosen option of each part.
-        config: The config of a run.
+        choices: The chosen option of each part (trainer, aggregator, server optimizer).
+        config: The resolved config of a run with this preset.
         settings: The values that are set by the preset and its parts, by dotted key.
-        experiment: The experiment on the default data and model.
-        small: The same experiment with the limits of ``debug=smoke``.
+        experiment: The experiment with the default data set and model.
+        small: The same experiment, with the limits of ``debug=smoke``.
     """
 
     name: str
@@ -137,8 +140,10 @@ class Method:
     def particular(self) -> type:
         """The class of the part that is most specific to the method.
 
-        It is a class from the module that the method is named after. If there are
-        several, the trainer's class comes first, then the server optimizer's.
+        It is a class whose `formula_name` is a prefix of the method's name. If several
+        parts have such a class, the trainer's is preferred, then the server
+        optimizer's. If no part has one, the same order applies to all parts. A trainer
+        or server optimizer that is plain SGD does not count.
         """
         groups = [
             group for group in ("trainer", "server_optimizer") if self.choices[group] != "sgd"
@@ -193,21 +198,21 @@ def formula_name(kind: type) -> str:
 
 @cache
 def presets() -> list[Method]:
-    """Return the options of ``method``, composed and built, in alphabetic order."""
+    """Compose and build each option of ``method``, in alphabetic order."""
     base, small = compose([]), compose(["debug=smoke"])
     return [_method(path, base, small) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
 
 
 def _plain(family: Sequence[Method]) -> Method:
-    """Return the preset with the shortest name. The others are variants of it."""
+    """Return the preset with the shortest name. The other presets are its variants."""
     return min(family, key=lambda method: len(method.name))
 
 
 def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
     """Compose ``method=<name>`` as Hydra does, but in a fraction of the time.
 
-    First, the parts are replaced. Then the preset's keys are set, and then the keys
-    that depend on the data set.
+    First, the parts that the preset overrides are replaced. Then the preset's keys are
+    set. Last, the keys of the preset that depend on the data set are set.
 
     Args:
         path: Path of the preset.
@@ -227,10 +232,13 @@ def composed(path: Path, base: ResolvedConfig) -> ResolvedConfig:
 
 
 def by_dataset(path: Path) -> list[str]:
-    """Return the files of the preset at `path` that depend on the data set.
+    """Return the files with a preset's settings for particular data sets.
+
+    Args:
+        path: Path of the preset.
 
     Returns:
-        Paths under ``conf``, without their suffix.
+        Paths of the files under ``conf``, without their suffix.
     """
     return [
         f"{group}/{file.stem}"
@@ -292,8 +300,10 @@ def _index(methods: Sequence[Method], tables: Mapping[str, Sequence[Mention]]) -
 def _does(method: Method, methods: Sequence[Method]) -> str:
     """Describe a preset in one sentence.
 
-    For a plain preset, this is the first sentence about its most specific part. For
-    another preset, the sentence names the plain preset with the same classes.
+    Presets whose parts have the same classes form a family. The one with the shortest
+    name is the plain preset. For a plain preset, the result is the first sentence about
+    its most specific part. For any other preset, the result refers to the plain preset
+    of its family.
     """
     plain = _plain([one for one in methods if one.classes == method.classes])
     if method is not plain:
@@ -363,10 +373,10 @@ class _Described:
 
 
 def _kinds(method: Method) -> Iterator[tuple[str, type]]:
-    """Yield the parts of a method that FedAvg does not have, the most specific first.
+    """Yield the parts in which a method differs from FedAvg, the most specific first.
 
-    If several parts are in one module, only the first one is yielded. For FedAvg
-    itself, the aggregator is yielded.
+    If several parts are in one module, only the first of them is yielded. For FedAvg
+    itself, only the aggregator is yielded.
     """
     plain = {"trainer": "sgd", "aggregator": "mean", "server_optimizer": "sgd"}
     own = [group for group in _PARTS if method.choices[group] != plain[group]]
@@ -379,7 +389,7 @@ def _kinds(method: Method) -> Iterator[tuple[str, type]]:
 
 
 def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterator[str]:
-    """Yield the texts of a label, with the names of the parts if there are several."""
+    """Yield the texts of a label, each with its part's name if there are several."""
     texts = {
         one.name: one.parts.labelled[label] for one in described if label in one.parts.labelled
     }
@@ -392,7 +402,7 @@ def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterat
 
 
 def _linked(text: str) -> str:
-    """Replace addresses and names of public modules in a docstring by links."""
+    """Turn web addresses and names of public modules in a docstring into links."""
     text = _ADDRESS.sub(lambda match: f"[{match[1]}]({match[0]})", text)
     return _PUBLIC.sub(lambda match: f"[{match[0]}][{match[1]}]", text)
 
@@ -416,7 +426,7 @@ def _usage(method: Method) -> Iterator[str]:
 
 
 def _metrics(method: Method, described: Sequence[_Described]) -> Iterator[str]:
-    """Yield the metrics of the first round, and the docstrings' texts about metrics."""
+    """Yield the metrics of the first round, and the parts Logged of the docstrings."""
     rows = [[code(name), escaped(METRICS.get(name, ""))] for name in traffic.logged(method.small)]
     yield "## Logged metrics {#metrics}"
     yield (
@@ -459,7 +469,7 @@ def _options(method: Method) -> Iterator[str]:
 def _numbers(
     method: str, mentions: Sequence[Mention], read: Mapping[str, Sequence[Result]]
 ) -> Iterator[str]:
-    """Yield tables with our numbers and the papers', then a picture of one table."""
+    """Yield tables that compare our numbers with the papers', then one picture."""
     if not mentions:
         return
     yield "## Our numbers beside the papers' {#results}"
@@ -502,10 +512,10 @@ def _compared(cell: ShownCell) -> list[str]:
 
 
 def _variants(method: Method, family: Sequence[Method]) -> Iterator[str]:
-    """Yield the other presets of the same classes.
+    """Yield the other presets of the family, whose parts have the same classes.
 
-    For a preset that is not the plain one, a table shows how it differs from the plain
-    one.
+    For a preset that is not the plain preset (see `_plain`), a table shows how the two
+    differ.
     """
     plain = _plain(family)
     yield "## Presets of the same parts"
@@ -531,7 +541,7 @@ def _variants(method: Method, family: Sequence[Method]) -> Iterator[str]:
 
 
 def _value(method: Method, key: str) -> str:
-    """Return a value of the method's config as YAML, or "-" if there is no such key."""
+    """Return the value of a config key as YAML, or "-" if the key does not exist."""
     value: Any = method.config.values
     for step in key.split("."):
         if not isinstance(value, Mapping) or step not in value:
@@ -545,7 +555,7 @@ def _value(method: Method, key: str) -> str:
 
 
 def reference(method: Method) -> str:
-    """Return the reference in the module of a method's most specific class, or ""."""
+    """Return the paper that a method's most specific module cites, "" if none."""
     return parts_of(_module_doc(method.particular)).labelled.get("Reference", "")
 
 
@@ -612,10 +622,12 @@ def _traffic(method: Method) -> Iterator[str]:
 def _sizes(first: str, trees: Mapping[str, int], counted: traffic.Counted) -> tuple[str, str]:
     """Return the total size and the sizes of the trees, both as text.
 
+    A tree is a mapping of tensors by name.
+
     Args:
         first: Name for the model if the model itself is sent, otherwise "".
         trees: Sizes of the other trees in bytes, by name.
-        counted: The counts, for the size of the model.
+        counted: All sizes. Only the size of the model is used.
     """
     total = sum(trees.values()) + (counted.model if first else 0)
     of = [f"{code(name)} {_share(size, counted.model)}" for name, size in trees.items()]

@@ -10,7 +10,8 @@ class Page:
     """One page of Markdown.
 
     Args:
-        path: Path in the site's sources, such as ``methods/ma_echo.md``. It is unique.
+        path: Path of the Markdown file in the site's sources, such as
+            ``methods/ma_echo.md``. It is unique.
         title: Title in the navigation.
         text: Markdown, which may use the extensions tables, toc, attr_list, admonition,
             md_in_html, superfences and highlight. Links are relative to `path`.
@@ -27,8 +28,8 @@ class Mention:
 
     Args:
         label: The table's name.
-        link: Address of the table's page, or of a cell on it, relative to the site's
-            root.
+        link: Address of the table's page, or of one of its cells, relative to the
+            site's root.
         text: Our results as text, such as "85.6 ± 0.3 (n = 3), reduced".
     """
 

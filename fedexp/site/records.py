@@ -1,6 +1,7 @@
-"""Reports that are built from the committed records of the tables' runs.
+"""Build reports from the committed records of the tables' runs.
 
-The reports are judged and drawn again. Nothing is run.
+A record contains the results of all runs of a table. Verdicts are computed again and
+pictures are drawn again. No experiment is run.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from fedexp.tables.report.page import Links, page
 from fedexp.tables.report.report import Report
 from fedexp.tables.schema import Table
 
-# Files of a record, for readers who want to check the numbers.
+# Files of a record that the site offers to readers who want to check the numbers.
 FILES = (record.RUNS, record.CURVES, record.CONFIGS)
-# All variants in order. A table is represented by the first variant that it has.
+# All variants, the fullest first. A table is represented by its fullest variant.
 _VARIANTS = ("full", "partial", "reduced", "smoke")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A table in one variant.
+    """The results of a table in one variant, such as ``full`` or ``reduced``.
 
     Args:
-        report: The report.
+        report: The report, which compares our results with the paper's.
         done: Number of runs that have a value.
         planned: Number of all runs of the variant.
-        methods: Option of ``method`` by column, for the columns that were run.
+        methods: For each column that was run, its option of ``method``.
         datasets: Options of ``dataset`` that were run.
         costs: (hardware, seconds) of each run, by the folder of the run.
         page: The interactive page as HTML, empty if nothing was run.
-        files: Contents of the files beside the page by name, empty if nothing was run.
+        files: Contents of the record's files by name, empty if nothing was run.
     """
 
     report: Report
@@ -62,15 +63,15 @@ class Result:
 def read(folder: Path) -> dict[str, list[Result]]:
     """Read the results of all tables of papers, by the table's name.
 
-    The fullest variant of a table comes first. A table without results has one `Result`
-    without runs, which shows the paper's numbers and claims.
+    The fullest variant of a table comes first. A table that was not run has one
+    `Result` without runs, which shows only the paper's numbers and claims.
 
     Args:
         folder: Folder of the records, ``<folder>/<paper>/<table>[-<variant>]``.
 
     Raises:
         ConfigError: There is no record, the table of a record does not exist, or two
-            records are of the same table and variant.
+            records belong to the same table and variant.
     """
     found = [path.parent for path in sorted(folder.glob(f"*/*/{record.ABOUT}"))]
     if not found:
@@ -87,7 +88,8 @@ def read(folder: Path) -> dict[str, list[Result]]:
     results: dict[str, list[Result]] = {}
     places: dict[tuple[str, str], Path] = {}
     # Drawing takes most of the time, so several processes draw. They are not forked
-    # from this process, because they would copy locks that its threads hold.
+    # from this process, because a fork would copy the locks that this process's threads
+    # hold.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         for path, result in zip(found, pool.map(of_record, found), strict=True):
             other = places.setdefault((result.report.name, result.report.variant), path)
@@ -134,9 +136,10 @@ def absent(table: Table) -> Result:
 
 
 def _coverage(table: Table, found: TableRecord) -> tuple[int, int]:
-    """Return the number of runs that have a value, and the number of all runs.
+    """Return the number of runs that have a value, and the number of planned runs.
 
-    All runs are those of the variant. A run that several cells share counts once.
+    The planned runs are those of the record's variant. A run that several cells share
+    counts once.
     """
     runs = [
         (job.overrides, found.runs.get(run_key(table, planned, job)))

@@ -34,9 +34,10 @@ from fedexp.tables.report.report import (
 )
 from fedexp.tables.report.shown_cells import shown_rows
 
-# Largest number of columns that the first page names for a table with a single row.
+# For a table with a single row, the largest number of columns whose results the first
+# page gives.
 _FEW = 6
-# A table with more columns is shown with a hint that it can be scrolled.
+# If a table has more columns than this, a hint says that it can be scrolled.
 _MOST_COLUMNS = 8
 # Meanings of the verdicts on numbers, in the order in which they are shown.
 VERDICTS: Mapping[str, str] = {
@@ -51,7 +52,7 @@ VERDICTS: Mapping[str, str] = {
     "no reference": "The paper prints no number here.",
     "not run": "The runs are missing.",
 }
-# Meanings of the states of claims.
+# Meanings of the states of a paper's claims.
 CLAIMS: Mapping[str, str] = {
     "supported": "In these runs, the claim holds by a paired test over seeds.",
     "contradicted": "In these runs, the opposite holds by the same test.",
@@ -70,7 +71,8 @@ VARIANTS: Mapping[str, str] = {
     "smoke": "Tiny runs that only show that the code works.",
     "not run": "There are no runs yet.",
 }
-# Settings of the benchmarks, by the names that their pages use.
+# Descriptions of the benchmarks' workloads, by the names that the benchmarks' pages
+# use.
 WORKLOADS: Mapping[str, str] = {
     "W1": "MLP 784-200-10, 1,000 clients with IID data, 20 per round, batches of 20.",
     "W1s": "W1 with 100 clients and 6,000 training images.",
@@ -82,9 +84,9 @@ WORKLOADS: Mapping[str, str] = {
     ),
     "W4": "ResNet-18, 400 training images, 10 clients with IID data, batches of 20.",
 }
-# Ends of the subjects of a headline that are about claims.
+# A subject of a headline is about claims if it ends with one of these texts.
 _ABOUT_CLAIMS = ("claims of the paper", "own expectations")
-# Names that are recorded for a processor if its model name is not known.
+# Names that are recorded instead of a processor's model name if it is not known.
 _ARCHITECTURES = ("", "x86_64", "aarch64", "arm64")
 _NUMBER = re.compile(r"\d+")
 # Colour of the text in pictures for the dark theme.
@@ -97,8 +99,8 @@ class Entry:
 
     Args:
         name: ``<paper>/<table>``.
-        results: Results of its variants, the fullest variant first. There is at least
-            one.
+        results: Results of the variants that were run, the fullest variant first. If
+            none was run, a single result without runs.
     """
 
     name: str
@@ -147,9 +149,10 @@ class Paper:
         return [entry for entry in self.entries if not entry.main.done]
 
     def states(self) -> Counter[str]:
-        """Count the states of the paper's claims, tested on full and partial variants.
+        """Count the paper's claims by state.
 
-        Claims that were tested on reduced runs do not count.
+        Only tables whose fullest variant is ``full`` or ``partial`` count. Claims that
+        were tested only on smaller runs do not count.
         """
         return Counter(
             claim.state
@@ -183,8 +186,8 @@ class Paper:
     def rank(self) -> tuple[int, int, str]:
         """A sort key: papers with more full or partial tables come first.
 
-        Papers with equal numbers are sorted by the number of tables that were run, then
-        by name.
+        Papers with equally many such tables are sorted by the number of tables that
+        were run, then by name.
         """
         decided = sum(entry.main.variant in ("full", "partial") for entry in self.entries)
         return -decided, -len(self.run), self.name
@@ -232,7 +235,7 @@ def pages(results: Mapping[str, Sequence[Result]]) -> list[Page]:
 
 
 def benchmarks(folder: Path) -> list[Page]:
-    """Return the pages of benchmarks. They are Markdown files in a folder."""
+    """Return one page per benchmark, from the Markdown files in `folder`."""
     made = []
     for path in sorted(folder.glob("*.md")):
         text = path.read_text()
@@ -247,7 +250,7 @@ def benchmarks(folder: Path) -> list[Page]:
 
 
 def _with_workloads(text: str) -> str:
-    """Explain the workloads that a page names, below its title."""
+    """Insert explanations of the workloads that a page names, below its title."""
     used = [name for name in WORKLOADS if re.search(rf"\b{name}\b", text)]
     if not used:
         return text
@@ -259,7 +262,7 @@ def _with_workloads(text: str) -> str:
 
 
 def _drawing(path: Path) -> str:
-    """Return a PNG file as a figure in HTML, empty if there is no file."""
+    """Return an HTML figure that shows a PNG file, "" if there is no such file."""
     sizes = sizes_of_png(path.read_bytes()) if path.is_file() else None
     if sizes is None:
         return ""
@@ -271,7 +274,7 @@ def _drawing(path: Path) -> str:
 
 
 def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the paths and contents of the files that the tables' pages use."""
+    """Yield the path and content of each file that a table's page uses."""
     for name, own in results.items():
         for result in own if own[0].done else ():
             folder = f"results/{name}/{result.variant}"
@@ -285,8 +288,8 @@ def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, byt
 def _image_files(picture: Picture) -> dict[str, bytes]:
     """Return the files of a picture by their endings.
 
-    A picture that uses the colour of the surrounding text has two files, for the light
-    and the dark theme. Other pictures have one file.
+    If a picture uses the colour of the surrounding text, it has one file for the light
+    theme and one for the dark theme. Other pictures have one file.
     """
     if "currentColor" not in picture.svg:
         return {".png": picture.png}
@@ -295,7 +298,7 @@ def _image_files(picture: Picture) -> dict[str, bytes]:
 
 
 def mentions(results: Mapping[str, Sequence[Result]]) -> dict[str, list[Mention]]:
-    """Return the tables that contain our results, by option of ``method``."""
+    """Return the tables that contain our results of a method, for each method."""
     made: dict[str, list[Mention]] = {}
     for name, own in results.items():
         for result in own if own[0].done else ():
@@ -336,10 +339,10 @@ def finding(report: Report) -> str:
     """Return the result of a report in one sentence, "" if there is no such sentence.
 
     - If the report has one row, the sentence has the numbers of this row.
-    - If it has several rows and numbers of the paper, the sentence has two means over
-      the rows of the proposed method: that of this method, and that of the best
-      baseline.
-    - If it has several rows but no numbers of the paper, the sentence has the number of
+    - If it has several rows and the paper's numbers, the sentence has the mean of the
+      proposed method and the mean of the best baseline. Both are means over the rows
+      that have a result of the proposed method.
+    - If it has several rows but not the paper's numbers, the sentence has the number of
       rows in which the proposed method is ahead of every baseline.
     """
     rows = [row for row in layout.rows(report) if any(cell.mean is not None for cell in row.cells)]
@@ -405,9 +408,9 @@ def _above(a: Cell, b: Cell | None, sign: int) -> bool:
 
 
 def _beside(report: Report, cells: Sequence[Cell]) -> str:
-    """Return means over cells, such as ``81.03 % (paper 78.20)``.
+    """Return our mean over cells and the paper's, as ``81.03 % (paper 78.20)``.
 
-    A single cell also has its standard deviation over seeds.
+    For a single cell, the text also contains the standard deviation over seeds.
     """
     places = layout.places(report)
     spread = texts.spread(cells[0].sd, places) if len(cells) == 1 else ""
@@ -424,16 +427,17 @@ def _beside(report: Report, cells: Sequence[Cell]) -> str:
 
 
 def claims_sentence(entry: Entry) -> str:
-    """Return the result of the paper's claims in a sentence."""
+    """Return a sentence that counts a paper's claims by state."""
     if not entry.claims:
         return "The paper claims nothing about it that could be tested."
     return f"{texts.count(len(entry.claims), 'claim')} of the paper: {texts.states(entry.claims)}."
 
 
 def cell_counts(entry: Entry) -> list[tuple[str, int]]:
-    """Return the number of compared cells of each verdict, for the entry's card.
+    """Return the number of cells with each verdict, for the entry's card on a page.
 
-    Cells of smaller runs count as ``not comparable``. Cells without runs do not count.
+    Cells of runs that are smaller than the paper's count as ``not comparable``. Cells
+    without runs do not count.
     """
     cells = [cell for cells in layout.counted_cells(entry.report).values() for cell in cells]
     counts = Counter(cell.verdict for cell in cells)
@@ -442,15 +446,15 @@ def cell_counts(entry: Entry) -> list[tuple[str, int]]:
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """Return (subject, result), first for numbers, then for claims."""
+    """Return pairs (subject, result), first about numbers, then about claims."""
     return sorted(texts.headline(report), key=lambda pair: pair[0].endswith(_ABOUT_CLAIMS))
 
 
 def cost(costs: Mapping[str, tuple[str, float]]) -> str:
-    """Return hours by hardware, such as ``2.4 h on AMD EPYC``.
+    """Return the hours of all runs by hardware, such as ``2.4 h on AMD EPYC``.
 
     Args:
-        costs: (hardware, seconds) by run.
+        costs: (hardware, seconds) of each run.
     """
     hours: dict[str, float] = {}
     for hardware, seconds in costs.values():
@@ -475,7 +479,7 @@ def _notes(key: str) -> str:
 
 
 def _assumed(paper: Paper) -> list[tuple[str, str, list[Entry]]]:
-    """Return each assumption once, as (what, why, tables)."""
+    """Return each assumption once, as (what is assumed, why, tables that assume it)."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in paper.entries:
         for assumption in entry.report.assumptions:
@@ -507,8 +511,8 @@ def _environment() -> Environment:
     environment = template_environment(
         lambda name: folder.joinpath(name).read_text(encoding="utf-8")
     )
-    # Templates escape values for HTML blocks. The filter `md` escapes text outside of
-    # them.
+    # Templates escape values for use in HTML blocks. Outside of HTML blocks, the filter
+    # `md` escapes text for Markdown.
     environment.filters["md"] = lambda text: Markup(escaped(text))
     environment.filters["cell_counts"] = cell_counts
     environment.globals |= {
@@ -531,10 +535,11 @@ def _environment() -> Environment:
 
 
 def _missed(report: Report) -> list[tuple[Method, int, int]]:
-    """Return the columns of the paper in which some number is beyond the tolerance.
+    """Return the columns in which some of our numbers differ from the paper's.
 
     Returns:
-        (column, number of cells beyond the tolerance, number of judged cells).
+        (column, number of cells with the verdict ``different``, number of judged
+        cells).
     """
     cells = list(layout.judged_cells(report))
     judged = Counter(cell.method for cell in cells)

@@ -28,11 +28,13 @@ class Counted:
     """The sizes of a method's traffic and state, in bytes.
 
     Args:
-        model: Size of the model that the client received.
-        down: Sizes of the trees that are sent with the model to the client, by name.
-            Runs count these trees and the model as ``bytes/down``.
-        up: Sizes of the trees that are sent with the model to the server, by name. Runs
-            count these trees and the model as ``bytes/up``.
+        model: Size of the model that the client receives.
+        down: Sizes of the trees (tensors by name) that the server sends to the client
+            besides the model, by the tree's name. In a run, the metric ``bytes/down``
+            counts these trees and the model.
+        up: Sizes of the trees that the client sends to the server besides the model, by
+            the tree's name. In a run, the metric ``bytes/up`` counts these trees and
+            the model.
         client: Sizes of the client's state after the step.
         server: Sizes of the server's state before the step.
     """
@@ -45,9 +47,9 @@ class Counted:
 
 
 def first_step(experiment: Experiment) -> Counted:
-    """Train the first client of `experiment` for one step, and return the sizes.
+    """Train the first client of `experiment` in its first job, and return the sizes.
 
-    Nothing is stored.
+    No file is written.
     """
     data = _data(experiment.dataset, experiment.division)
     env = experiment.env(data, _CPU)
@@ -66,7 +68,7 @@ def first_step(experiment: Experiment) -> Counted:
 def logged(experiment: Experiment) -> list[str]:
     """Run the first round of `experiment`, and return the names of its metrics.
 
-    Nothing is stored.
+    No file is written.
     """
     data = _data(experiment.dataset, experiment.division)
     names: dict[str, None] = {}
@@ -81,8 +83,8 @@ def logged(experiment: Experiment) -> list[str]:
 def _data(dataset: Dataset, division: Division) -> FederatedData:
     """Return the data after the split.
 
-    The result is cached. Methods with the same split and server data share it. The
-    `dataset` must not need any files.
+    The result is cached, and methods with the same split and server data share it. It
+    must be possible to load `dataset` without files.
     """
     return federate(
         dataset, division, root=Path(), download=False, device=_CPU, dtype=torch.float32
@@ -94,13 +96,13 @@ def _of(trees: Mapping[str, Tree]) -> dict[str, int]:
 
 
 def _trees(state: Any, name: str, seen: set[int]) -> dict[str, Tree]:
-    """Return the trees of a nested state by dotted key.
+    """Return the trees (mappings of tensors by name) of a nested state, by dotted key.
 
     Args:
         state: State of an aggregator.
         name: Dotted key of `state`, "" at the top.
-        seen: IDs of the tensors that are already in a tree. The call adds the tensors
-            that it returns, so each tensor is counted once.
+        seen: Python IDs of the tensors that are already in a tree. The call adds the
+            IDs of the tensors that it returns, so each tensor is counted once.
     """
     if isinstance(state, Weights):
         state = {**state.params, **state.buffers}

@@ -18,7 +18,7 @@ app = ClientApp()
 
 @cache
 def loaded(folder: str, threads: int) -> tuple[Work, Tensor, Tensor, nn.Module]:
-    """Load the work and build the model once per actor."""
+    """Load the work (data, orders and settings) and build the model, once per actor."""
     torch.set_num_threads(threads)
     work = Work.read(Path(folder))
     model = WORKLOADS[work.workload][0]()

@@ -1,9 +1,9 @@
-"""Write the work of a comparison, as fedexp would do it.
+"""Write the work that all frameworks of a comparison do, as fedexp would do it.
 
     python scripts/frameworks/prepare.py FOLDER WORKLOAD OVERRIDE ...
 
-It is the data, the split, the participants of every round, the order of their samples
-and the initial weights.
+The work consists of the data, the split, the participants of every round, the order of
+their samples, and the initial weights.
 """
 
 from __future__ import annotations

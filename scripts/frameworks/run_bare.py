@@ -1,4 +1,4 @@
-"""Federated averaging by the loop of `bare_loop.py`, with a given order of samples.
+"""Federated averaging by a loop like `bare_loop.py`, with a given order of samples.
 
 python scripts/frameworks/run_bare.py WORK RECORD
 """

@@ -28,7 +28,8 @@ def main() -> None:
         metrics = list(read_jsonl(folder / "metrics.jsonl"))
 
     seconds = [sum(v for phase, v in row.items() if phase != "evaluate") for row in timing]
-    # fedexp counts steps only. Every client passes over all its samples once.
+    # fedexp counts steps, but not samples. Every participant uses each of its samples
+    # once
     samples = [orders.size for orders in work.orders]
     write_record(
         record,
@@ -39,6 +40,6 @@ def main() -> None:
     )
 
 
-# Worker processes of an engine import this file
+# The condition is needed, because worker processes of an engine import this file
 if __name__ == "__main__":
     main()

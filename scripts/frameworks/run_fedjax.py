@@ -2,8 +2,9 @@
 
     python scripts/frameworks/run_fedjax.py WORK RECORD [jit|pmap]
 
-BACKEND is that of `fedjax.for_each_client`. pmap divides clients among the devices that
-XLA_FLAGS=--xla_force_host_platform_device_count=2 makes of the cores.
+The third argument is the backend of `fedjax.for_each_client`. The backend pmap divides
+clients among devices. XLA_FLAGS=--xla_force_host_platform_device_count=2 turns the
+CPU's cores into two devices.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class CountingDataset(fedjax.ClientDataset):
 def max_pool(x: jax.Array) -> jax.Array:
     """Return the maxima of windows of two by two pixels.
 
-    `hk.MaxPool` computes the same, but its gradient is slow on a CPU.
+    `hk.MaxPool` computes the same maxima, but its gradient is slow on a CPU.
     """
     n, height, width, channels = x.shape
     return x.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4))
@@ -54,7 +55,7 @@ def forward(batch: dict[str, jax.Array], workload: str) -> jax.Array:
 
 
 def names_of(workload: str) -> list[str]:
-    """Return the names that Haiku gives the layers, in their order."""
+    """Return the names that Haiku gives to the layers, in forward order."""
     return ["linear", "linear_1"] if workload == "W1" else [
         *("conv2_d", "conv2_d_1", "linear", "linear_1")
     ]  # fmt: skip
@@ -70,7 +71,8 @@ def to_jax(weights: list[np.ndarray], workload: str) -> dict[str, dict[str, np.n
             channels = len(w)
             continue
         if channels is not None:
-            # Flattened images have the channel first in PyTorch and last in JAX
+            # The channel is the first axis of an image in PyTorch, and the last axis in
+            # JAX. Flattened images therefore have a different order of entries
             side = round((w.shape[1] / channels) ** 0.5)
             w = w.reshape(-1, channels, side, side).transpose(0, 2, 3, 1).reshape(len(w), -1)
             channels = None
@@ -113,7 +115,7 @@ def main() -> None:
         fedjax.model_grad(model),
         fedjax.optimizers.sgd(work.lr),
         fedjax.optimizers.sgd(1.0),
-        # The order comes from the file of the work
+        # The samples are not shuffled, because the work prescribes their order
         fedjax.ShuffleRepeatBatchHParams(batch_size=work.batch_size, skip_shuffle=True),
     )
     params = {

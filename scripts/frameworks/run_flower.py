@@ -2,8 +2,8 @@
 
     python scripts/frameworks/run_flower.py WORK RECORD CPUS
 
-CPUS is the number of cores per client: 1 gives two actors of one thread, 2 gives one
-actor of two threads.
+CPUS is the number of cores per client. On two cores, 1 gives two actors (worker
+processes) of one thread each, and 2 gives one actor of two threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from work import Work, arguments, write_record
 
 
 class GivenParticipants(FedAvg):
-    """Federated averaging with the participants of the work, timed per round."""
+    """Flower's FedAvg with the prescribed participants, timed per round."""
 
     def __init__(self, work: Work, folder: str, threads: int) -> None:
         super().__init__(

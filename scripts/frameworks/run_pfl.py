@@ -2,8 +2,8 @@
 
     python scripts/frameworks/run_pfl.py WORK RECORD [WORKERS]
 
-With two workers, users are divided among two processes of one thread each, as in the
-guide "Fast distributed simulations".
+With two workers, users (clients) are divided among two processes of one thread each, as
+in pfl-research's guide "Fast distributed simulations".
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def train(work: Work, record: Path) -> None:
 
     net = Net()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-    # A user is a participant of one round, since the order differs between rounds
+    # Each participant of each round is a separate user, because the order of a client's
+    # samples differs between rounds
     queue = itertools.chain(range(len(orders)), itertools.repeat(0))
     users = FederatedDataset(
         lambda user: Dataset([x[orders[user]], y[orders[user]]]), lambda: next(queue)
@@ -131,7 +132,7 @@ def train(work: Work, record: Path) -> None:
 
 
 def join_records(record: Path, workers: int) -> None:
-    """Join the records of all workers: the longest times and the sums of steps."""
+    """Join the workers' records: longest times, and sums of steps and samples."""
     parts = [record.with_name(f"{record.name}_{rank}") for rank in range(workers)]
     rows = [json.loads(part.with_suffix(".json").read_text()) for part in parts]
     with np.load(parts[0].with_suffix(".npz")) as final:

@@ -1,7 +1,8 @@
-"""The work that every framework does, and the record of what it did.
+"""The work that every framework has to do, and the record of what a framework did.
 
-`prepare.py` writes the folder of the work. A framework's script reads it, trains, and
-writes its record to another file. This module needs only NumPy.
+`prepare.py` writes the work to a folder. A framework's script reads this folder,
+trains, and writes its record to another file. This module needs only NumPy, because it
+is imported in the environments of all frameworks.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Work:
         x: Normalised images, (samples, 1, 28, 28), float32.
         y: Labels, (samples,), int64.
         cohorts: Participants of every round, (rounds, participants).
-        orders: Positions of each participant's samples in the order of its epoch,
-            (rounds, participants, samples per client).
+        orders: Positions of each participant's samples in `x`, in the order in which it
+            uses them, (rounds, participants, samples per client).
         weights: Initial weights, in the order of the model's layers and in PyTorch's
             layout.
     """
@@ -83,13 +84,13 @@ def write_record(
     samples: Sequence[int],
     weights: Sequence[np.ndarray],
 ) -> None:
-    """Write what a framework did.
+    """Write a framework's times, steps, samples and final weights.
 
     Args:
         path: File of the record, without suffix.
         seconds: Wall time of every round.
-        steps: Local steps of every round, as counted where they are taken.
-        samples: Samples of these steps.
+        steps: Local steps of every round, counted by the training code itself.
+        samples: Number of samples in the batches of these steps, for every round.
         weights: Final global weights, in the order and layout of `Work.weights`.
     """
     record = {"seconds": list(seconds), "steps": list(steps), "samples": list(samples)}

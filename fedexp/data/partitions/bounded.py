@@ -1,4 +1,4 @@
-"""The bound on schemes that sample until a condition holds."""
+"""A limit on attempts and time for schemes that sample until a condition holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that are determined by the classes of each client."""
+"""A helper for schemes that choose which classes each client holds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from fedexp.data.partition import equal_sizes, from_owners
 
 
 def deal_equally(labels: np.ndarray, holders: np.ndarray, rng: np.random.RandomState) -> Partition:
-    """Shuffle each class and split it into nearly equal parts among its holders.
+    """Shuffle each class and split it nearly equally among the clients that hold it.
 
-    Classes are handled in ascending order, and so are the holders of a class.
+    Classes are handled in ascending order. A class's parts go to its clients in
+    ascending order too.
 
     Args:
         labels: Labels of shape (n,).
-        holders: (clients, classes) bool. Every class that occurs has a holder.
+        holders: Whether each client holds each class, (clients, classes), bool. Every
+            class that has samples needs at least one client.
         rng: Source of the shuffles.
     """
     owner = np.empty(len(labels), dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Each class is dealt to the clients in Dirichlet proportions.
+"""A split that divides each class among the clients in Dirichlet proportions.
 
-This is the split of the matching and fusion papers.
+Papers on model matching and model fusion use this split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedexp.core.errors import DataError
 from fedexp.data.partition import Partitioner
 from fedexp.data.partitions.bounded import BoundedPartitioner
 
-MAX_REDRAWS = 10_000  # for the proportions of one class
+MAX_REDRAWS = 10_000  # largest number of draws of one class's proportions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,31 +39,37 @@ class DirichletPartitioner(Partitioner):
 class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     """The Dirichlet split: proportions of clients within each class.
 
-    There are N clients, n samples, and n_c samples of class c. For each class, shuffle
-    its ascending indices, draw p ~ Dir(alpha 1_N), cut at floor(cumsum(p) n_c), and
-    give the rest to the last client. At the end every client's list is shuffled. Random
-    calls have the order of the published code, so published partitions are reproduced.
+    There are N clients and n samples, of which n_c have class c. For each class c:
 
-    If `gated`, p is set to zero for a client that already holds n/N samples or more,
-    and the rest of p is renormalised. The whole partition is sampled again until the
-    smallest client has `min_size` samples. With a small alpha, p can be zero for every
-    client that is not full. The published code then computes with NaN. Here the
-    proportions of that class are drawn again.
+    - Shuffle the ascending indices of its samples.
+    - Draw the clients' proportions p ~ Dir(alpha 1_N).
+    - Cut the shuffled indices at floor(cumsum(p) n_c). Client i gets the i-th part. The
+      last client also gets the remainder that rounding leaves.
 
-    Without `gated`, neither rule applies and the partition is sampled once, as in Hsu
-    et al. 2019 and FedLAW. If all samples are of one class (images with masks), the
+    At the end, every client's list is shuffled. The random numbers are drawn in the
+    same order as in the published code. The same seed therefore reproduces the
+    published partitions.
+
+    If `gated`, two rules apply. First, p is set to zero for a client that already holds
+    n/N samples or more (a full client), and p is renormalised. Second, the whole
+    partition is sampled again until the smallest client has `min_size` samples. With a
+    small alpha, p can be zero for every client that is not full. The published code
+    then computes with NaN. Here the proportions of that class are drawn again.
+
+    If `gated` is False, the rules do not apply and the partition is sampled once, as in
+    Hsu et al. 2019 and FedLAW. If all samples are of one class (images with masks), the
     scheme draws the clients' sizes, as NAFI does for K = 1 (Xiao & Cheng 2023).
 
     Sources: Yurochkin et al. 2019 (PFNM), Wang et al. 2020 (FedMA), Su et al. 2023
         (MA-Echo), Zhang et al. 2022 (DENSE).
 
     Args:
-        alpha: Concentration. Towards 0 each class has one owner.
-        gated: Whether both rules above apply: a client with n/N samples gets no further
-            class, and the partition is sampled again until every client has `min_size`
-            samples.
+        alpha: Concentration. As alpha goes to 0, each class goes to one client.
+        gated: Whether the two rules above apply: a client with n/N samples gets no
+            samples of further classes, and the partition is sampled again until every
+            client has `min_size` samples.
         min_size: Smallest number of samples that a client must have. The default 10 is
-            that of the papers whose split is gated.
+            the value in the papers that use the gated split.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -126,8 +132,9 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
         """Sample one partition without a check of its smallest client.
 
         Returns:
-            The shuffled indices of each class, and the number of them that each client
-            takes in turn, (clients, classes).
+            The shuffled indices of each class, and counts of shape (clients, classes).
+            The clients take the shuffled indices of a class one after another, each as
+            many as its count.
         """
         order: list[np.ndarray] = []
         counts = np.zeros((clients, len(classes)), dtype=np.int64)
@@ -157,7 +164,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
     ) -> np.ndarray:
         for _ in range(MAX_REDRAWS):
             proportions = rng.dirichlet(concentration)
-            # All clients are full only if the remaining classes are empty
+            # If no client is open, all samples are assigned and class k is empty. Its
+            # proportions then have no effect
             if is_open is not None and is_open.any():
                 proportions = proportions * is_open
 

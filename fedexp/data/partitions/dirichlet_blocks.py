@@ -1,6 +1,6 @@
 """The gated Dirichlet split, ten clients at a time.
 
-"Gated" means that a client with its equal share of samples gets nothing more.
+"Gated" means that a client gets no more samples once it has its equal share of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from fedexp.data.partitions.dirichlet import Dirichlet, DirichletPartitioner
 class DirichletBlocks(DirichletPartitioner, BoundedPartitioner):
     """FedDF's split (Lin et al. 2020), which FedCDA cites.
 
-    The shuffled pool is cut into blocks, one for every ten clients. Within a block of
-    n_b samples for c clients, each class is dealt in proportions ~ Dir(alpha 1_c). A
-    client that holds n_b / c samples gets nothing more. The block is sampled again
-    until the smallest client has half of n_b / c samples. Every client therefore has
-    samples, and no client is much smaller than the mean.
+    The shuffled pool is cut into blocks, one for every ten clients. Take a block of n_b
+    samples for c clients. Each class of the block is divided among the c clients in
+    proportions drawn from Dir(alpha 1_c). A client that holds n_b / c samples gets no
+    samples of further classes. The block is sampled again until the smallest client has
+    half of n_b / c samples. Every client therefore has samples, and no client has less
+    than about half the mean number.
 
     Args:
-        alpha: Concentration. Towards 0 each class of a block has one owner.
-        block: Clients per block. The last block has the remaining clients.
+        alpha: Concentration. As alpha goes to 0, each class of a block goes to one
+            client.
+        block: Number of clients per block. The last block may have fewer.
     """
 
     name: ClassVar[str] = "dirichlet_blocks"

@@ -11,8 +11,8 @@ from fedexp.core.data import Partition
 from fedexp.data.partition import equal_sizes, from_owners
 from fedexp.data.partitions.dirichlet import DirichletPartitioner
 
-# Number of clients that draw at a time. It limits the memory of an array of shape
-# (draws, classes)
+# Number of clients whose random numbers are drawn at a time. It limits the memory of
+# arrays of shape (clients, classes)
 _ROWS = 65_536
 
 
@@ -20,21 +20,23 @@ _ROWS = 65_536
 class DirichletPerClient(DirichletPartitioner):
     """A split in which each client draws a class prior q ~ Dir(alpha 1_C).
 
-    C is the number of classes. The client draws the classes of its samples from q,
-    without replacement of samples. Sizes differ by at most one (the first clients get
-    the extra sample). No sample is used twice, as in Co-Boosting. In FL-Simulator's
-    variant (`DirichletRefilled`), an exhausted class starts again, so images may
-    repeat.
+    C is the number of classes. The client draws the classes of its samples from q.
+    Clients' sizes differ by at most one (the first clients get the extra sample). No
+    sample is used twice, as in Co-Boosting. In FL-Simulator's variant
+    (`DirichletRefilled`), all images of an exhausted class become available again, so
+    images may repeat.
 
     The assignment works in passes. In a pass, every client requests a class for each
     sample that it still lacks. If a class is requested more often than it has samples,
     randomly chosen requests are granted and the class is exhausted. In the next pass,
-    priors are renormalised over the remaining classes. If a prior has no remaining
-    class, the client draws from the remaining pool. Each pass exhausts a class or is
-    the last one, so there are at most C + 1 passes. A million clients take seconds.
+    priors are renormalised over the remaining classes. If a client's prior is zero on
+    all of them, the client draws classes in proportion to their remaining samples. Each
+    pass exhausts a class or is the last one, so there are at most C + 1 passes. A
+    million clients take seconds.
 
     Args:
-        alpha: Concentration over classes. Towards 0 each client has one class.
+        alpha: Concentration over classes. As alpha goes to 0, each client has one
+            class.
     """
 
     name: ClassVar[str] = "dirichlet_per_client"
@@ -72,18 +74,19 @@ class DirichletPerClient(DirichletPartitioner):
 def class_priors(
     alpha: float, clients: int, num_classes: int, rng: np.random.RandomState
 ) -> np.ndarray:
-    """Draw one class prior of Dir(alpha 1_C) per client.
+    """Draw one class prior from Dir(alpha 1_C) per client, where C is `num_classes`.
 
     Returns:
-        Rows of shape (clients, classes), float32, so that a million clients fit in
-        memory.
+        One prior per row, (clients, classes). The dtype is float32, so that a million
+        clients fit in memory.
     """
     priors = np.empty((clients, num_classes), dtype=np.float32)
     for start in range(0, clients, _ROWS):
         rows = rng.standard_gamma(alpha, size=(min(_ROWS, clients - start), num_classes))
         total = rows.sum(axis=1, keepdims=True)
-        # If every gamma variate underflowed, the client gets a single class. This is
-        # the limit of Dir(alpha) for alpha -> 0
+        # Gamma variates that are divided by their sum follow a Dirichlet distribution.
+        # If all of a client's variates are 0 by underflow, the client gets a single
+        # class. This is the limit of Dir(alpha) for alpha -> 0
         empty = np.flatnonzero(total[:, 0] == 0)
         rows[empty, rng.randint(num_classes, size=len(empty))] = 1
         priors[start : start + len(rows)] = rows / np.where(total > 0, total, 1)
@@ -116,7 +119,8 @@ def _ask(
         row = np.repeat(np.arange(len(rows)), lacks[rows])
         point = rng.random_sample(len(row)) * edges[row, -1]
         classes = np.zeros(len(row), dtype=np.int32)
-        # One class at a time, because an array (draws, classes) would be large
+        # One class at a time, because an array of shape (samples, classes) would be
+        # large
         for k in range(last):
             classes += point >= edges[row, k]
 

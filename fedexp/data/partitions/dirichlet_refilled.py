@@ -1,6 +1,7 @@
 """A split with clients of equal size, Dirichlet class priors and refilled classes.
 
-A class that has run out starts again, so images may occur more than once.
+If all images of a class have been drawn, all of them become available again. Images may
+therefore occur more than once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 class DirichletRefilled(DirichletPartitioner, RefilledPartitioner):
     """The split Dir(mu) of FedMRUR, as in FL-Simulator.
 
-    Every client's class prior is drawn from Dir(alpha 1_C).
+    Every client's class prior is drawn from Dir(alpha 1_C), where C is the number of
+    classes.
 
     Args:
-        alpha: Concentration mu over classes. Towards 0 each client has one class.
+        alpha: Concentration over classes, called mu in FedMRUR. As alpha goes to 0,
+            each client has one class.
     """
 
     name: ClassVar[str] = "dirichlet_refilled"

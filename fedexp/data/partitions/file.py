@@ -1,4 +1,4 @@
-"""A partition that was sampled before."""
+"""A partition that is read from a file of an earlier run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fedexp.data.partition import CutPartition, Partitioner, impossible, load_pa
 class File(Partitioner):
     """The partition in ``partition.safetensors`` of an earlier run.
 
-    The data set, proxy and limits must be those of that run. If that run cut a
-    validation share, the file contains this share, and it is used again.
+    The data set, proxy and limits must be those of the earlier run. If the earlier run
+    cut a validation share from the clients' samples, the file contains this share and
+    it is used again.
 
     Args:
         path: Path of the file. Relative paths start at the working directory.

@@ -1,4 +1,4 @@
-"""The classes of every client, listed in the config."""
+"""A split for which the config lists the classes of every client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients as they occur in the data: writers or domains."""
+"""A split by the natural owners of the data, such as writers or domains."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from fedexp.data.partition import Partitioner, from_owners
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partitioner):
-    """Whole owners (writers, domains) in random groups, one group per client.
+    """A split that puts owners (writers, domains) into random groups, one per client.
 
     All samples of an owner go to one client. If there are as many clients as owners,
-    client i is owner i. With `split_owners`, more clients than owners are allowed. Then
-    each owner's samples are shuffled and divided equally among its clients, which have
-    consecutive numbers (MA-Echo: twelve clients from six domains).
+    client i is owner i. With `split_owners`, more clients than owners are allowed. Each
+    owner's samples are then shuffled and divided equally among the owner's clients,
+    which have consecutive numbers. MA-Echo makes twelve clients from six domains in
+    this way.
 
     Args:
         owners_per_client: Number of owners of each client. Owners that are left over
-            are not used. ``all`` assigns every owner, and the clients' numbers of
-            owners differ by at most one.
+            are not used. ``all`` assigns every owner, and the numbers of owners of any
+            two clients differ by at most one.
         split_owners: Whether an owner's samples may be divided.
     """
 

@@ -1,4 +1,4 @@
-"""Exactly n classes per client."""
+"""A split with exactly n classes per client, as in NIID-Bench."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Pathological(ClassesPerClient, BoundedPartitioner):
     """The "#Class = n" split of NIID-Bench and MA-Echo's Fig. 9.
 
     Client i holds class i mod C and n - 1 further random classes, where C is the number
-    of classes. Each class is shuffled and split equally among its holders. With fewer
-    clients than classes, a class may get no holder. The scheme then samples again, so
-    no sample is lost.
+    of classes. Each class is shuffled and split equally among the clients that hold it.
+    With fewer clients than classes, a class may go to no client. The scheme then
+    samples again, so no sample is lost.
 
     Args:
         classes_per_client: Number n of classes per client.

@@ -1,6 +1,7 @@
 """A split with clients of equal size, n classes per client and refilled classes.
 
-A class that has run out starts again, so images may occur more than once.
+If all images of a class have been drawn, all of them become available again. Images may
+therefore occur more than once.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from fedexp.data.partitions.refilled import RefilledPartitioner
 class PathologicalRefilled(ClassesPerClient, RefilledPartitioner):
     """The split Path(n) of FedMRUR, as in FL-Simulator.
 
-    Every client gets n distinct random classes. It draws each of its samples from these
-    classes, each with probability 1 / n. A class that no client gets is left out.
+    Every client gets n distinct random classes. For each of its samples it draws one of
+    these classes, each with probability 1 / n. Samples of a class that no client gets
+    are not used.
 
     Args:
         classes_per_client: Number n of classes per client.

@@ -1,7 +1,7 @@
-"""Clients of equal size that draw images by class priors, from refilled classes.
+"""A split with clients of equal size, class priors and refilled classes.
 
-A class that has run out starts again. An image can therefore occur several times, and
-another image never.
+If all images of a class have been drawn, all of them become available again. Some
+images may therefore occur several times, and other images may never occur.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from fedexp.data.partition import Partitioner
 class RefilledPartitioner(Partitioner):
     """FL-Simulator's assignment, which FedMRUR uses too.
 
-    A random client that is not full draws a class from its prior, and gets the next
-    image of that class. If the class has run out, all its images are available again,
-    and the client draws a class anew. Clients have floor(n / N) samples each. The first
-    client also gets the remainder. ``info`` counts the samples that are assigned more
-    than once (``repeated_samples``) or to no client (``dropped_samples``). The
-    distribution of partitions is that of the published code, but the same seed gives
-    another partition here.
+    The assignment gives out n samples to N clients, one after another. A random client
+    that is not full draws a class from its prior, and gets the next image of that
+    class. If the class has run out, all its images become available again, and the
+    client draws a class again (possibly the same). Clients have floor(n / N) samples
+    each. The first client also gets the remainder. ``info`` counts the samples that are
+    assigned more than once (``repeated_samples``) or to no client
+    (``dropped_samples``). Partitions have the same distribution as in the published
+    code, but the same seed gives a different partition.
     """
 
     def __post_init__(self) -> None:
@@ -42,7 +43,7 @@ class RefilledPartitioner(Partitioner):
         """Return each client's class probabilities.
 
         Args:
-            classes: Number of classes of which the pool has samples.
+            classes: Number of classes that have at least one sample in the pool.
             clients: Number of clients.
             rng: Source of randomness.
 
@@ -72,7 +73,8 @@ class RefilledPartitioner(Partitioner):
 
         point = rng.random_sample(len(who)) * edges[who, -1]
         what = np.zeros(len(who), dtype=np.int64)
-        # One class at a time, because an array (draws, classes) would be large
+        # One class at a time, because an array of shape (samples, classes) would be
+        # large
         for k in range(len(pools) - 1):
             what += point >= edges[who, k]
 
@@ -96,10 +98,16 @@ class RefilledPartitioner(Partitioner):
 
 
 def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-    """Return the client of each turn: a random one among the clients that are not full.
+    """Draw the order in which the clients receive samples, one sample per turn.
+
+    Each turn goes to a random client that does not yet have its number of samples.
+
+    Args:
+        sizes: Number of samples that each client gets, (clients,).
+        rng: Source of randomness.
 
     Returns:
-        Clients of shape (sum of sizes,).
+        The client of each turn, (sum of sizes,).
     """
     clients, lacks = len(sizes), sizes.copy()
     turns = [np.zeros(0, np.int64)]
@@ -107,7 +115,7 @@ def _turns(sizes: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         asked = rng.randint(clients, size=int(lacks.sum()) + clients)
         order = np.argsort(asked, kind="stable")
         counts = np.bincount(asked, minlength=clients)
-        # How often the client of each draw was drawn before
+        # For each draw: the number of earlier draws of the same client
         nth = np.empty(len(asked), dtype=np.int64)
         nth[order] = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts)
         turns.append(asked[nth < lacks[asked]])

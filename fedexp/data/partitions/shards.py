@@ -1,4 +1,4 @@
-"""The label-sorted pool, cut into shards, with a few shards per client."""
+"""A split that sorts the pool by label, cuts it into shards and deals the shards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedexp.data.partition import Partitioner, equal_sizes, from_owners
 class Shards(Partitioner):
     """The shards of McMahan et al. 2017, and "Shards(S)" of FedCDA.
 
-    For N clients, the label-sorted pool is cut into N S nearly equal shards. The shards
-    are shuffled, and each client gets S of them. A shard may contain samples of several
-    classes, so a client with S shards may have more than S classes.
+    For N clients, the pool is sorted by label and cut into N * S nearly equal shards.
+    The shards are shuffled, and each client gets S of them. A shard may contain samples
+    of several classes, so a client with S shards may have more than S classes.
 
     Args:
         shards: Number S of shards per client.
