@@ -41,7 +41,7 @@ class Vectors:
 
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
-        """Return the Euclidean norm over all tensors without synchronising the device."""
+        """Return the Euclidean norm over all tensors, without a synchronisation."""
         return trees.joint_norm(tensors)
 
     @staticmethod
