@@ -239,9 +239,14 @@ class _Stream:
     def metrics(self) -> Metrics:
         """Return the metrics of the step that are logged for every method.
 
-        They are the means of the clients' metrics, weighted by numbers of samples, the
-        number of local steps, the bytes sent, and the number of skipped clients. All
-        values are deterministic.
+        They are:
+
+        - the means of the clients' metrics, weighted by numbers of training samples
+        - the number of local steps
+        - the bytes that server and clients would send
+        - the number of skipped clients, if it is not 0
+
+        All values are deterministic.
         """
         if not self.jobs:
             return {}

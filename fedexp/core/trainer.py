@@ -242,11 +242,12 @@ class Ascent:
     """The constants of SAM's perturbation (Foret et al. 2021).
 
     The gradient of a local step is taken at ``w + e`` instead of w. The perturbation is
-    ``e = rho * g / (||g|| + eps)``, where g is the gradient at w and ``||g||`` its norm
-    over all trained parameters of one client. The gradients at w and at w + e use the
-    same batch and the same random numbers. The logged loss and the statistics of
-    BatchNorm are those at w. ``||e||`` is logged as ``train/perturbation``. The
-    constants are the same for a whole round and for all clients.
+    ``e = rho * g / (||g|| + eps)``. Here w are the trained parameters, and g is the
+    gradient at w. ``||g||`` is its norm over all trained parameters of one client. The
+    gradients at w and at w + e use the same batch and the same random numbers. The
+    logged loss and the statistics of BatchNorm are those at w. ``||e||`` is logged as
+    ``train/perturbation``. The constants are the same for a whole round and for all
+    clients.
 
     Args:
         rho: Radius of the perturbation.

@@ -22,8 +22,8 @@ from fedexp.core.user_code import describe_exception, is_ours
 by_spec = lru_cache(maxsize=16)
 """Decorator that caches the results of a function or class that takes a `ModelSpec`.
 
-The cache is limited to the 16 most recently used results, because a method may use
-networks of new widths, and so new specs, in every round.
+The cache is limited to the 16 most recently used results. The reason is that a method
+may change the widths of a network in every round, and each change is a new spec.
 """
 
 

@@ -20,7 +20,7 @@ from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
 # Endings of metric names by the kind of the outcome. If the outcome is "local", each
-# metric has three values: mean, standard deviation and minimum over the clients' models.
+# metric has three values: mean, standard deviation and minimum over the models.
 ENDINGS: dict[Delivers, tuple[str, ...]] = {
     "global": ("",),
     "ensemble": ("",),

@@ -199,7 +199,7 @@ def kl_to_standard_normal(mean: Tensor, logvar: Tensor) -> Tensor:
 
 
 def decoder_of(weights: Weights) -> Weights:
-    """Return the decoder of a `Cvae` as a separate model. The tensors are not copied."""
+    """Return the decoder of a `Cvae` as a separate model, without copying tensors."""
     arch = f"{CvaeDecoder.__module__}.{CvaeDecoder.__qualname__}"
     params = {name: value for name, value in weights.params.items() if name.startswith("decoder.")}
     kwargs = tuple((key, value) for key, value in weights.spec.kwargs if key not in ("mean", "std"))
