@@ -1,7 +1,7 @@
 """fedexp compares federated aggregation methods.
 
-Python code needs only `run`, `load`, `Run` and `save_models`. They are defined in
-`fedexp.api` and are imported at their first use.
+Python code needs only `run`, `load`, `Run` and `save_models`. These names are defined
+in `fedexp.api`, which is imported when one of them is first used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Run", "__version__", "load", "run", "save_models"]
 
 
 def __getattr__(name: str) -> Any:
-    # The import happens at the first use, so that `import fedexp` costs nothing.
+    # `fedexp.api` is imported when a name is first used, so `import fedexp` is fast.
     if name in __all__:
         from fedexp import api
 

@@ -1,7 +1,9 @@
 """The Python interface of fedexp: `run`, `load`, `Run` and `save_models`.
 
-The package `fedexp` exports these names. The functions run what the command line runs,
-read stored runs, and save models from elsewhere for ``client_models.path``.
+The package `fedexp` exports these names. `run` does what the command ``fedexp`` does,
+and `load` reads a stored run. `save_models` stores models that were trained without
+fedexp. A run uses such models if the config key ``client_models.path`` names their
+folder.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder. Each property is read from disk when it is first used.
+    """A stored run. Each property is read from the run's folder when it is first used.
 
     `config`, `result`, `models` and `partition` raise `StorageError` if their file is
     absent. Unfinished runs have no `result` and no `models`.
 
     Args:
         folder: ``<output_root>/runs/<method>-<dataset>-<config hash>/<code hash>``.
-        allow_classes: Classes that the stored models may name, see `load`.
+        allow_classes: Classes of networks that may be imported to load the models.
+            `load` explains the reason.
     """
 
     folder: Path
@@ -54,15 +57,16 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config, with the chosen option of each group and the overrides.
+        """The resolved config: the value of every key.
 
-        The options are under the key ``choices``, the overrides under ``overrides``.
+        Two more keys tell where the values come from. ``choices`` has the chosen option
+        of each config group, and ``overrides`` has the overrides of the run.
         """
         return self._require(StoredRun(self.folder).read_config() or None, "config.yaml")
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The content of ``result.json``: headline, metrics, costs, hashes."""
+        """The content of ``result.json``: headline metric, metrics, costs, hashes."""
         result: dict[str, Any] | None = read_json(self.folder / "result.json")
         return self._require(result, "result.json")
 
@@ -78,9 +82,9 @@ class Run:
     def models(self) -> tuple[Weights, ...]:
         """The models that the run delivered, on the CPU.
 
-        There is one global model, one model per member of an ensemble, or one per
-        client. If the class of a model is not allowed (see `load`), the property raises
-        `StorageError`.
+        The run's method decides how many there are: one global model, one model per
+        member of an ensemble, or one model per client. If the class of a model is not
+        allowed (see `load`), the property raises `StorageError`.
         """
         from fedexp.storage.model_folder import MODELS, ModelFolder, refuse_other_classes
 
@@ -96,9 +100,10 @@ class Run:
 
     @cached_property
     def partition(self) -> Partition:
-        """The training samples of each client.
+        """The assignment of training samples to clients.
 
-        ``partition.of(client)`` are indices into the data set.
+        ``partition.of(client)`` returns the positions of a client's samples in the
+        training pool.
         """
         from fedexp.data.partition import load_partition
 
@@ -113,7 +118,7 @@ class Run:
         Its inputs are normalised samples.
 
         Raises:
-            IndexError: The run has fewer models.
+            IndexError: The run has no model with this index.
         """
         return self.models[index].module()
 
@@ -131,15 +136,16 @@ class Run:
 
 
 def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = None) -> Run:
-    """Check an experiment and return its stored run, resume it, or run it.
+    """Run an experiment and return the stored run.
 
-    This does what ``fedexp <overrides>`` does.
+    This does what the command ``fedexp <overrides>`` does. The config is checked first.
+    By default, a finished run is only read, and an interrupted run is resumed.
 
     Args:
         overrides: Overrides as on the command line, e.g. ``["method=scaffold",
             "rounds=50"]``. They describe one run, not a sweep.
-        say: Shows a note to the user. With `print`, progress is shown as on the command
-            line. If None, nothing is printed.
+        say: Function that is called with each line of text for the user. With `print`,
+            progress is shown as on the command line. If None, nothing is printed.
 
     Raises:
         FedexpError: The config cannot be run (`ConfigError`, before anything starts),
@@ -168,7 +174,8 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     from fedexp.running.execute import execute
     from fedexp.storage.identity import targets
 
-    # Flags that only a sweep has are refused, too, because this is one run.
+    # Overrides that begin with a dash are flags of the command line. They are refused,
+    # also those of a sweep, because this function starts only one run.
     refuse_flags([*overrides])
     (job,) = check_jobs([list(overrides)])
     check_split(job)
@@ -184,19 +191,19 @@ def load(
 ) -> Run:
     """Load a stored run.
 
-    The stored models name the classes of their networks. A folder from another source
-    could name a class whose module runs harmful code. Therefore only classes of fedexp
-    and of `allow_classes` are imported.
+    The stored models name the classes of their networks. A folder from an untrusted
+    source could name a class whose module runs harmful code. Therefore only classes of
+    fedexp and the classes in `allow_classes` are imported.
 
     Args:
-        run: Folder of the run, or a part of its name that no other run has.
+        run: Folder of the run, or a part of the folder's name that no other run has.
         output_root: Folder that contains the runs.
         allow_classes: Classes of your networks (``["mymodels.Net"]``). The name of a
             module or package allows all its classes.
 
     Raises:
-        FedexpError: There is no such run, or more than one. The error names the
-            nearest run.
+        FedexpError: No run has this name, or several runs do. The error names the run
+            with the most similar name.
         ConfigError: `allow_classes` is a text. It must be a list of texts.
     """
     if isinstance(allow_classes, str):
@@ -226,11 +233,12 @@ def save_models(
     data_sha256: str | None = None,
     probes: Sequence[Probe] | None = None,
 ) -> None:
-    """Save models that were trained elsewhere in the format of ``client_models.path``.
+    """Save models that were trained without fedexp, so that a run can aggregate them.
 
-    Model i belongs to client i. A run is refused if its method needs facts about the
-    clients that the folder does not contain. With ``client_models.data=partition`` you
-    declare that the models were trained on the configured partition.
+    Model i belongs to client i. A run reads the models if ``client_models.path`` names
+    their folder. The run is refused if its method needs facts about the clients that
+    the folder does not contain. With ``client_models.data=partition`` you declare that
+    the models were trained on the partition of the run's config.
 
     Args:
         folder: Folder to which ``model.safetensors`` and ``clients.json`` are written.
@@ -239,28 +247,30 @@ def save_models(
         model: Class path (``mypackage.Net``), or a ``model`` config node, such as
             ``{"_target_": "...", "hidden": [200]}``. If clients have different
             networks, a list with one path or node per client.
-        input_shape: Shape of one sample, e.g. (1, 28, 28). It is passed to constructors
-            that take it.
-        num_classes: Number of classes. It is passed to constructors that take it.
-        class_counts: Numbers of training samples of each class, of shape (models,
-            classes). If None and `data` has samples with labels, they are counted.
-        num_examples: Number of training samples of each client. By default it is taken
-            from `data`, or else from the sums of `class_counts`.
+        input_shape: Shape of one sample, e.g. (1, 28, 28). It is passed to the
+            constructor of a network that has an argument of this name.
+        num_classes: Number of classes. It is passed to constructors like `input_shape`.
+        class_counts: Number of training samples of each client and class, of shape
+            (clients, classes). If None and `data` has labels, the labels are counted.
+        num_examples: Number of training samples of each client. By default it is the
+            number of samples in `data`. Without `data` it is the sum of the client's
+            `class_counts`.
         mean: Mean per channel of the inputs' normalisation, like ``dataset.mean``.
             ``[]`` means no normalisation. A run whose data set has another mean is
             refused. If None, the mean is not checked.
         std: Standard deviation per channel, like ``dataset.std``. It is treated like
             `mean`.
-        data: Training samples of each client. An entry is a pair of raw inputs
-            (n, ...), 8-bit or floating point, and targets (n, ...). Alternatively it
-            has the positions of the samples in the training split of a data set, like
-            ``run.partition.of(i)``.
-        keep_data: Whether samples are stored. By default only the answers to `probes`
-            are stored.
-        data_sha256: Fingerprint of the data set to which the positions refer, like
+        data: Training samples of each client, one entry per client. An entry is a pair
+            of raw inputs (n, ...), 8-bit or floating point, and targets (n, ...).
+            Alternatively each entry has the positions of the client's samples in the
+            training split of a data set, like ``run.partition.of(i)``.
+        keep_data: Whether the samples themselves are stored. By default only the
+            answers to `probes` are stored in their place.
+        data_sha256: Fingerprint of the data set, if `data` has positions. An example is
             ``run.result["partition"]["data_sha256"]``.
-        probes: Probes that methods will run. The default is the probe of
-            ``method=ma_echo`` with its default keys.
+        probes: Functions of a client's model and data whose results (answers) a method
+            uses. Their answers are computed here and stored. The default is the probe
+            of ``method=ma_echo`` with its default keys.
 
     Raises:
         ConfigError: A state dict does not fit its network, or the counts, networks or
@@ -332,7 +342,7 @@ def save_models(
         content = _answered(content, models, tuple(mean), tuple(std), probes, tuple(input_shape))
 
     place = Path(folder).expanduser()
-    # The folder may have data of earlier models, which do not belong to these models.
+    # The folder may contain client data of models that an earlier call saved.
     (place / CLIENT_DATA).unlink(missing_ok=True)
     save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
     if content is not None:
@@ -349,7 +359,7 @@ def _client_data(
     """Check the argument `data` of `save_models` and return it in its stored form.
 
     Raises:
-        ConfigError: It does not fit.
+        ConfigError: `data` does not fit the models.
     """
     import torch
 
@@ -405,7 +415,7 @@ def _answered(
     probes: Sequence[Probe] | None,
     input_shape: tuple[int, ...],
 ) -> ClientData:
-    """Return a copy of `data` with the answers to probes in place of the samples."""
+    """Run the probes on the samples of `data`, and return only their answers."""
     import torch
 
     from fedexp.core.data import Samples

@@ -1,5 +1,5 @@
-"""The keys that are not groups, and composing a config from YAML and overrides.
+"""Composition of a config from YAML files and overrides.
 
-The YAML files are in `conf`. Objects are built from a config in
-`fedexp.running.experiment`.
+The types of the config keys that do not belong to a config group are here, too. The
+YAML files are in `conf`. `fedexp.running.experiment` builds objects from a config.
 """

@@ -1,4 +1,4 @@
-"""Comments in config files, as help and documentation show them."""
+"""Comments in config files, which the command's help and the documentation show."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Key:
 
     Args:
         name: The dotted key, such as ``local.lr``.
-        default: The default as it is written, or None if the key contains other keys.
-        comment: The comment on the key's line, or else the comment above the key. If
-            the value is a list, the comments of its entries.
-        note: The comment lines above the key, or "" if `comment` is taken from them.
-            The header comment of the file is not part of the first key's note.
+        default: The value as it is written in the file, or None if the key contains
+            other keys.
+        comment: The comment on the key's line. If there is none, the comment above the
+            key. If the value is a list, the comments of the list's entries.
+        note: The comment above the key, or "" if it is already in `comment`. The first
+            key of a file has no note, because the comment above it describes the file.
     """
 
     name: str
@@ -37,7 +38,8 @@ class Key:
 def keys_of(path: Path) -> list[Key]:
     """Return the keys of a config file in their order.
 
-    They include ``defaults``, which lists the options that the file chooses for groups.
+    They include ``defaults``, which lists the options that the file chooses for config
+    groups.
     """
     text = path.read_text()
     root = yaml.compose(text)
@@ -65,7 +67,7 @@ def _keys(node: yaml.MappingNode, above: str, lines: list[str], text: str) -> It
 
 
 def _key(name: str, default: str | None, comment: str, note: str) -> Key:
-    """Return a key. If its line has no comment, the note becomes the comment."""
+    """Return a `Key`. If `comment` is empty, `note` takes its place."""
     return Key(name, default, comment, note) if comment else Key(name, default, note, "")
 
 
@@ -90,5 +92,8 @@ def header(path: Path) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the text up to a full stop before a capital letter or a dotted key."""
+    """Return the first sentence of a text.
+
+    It ends at a full stop that is followed by a capital letter or a dotted key.
+    """
     return re.split(r"(?<=\.) (?=[A-Z]|\w+\.\w)", text, maxsplit=1)[0]

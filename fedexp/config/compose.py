@@ -1,4 +1,7 @@
-"""Resolved configs, from overrides or from the config that Hydra composed for a job."""
+"""Functions that resolve a config: interpolations are replaced by plain values.
+
+The config comes from overrides, or from Hydra, which composed it for a job.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def compose(overrides: list[str]) -> ResolvedConfig:
         overrides: Overrides as on the command line, without a sweep.
 
     Raises:
-        ConfigError: An override is invalid. The message has the nearest valid name.
+        ConfigError: An override is invalid. The message suggests a valid name.
     """
     with use_hydra(overrides):
         return resolve(*compose_with_hydra(overrides), overrides)
@@ -40,16 +43,17 @@ def compose(overrides: list[str]) -> ResolvedConfig:
 def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]) -> ResolvedConfig:
     """Resolve a composed config into plain values.
 
-    The keys ``architectures`` and ``proxy.dataset`` name options of groups. The configs
-    of these options are composed too.
+    The values of ``architectures`` and ``proxy.dataset`` are names of config-group
+    options (models and data sets). The configs of these options are composed, too.
 
     Args:
         config: Composed config.
-        choices: Chosen option of each group.
-        overrides: Overrides that led to `config`, Hydra's own included.
+        choices: Chosen option of each config group.
+        overrides: Overrides from which `config` was composed, with those of Hydra's own
+            keys.
 
     Returns:
-        The resolved config. Choices and overrides of Hydra itself are left out.
+        The resolved config, without the choices and overrides of Hydra's own keys.
 
     Raises:
         ConfigError: A value cannot be resolved, or an option is unknown.
@@ -79,7 +83,10 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
 
 
 def resolve_stored(stored: ResolvedConfig) -> ResolvedConfig:
-    """Resolve the interpolations that ``config.yaml`` has in place of values.
+    """Resolve the interpolations in a stored config.
+
+    The file ``config.yaml`` has an interpolation in place of each value that must not
+    be stored.
 
     Raises:
         ConfigError: An environment variable is not set.
@@ -105,7 +112,7 @@ def resolve_stored(stored: ResolvedConfig) -> ResolvedConfig:
     )
 
 
-# An interpolation of an environment variable, except those that fedexp itself reads.
+# An interpolation of an environment variable. Variables of fedexp itself are excluded.
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(?!FEDEXP_)(\w+)")
 
 
@@ -114,9 +121,10 @@ def _secret_interpolations(
 ) -> dict[str, Any]:
     """Return the interpolations whose values must not be stored, by dotted key.
 
-    The value of an environment variable may be a password. Values that affect the
-    result are stored nevertheless, because runs are identified by them. If an entry of
-    a list is an interpolation, the whole list is not stored.
+    These are interpolations of environment variables, whose values may be passwords.
+    Values that affect the result of a run are stored nevertheless, because they
+    identify the run. If an entry of a list is an interpolation, the whole list is not
+    stored.
 
     Args:
         config: Config with interpolations.
@@ -141,11 +149,12 @@ def _secret_interpolations(
 
 
 def _is_free(key: str, contents: Mapping[str, str]) -> bool:
-    """Return whether the result does not depend on the value of a dotted key."""
+    """Return whether the result of a run is independent of a dotted key's value."""
     return any(key == one or key.startswith(f"{one}.") for one in (*NON_SCIENTIFIC, *contents))
 
 
-# A valid value is shorter than this, because Linux accepts only shorter paths.
+# Upper bound on the length of a value. Paths are the longest values, and Linux accepts
+# only shorter paths.
 _LONGEST_TEXT = 4096
 
 
@@ -169,13 +178,13 @@ def _check_lengths(node: Any, where: str = "") -> None:
 
 
 def group_option(group: str, name: str, where: str, search_path: list[str]) -> DictConfig:
-    """Compose the node of one option as its file defines it.
+    """Compose the config of one option, without overrides of its keys.
 
     Args:
-        group: Group of the option.
+        group: Config group of the option.
         name: Name of the option.
-        where: Key that names the option, for messages.
-        search_path: The ``hydra.searchpath`` override, if any.
+        where: Config key whose value is the option's name, for messages.
+        search_path: List with the ``hydra.searchpath`` override, or empty.
 
     Raises:
         ConfigError: There is no such option.
@@ -193,10 +202,10 @@ def group_option(group: str, name: str, where: str, search_path: list[str]) -> D
 
 
 def _with_architecture_models(config: DictConfig, search_path: list[str]) -> DictConfig:
-    """Add the model of every name in ``architectures`` to the config, in place.
+    """Add the configs of the models that ``architectures`` names, in place.
 
-    If ``architectures.clients`` is the path of a file, the file's content replaces the
-    path.
+    They are added under ``architectures.models``. If ``architectures.clients`` is the
+    path of a file, the content of the file replaces the path.
     """
     clients, server = config.architectures.clients, config.architectures.server
     if clients is None and server is None:
@@ -221,10 +230,11 @@ def _with_architecture_models(config: DictConfig, search_path: list[str]) -> Dic
 def _with_proxy_dataset(
     config: DictConfig, choices: Mapping[str, Any], search_path: list[str]
 ) -> tuple[DictConfig, Mapping[str, Any]]:
-    """Return the config and choices with the data set that ``proxy.dataset`` names.
+    """Replace the data set's name in ``proxy.dataset`` by the config of the data set.
 
-    In a copy of the config, the node of the data set replaces the data set's name. The
-    name is added to the choices.
+    Returns:
+        A changed copy of the config, and the choices with the data set's name added. If
+        ``proxy.dataset`` is not a name, the arguments are returned unchanged.
     """
     name = config.proxy.dataset
     if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""Folders of config files: the built-in one and the user's."""
+"""Folders of config files: the built-in folder and the user's folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ def conf_dir() -> Path:
 
 
 def user_conf_dir() -> Path | None:
-    """Return ``./conf`` of the working directory.
+    """Return the folder ``conf`` in the working directory, the user's configs.
 
-    None if that folder is absent, or is the folder of the built-in configs.
+    The result is None if the folder does not exist, or if it is the folder of the
+    built-in configs.
     """
     folder = Path.cwd() / "conf"
     return folder if folder.is_dir() and folder.resolve() != conf_dir().resolve() else None
 
 
 def conf_dirs() -> list[Path]:
-    """Return the folder of the built-in configs and, if there is one, the user's."""
+    """Return the folder of the built-in configs, and the user's folder if it exists."""
     user = user_conf_dir()
     return [conf_dir()] if user is None else [conf_dir(), user]

@@ -1,22 +1,23 @@
-"""Groups of options that the folders of configs contain."""
+"""Config groups and their options, as the folders of config files define them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-# Folders of conf that are not groups of an experiment.
+# Folders in `conf` that are not config groups of an experiment.
 NON_GROUP_FOLDERS = ("by_dataset", "table", "tuned")
 
 
 def groups(folders: tuple[Path, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield every group that a config can choose from, with its options.
+    """Yield every config group of an experiment with its options.
 
     Args:
-        folders: Folders of configs, e.g. `conf_dirs`.
+        folders: Folders of config files, for example the result of `conf_dirs`.
 
     Yields:
-        Pairs of a group's name and its sorted options, sorted by name.
+        Pairs of a group's name and the sorted names of its options. The pairs are
+        sorted by the name of the group.
     """
     found: dict[str, set[str]] = {}
     for folder in folders:

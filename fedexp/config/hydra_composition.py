@@ -1,4 +1,4 @@
-"""Composition of one job's config by Hydra, with cached groups and plain errors."""
+"""Composition of one job's config by Hydra, with a cache and readable errors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fedexp.core.errors import ConfigError
 
 @contextmanager
 def use_hydra(overrides: list[str]) -> Iterator[None]:
-    """Initialise Hydra's global state for a block and restore it afterwards.
+    """Initialise Hydra's global state for a ``with`` block.
 
-    A running Hydra job keeps its own state. Hydra's errors in the block become
-    `ConfigError`.
+    The previous state, for example that of a running Hydra job, is restored afterwards.
+    Errors of Hydra in the block are raised as `ConfigError`.
 
     Args:
         overrides: Overrides that error messages refer to.
@@ -49,15 +49,16 @@ def use_hydra(overrides: list[str]) -> Iterator[None]:
 def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, Any]]:
     """Compose a config inside `use_hydra`.
 
-    Composing the chosen options of all groups takes 80 ms. Each combination of options
-    is composed once per process, unless ``hydra.searchpath`` adds groups. Overrides of
-    single keys are then set in a copy of the composed config.
+    Composing the chosen options of all config groups takes 80 ms. Therefore each
+    combination of options is composed once per process and cached. Overrides of single
+    keys are set in a copy of the cached config. The cache is not used if
+    ``hydra.searchpath`` adds folders.
 
     Args:
         overrides: Overrides of one job.
 
     Returns:
-        The config without Hydra's own node, and the chosen option of each group.
+        The config without Hydra's own keys, and the chosen option of each config group.
 
     Raises:
         ConfigError: An override chooses several options of one group.
@@ -91,8 +92,8 @@ def compose_with_hydra(overrides: list[str]) -> tuple[DictConfig, Mapping[str, A
 def _parsed(text: str) -> list[Override]:
     """Parse one override. The returned list is cached and must not be changed.
 
-    The jobs of a sweep share most overrides. Without the cache, parsing takes a seventh
-    of the time that composing takes.
+    The jobs of a sweep share most overrides, so most calls are served from the cache.
+    Without the cache, parsing takes a seventh of the time that composing takes.
     """
     return OverridesParser.create().parse_overrides([text])
 
@@ -100,22 +101,28 @@ def _parsed(text: str) -> list[Override]:
 def _sets_key(override: Override, user_files: str) -> bool:
     """Return whether an override sets a single key to a single value.
 
-    The result is False for choices of a group, for Hydra's own overrides, and for
-    overrides with several values, which Hydra refuses.
+    The result is False for three kinds of overrides: those that choose an option of a
+    config group, those of Hydra's own keys, and those with several values. Hydra
+    refuses overrides with several values later.
     """
     if override.is_hydra_override() or override.is_sweep_override():
         return False
     return isinstance(override.value(), dict) or not is_group(override.key_or_group, user_files)
 
 
-# One entry takes 0.2 MB. A table needs about a hundred entries.
+# One cache entry takes 0.2 MB. A results table needs about a hundred entries.
 @functools.lru_cache(maxsize=256)
 def _composed_groups(
     groups: tuple[str, ...], user_files: str
 ) -> tuple[DictConfig, Mapping[str, Any]]:
-    """Compose a config, and return it as `compose_with_hydra` does.
+    """Compose a config, and return what `compose_with_hydra` returns.
 
     The returned config is cached and must not be changed.
+
+    Args:
+        groups: Overrides that choose options of config groups.
+        user_files: Result of `user_conf_hash`. It is part of the cache's key, because
+            the result depends on the user's files.
     """
     config = hydra_compose("config", overrides=list(groups), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)

@@ -1,8 +1,8 @@
-"""Every use of Hydra's private interfaces: ``hydra._internal`` and replaced attributes.
+"""All code that uses private interfaces of Hydra or replaces attributes of Hydra.
 
 No other module may import from ``hydra._internal``. Each function has a test in
-``tests/config/test_hydra_private.py`` that fails when a new version of Hydra changes
-what the function relies on.
+``tests/config/test_hydra_private.py``. The test fails if a new version of Hydra changes
+the interface that the function uses.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
-    """Set the single keys of `overrides` in `config`, in place.
+    """Set keys in a composed config, in place.
 
     Args:
-        overrides: Parsed overrides of single keys, without sweeps and without choices
-            of a group's option.
+        overrides: Parsed overrides. Each sets a single key to a single value. None of
+            them chooses an option of a config group.
         config: Composed config.
 
     Raises:
@@ -41,16 +41,16 @@ def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
 def uses_basic_sweeper(sweeper: DictConfig) -> bool:
     """Return whether ``hydra.sweeper`` is Hydra's basic sweeper.
 
-    The basic sweeper sweeps over a grid.
+    The basic sweeper runs one job for each point of a grid.
     """
     return str(sweeper.get("_target_")) == _BASIC_SWEEPER
 
 
 def compose_for_multirun(overrides: Sequence[str]) -> DictConfig:
-    """Compose ``conf/config.yaml`` with Hydra's own node, as for a multirun.
+    """Compose ``conf/config.yaml`` with Hydra's own keys, as Hydra does for a multirun.
 
     Args:
-        overrides: Overrides of the sweep itself.
+        overrides: Overrides that hold for the whole sweep, such as the launcher.
     """
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
@@ -63,17 +63,18 @@ def compose_for_multirun(overrides: Sequence[str]) -> DictConfig:
 def multirun_launcher(
     config: DictConfig, task: TaskFunction
 ) -> Iterator[Callable[[Sequence[Sequence[str]]], Any]]:
-    """Start Hydra's callbacks and launcher for jobs that no sweeper has expanded.
+    """Start Hydra's callbacks and launcher for a list of jobs, without a sweeper.
 
-    Hydra's callbacks for the end of a multirun are called only if the block ends
-    without an exception.
+    Hydra's callbacks for the end of a multirun are called only if the ``with`` block
+    ends without an exception.
 
     Args:
         config: Config from `compose_for_multirun`.
         task: Function that the launcher calls for each job.
 
     Yields:
-        A function that launches jobs. It takes the overrides of each job.
+        A function that launches jobs. Its argument is a list with the overrides of each
+        job.
     """
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
@@ -93,15 +94,15 @@ def multirun_launcher(
 def quiet_failures(
     reported: type[Exception], call: Callable[[Callable[[], Any]], Any]
 ) -> Iterator[None]:
-    """Keep Hydra from printing errors that were printed already.
+    """Prevent Hydra, in a ``with`` block, from printing errors a second time.
 
-    Without this function, Hydra prints the overrides of a failed job. It also prints
-    the traceback of every error whose class it does not know.
+    Without this context manager, Hydra prints the overrides of a failed job. It also
+    prints the traceback of every error whose class it does not know.
 
     Args:
-        reported: Exception of a job whose failure was printed already.
-        call: Function that receives the function of Hydra's job and calls it. Hydra
-            still reports errors that `call` itself raises.
+        reported: Class of the exceptions that were already printed.
+        call: Function that receives the function of Hydra's job and calls it. If `call`
+            itself raises an error, Hydra reports this error.
     """
     report = utils.run_and_report
     jobs: Any = JobReturn

@@ -1,7 +1,7 @@
-"""The typed keys of an experiment that are not groups.
+"""The types of the config keys that do not belong to a config group.
 
-The objects of groups (parts of the method, data, model and so on) are built elsewhere,
-each from its own node.
+Config groups choose the parts of the method, the data set, the model and so on. The
+objects of these groups are built elsewhere, each from its own node of the config.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Eval:
-    """Keys ``eval.*``: when the models are evaluated, and on what.
+    """Keys ``eval.*``: when and on which data the models are evaluated.
 
     Args:
-        every: Rounds between evaluations, at least 1.
-        batch_size: Samples evaluated at once, at least 1.
-        held_out: Training samples that are kept for validation before the split.
-        per_class: Whether the accuracy of each class is measured.
-        per_client: Whether accuracy is measured on each client's own data.
+        every: Number of rounds from one evaluation to the next, at least 1.
+        batch_size: Number of samples per forward pass, at least 1.
+        held_out: Number of training samples that are used for validation. They are
+            taken out before the data are divided among the clients.
+        per_class: Whether the task's first metric is also measured on the samples of
+            each class.
+        per_client: Whether the task's first metric is also measured on each client's
+            own data.
     """
 
     every: int
@@ -58,10 +61,13 @@ class Eval:
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """Keys ``trace.*``: which iterations of a method on the server are traced.
+    """Keys ``trace.*``: recording of a method's intermediate models on the server.
+
+    Some methods compute a model on the server in several iterations per round.
 
     Args:
-        every: Iterations between evaluations. 0 means no evaluation.
+        every: Number of iterations from one evaluation to the next. 0 means no
+            evaluation.
         weights: Numbers of the iterations whose weights are stored.
     """
 
@@ -81,11 +87,12 @@ class Architectures:
     """Keys ``architectures.*``: the model of each client and of the server.
 
     Args:
-        clients: Names that are assigned to the clients in turn, or a mapping from each
-            name to the clients that have it. The clients are numbers (5) and ranges
-            ("0-4"). None means that all clients have ``model``.
-        server: Name of the server's architecture. None means ``model``.
-        models: The ``model`` node of every name.
+        clients: Names of models that are assigned to the clients in turn, or a mapping
+            from each name to the clients that have this model. The clients are written
+            as numbers (5) and ranges ("0-4"). None means that all clients have the
+            model of the config key ``model``.
+        server: Name of the server's model. None means the model of the key ``model``.
+        models: Config node of each named model, by its name.
     """
 
     clients: tuple[str, ...] | dict[str, int | str | tuple[int | str, ...]] | None
@@ -93,20 +100,22 @@ class Architectures:
     models: dict[str, dict[str, Any]]
 
     def names(self, clients: int) -> tuple[str, ...]:
-        """Return the name of each client's architecture.
+        """Return the names of the clients' models.
 
-        Client c has the architecture at index c modulo the number of returned names.
+        If n names are returned, client c has the model with the index c modulo n.
 
         Args:
             clients: Number of clients.
 
         Returns:
-            One name per client, or fewer names that repeat. Empty if all clients have
-            ``model``.
+            One name per client, or fewer names that are assigned in turn. Empty if all
+            clients have the model of the config key ``model``.
 
         Raises:
-            ConfigError: There is no name, or a client does not occur exactly once.
-            ValueError: A model is not used.
+            ConfigError: `clients` in the config is empty, or a mapping does not contain
+                each client exactly once.
+            ValueError: `models` contains a model that neither a client nor the server
+                has.
         """
         if self.clients is not None and not len(self.clients):
             raise ConfigError(
@@ -151,7 +160,7 @@ class Architectures:
 
 
 def _client_range(part: int | str, clients: int) -> range:
-    """Parse ``5`` or ``"0-4"``, both ends included."""
+    """Parse a client ``5`` or a range ``"0-4"``, which includes client 4."""
     ends = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
     first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
     if not first <= last < clients:
@@ -168,7 +177,7 @@ def _client_range(part: int | str, clients: int) -> range:
 
 
 def _hash_model_folder(folder: Path) -> str:
-    """Hash the content of a folder of models."""
+    """Return the hash of the content of a folder with models."""
     from fedexp.storage.model_folder import fingerprint
 
     return fingerprint(folder)
@@ -179,11 +188,12 @@ class ClientModels:
     """Keys ``client_models.*``: models that replace the first round's local training.
 
     Args:
-        path: Folder of the models, or None.
+        path: Folder of the models, or None if clients train in the first round.
         sha256: Hash of the folder's content, or None.
-        data: Source of the clients' samples and counts. ``folder``: the folder.
-            ``partition``: the configured partition, which must be the one that the
-            models were trained on. Counts in the folder are used in both cases.
+        data: Source of the clients' samples and of counts of samples. ``folder`` means
+            the folder. ``partition`` means the partition of the config. The models must
+            have been trained on this partition. If the folder contains counts, they are
+            used in both cases.
     """
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": _hash_model_folder}
@@ -198,10 +208,10 @@ class Headline:
     """Keys ``headline.*``: the number by which runs are compared.
 
     Args:
-        rule: How the number is taken from the evaluated rounds.
+        rule: Rule that computes the number from the metric in the evaluated rounds.
         metric: Name of the metric, or ``auto`` for the first metric that is measured.
-        targets: Values of the metric, without repetition. For each value, the first
-            round that reaches it is reported.
+        targets: Distinct values of the metric. For each value, the first round whose
+            metric reaches it is reported.
     """
 
     rule: Literal["last", "mean_last_10", "best_on_val"]
@@ -220,8 +230,9 @@ class Stop:
     """Keys ``stop.*``: the optional early stop.
 
     Args:
-        metric: Name of the metric, or ``auto`` for the headline's metric.
-        target: Value that stops the run, or None for no early stop.
+        metric: Name of the metric, or ``auto`` for the metric of ``headline.metric``.
+        target: The run stops when the metric reaches this value. None means no early
+            stop.
     """
 
     metric: str
@@ -230,18 +241,18 @@ class Stop:
 
 @dataclass(frozen=True)
 class Limit:
-    """Keys ``limit.*``: upper bounds that shrink an experiment (``debug=smoke``).
+    """Keys ``limit.*``: upper bounds that shrink an experiment for a short test.
 
-    Every bound is at least 1. None means no bound.
+    ``debug=smoke`` sets them. Every bound is at least 1. None means no bound.
 
     Args:
-        rounds: Communication rounds.
-        clients: Clients of the federation.
-        steps: Local steps per round.
-        train: Training samples.
-        test: Test samples.
-        server_steps: Steps of the server's work per round.
-        proxy: Samples of the server.
+        rounds: Bound on the number of communication rounds.
+        clients: Bound on the number of clients.
+        steps: Bound on the number of local steps per round.
+        train: Bound on the number of training samples.
+        test: Bound on the number of test samples.
+        server_steps: Bound on the number of training steps of the server per round.
+        proxy: Bound on the number of server samples (proxy data).
     """
 
     rounds: int | None
@@ -259,10 +270,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class CheckpointEvery:
-    """Keys ``checkpoint.*``: how often a run is saved.
+    """Keys ``checkpoint.*``: how often a run writes a checkpoint.
 
     Args:
-        every: Seconds (``"30s"``), a number of steps, or ``"off"``.
+        every: Interval in seconds (``"30s"``) or in steps (``5``), or ``"off"``.
     """
 
     every: int | str
@@ -295,11 +306,14 @@ class CheckpointEvery:
 
 @dataclass(frozen=True)
 class ClientCacheConfig:
-    """Keys ``memo.*``: the cache of client work that runs share.
+    """Keys ``memo.*``: the client cache, which stores results of client jobs.
+
+    All runs share this cache.
 
     Args:
-        enabled: Whether client work is cached.
-        max_gb: Size in GB beyond which the least recently used entries are deleted.
+        enabled: Whether results of client jobs are cached.
+        max_gb: Largest size of the cache in GB. If the cache is larger, the least
+            recently used entries are deleted.
     """
 
     enabled: bool
@@ -314,9 +328,9 @@ class StateMemory:
     """Keys ``state.*``: memory for client states and stored models.
 
     Args:
-        memory_gb: GB of client states and stored models that may stay on the training
-            device between rounds. ``auto`` is a quarter of the memory that is free on a
-            GPU when the run starts, or 1 GB on a CPU.
+        memory_gb: Largest size, in GB, of the client states and stored models that stay
+            on the training device between rounds. ``auto`` is a quarter of the memory
+            that is free on a GPU when the run starts, or 1 GB on a CPU.
     """
 
     memory_gb: Literal["auto"] | float
@@ -329,11 +343,12 @@ class StateMemory:
 
 
 def _check_options(config: ResolvedConfig) -> None:
-    """Refuse options whose files do not fit their group.
+    """Refuse chosen options whose files do not fit their config group.
 
     Raises:
-        ConfigError: A file is a list, a file of `GROUPS` has no ``_target_``, or a file
-            of another group has no ``# @package _global_``.
+        ConfigError: The file of an option is a list. Or the option is in one of
+            `GROUPS`, and its file has no ``_target_``. Or the option is in another
+            group, and its file has no ``# @package _global_``.
     """
     for group, option in config.choices.items():
         node: Any = config.values.get(group)
@@ -365,9 +380,9 @@ def _check_options(config: ResolvedConfig) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of ``conf/config.yaml`` that is not a group.
+    """The keys of ``conf/config.yaml`` that do not belong to one of `GROUPS`.
 
-    ``conf/config.yaml`` documents each key.
+    The comments in ``conf/config.yaml`` document each key.
     """
 
     method: str
@@ -401,7 +416,7 @@ class Config:
     reuse: bool
     on_running: Literal["wait", "fail"]
     on_nonfinite: Literal["raise", "skip_client"]
-    # Absent in configs that were stored before the key existed.
+    # Configs that an earlier version stored do not have this key.
     cudnn_benchmark: bool = False
 
     def __post_init__(self) -> None:
@@ -451,7 +466,7 @@ class Config:
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Config:
-        """Build the typed keys of a resolved config.
+        """Check the keys of a resolved config and build a `Config` from them.
 
         Raises:
             ConfigError: A key is unknown, or a value has the wrong type or is out of

@@ -1,4 +1,7 @@
-"""Hydra's errors as `ConfigError` with the nearest name, and a check for flags."""
+"""Translation of Hydra's errors into `ConfigError`, and a check for flags.
+
+The messages suggest a valid name if the user misspelled a name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ from fedexp.core.renames import renamed_key, renames
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.yaml_files import read_yaml
 
-# Composes the config for a list of group choices. It is called inside `use_hydra`.
+# A function that composes the config. Its argument is the list of those overrides that
+# choose options of config groups. It is called inside `use_hydra`.
 ComposeGroups = Callable[[list[str]], DictConfig]
 
 
@@ -40,8 +44,8 @@ def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
 
     Args:
         overrides: Arguments of the command without its known flags.
-        flags: Known flags of the command. The message suggests the nearest. Empty for
-            the Python function `run`.
+        flags: Known flags of the command. The message suggests the most similar flag.
+            Empty for the Python function `run`.
 
     Raises:
         ConfigError: An override begins with a dash.
@@ -73,13 +77,14 @@ def refuse_flags(overrides: list[str], flags: Sequence[str] = ()) -> None:
 
 @contextmanager
 def translated_errors(overrides: list[str], compose_groups: ComposeGroups) -> Iterator[None]:
-    """Turn Hydra's errors in a block into `ConfigError`.
+    """Translate Hydra's errors in a ``with`` block into `ConfigError`.
 
-    Hydra's own errors are left as they are if HYDRA_FULL_ERROR is 1.
+    If the environment variable HYDRA_FULL_ERROR is 1, the errors are not translated.
 
     Args:
         overrides: Overrides that the messages refer to.
-        compose_groups: Composes the chosen groups, whose keys are suggested.
+        compose_groups: Function that composes the chosen options. The messages suggest
+            keys of these options.
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         yield
@@ -110,7 +115,7 @@ def dataset_in_method_error(file: str) -> ConfigError:
     """Return the error about a method preset that sets keys of ``dataset``.
 
     Args:
-        file: The preset below ``conf``, without its suffix: ``method/NAME``.
+        file: Path of the preset's file in ``conf``, without suffix: ``method/NAME``.
     """
     name = file.removeprefix("method/")
     return ConfigError(
@@ -126,8 +131,8 @@ def dataset_in_method_error(file: str) -> ConfigError:
 def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
     """Return the error about a value that cannot be resolved.
 
-    The message has the key of the value, the value as it is written, and the nearest
-    known key.
+    The message contains the key of the value and the value as it is written. If an
+    interpolation names an unknown key, the message suggests a known key.
 
     Args:
         error: Error of OmegaConf.
@@ -154,17 +159,19 @@ def unresolved_error(error: Exception, config: DictConfig) -> ConfigError:
 
 
 def key_of_file_error(error: ConfigError, config: ResolvedConfig) -> ConfigError | None:
-    """Return the error about a key that a config file sets for another option.
+    """Return the error about a key that a config file sets, but an option lacks.
 
-    An experiment may set keys of the option that it chooses in a group. If the user
-    chooses another option, that option may not have these keys.
+    The file of an experiment or a method may choose an option in a config group and set
+    keys of this option. If the user overrides the choice, the user's option may not
+    have these keys.
 
     Args:
         error: Error about an unknown key.
-        config: Config that has the key.
+        config: Config that contains the unknown key.
 
     Returns:
-        The error that names the file, or None if the user set the key.
+        An error that names the config file. None if no such file is the reason, for
+        example because the user set the key.
     """
     key = str(error.facts.get("where"))
     group = key.partition(".")[0]
@@ -188,7 +195,13 @@ def key_of_file_error(error: ConfigError, config: ResolvedConfig) -> ConfigError
 
 
 def _sets_key(kind: str, option: str, key: str) -> bool:
-    """Return whether the file of an option sets a dotted key."""
+    """Return whether a config file sets a dotted key.
+
+    Args:
+        kind: Config group of the file, such as ``experiment``.
+        option: Name of the file without its suffix.
+        key: The dotted key.
+    """
     for folder in conf_dirs():
         path = folder / kind / f"{option}.yaml"
         node: Any = read_yaml(path) if path.is_file() else None
@@ -200,7 +213,7 @@ def _sets_key(kind: str, option: str, key: str) -> bool:
 
 
 def _parse_error(override: str, overrides: list[str]) -> ConfigError:
-    """Return the error about text that is not an override."""
+    """Return the error about an argument that is not a valid override."""
     meant = [f"{group}={override}" for group in group_names() if override in option_names(group)]
     meant = meant or _as_key_and_value(override, overrides)
     quote = (
@@ -219,7 +232,12 @@ def _parse_error(override: str, overrides: list[str]) -> ConfigError:
 def _as_key_and_value(override: str, overrides: list[str]) -> list[str]:
     """Rewrite ``rounds 5``, ``rounds = 5`` and ``rounds:5`` as ``rounds=5``.
 
-    Other texts give an empty list.
+    Args:
+        override: The argument that is not a valid override.
+        overrides: All arguments of the command.
+
+    Returns:
+        A list with the corrected override, or an empty list for other mistakes.
     """
     if found := re.fullmatch(r"([\w.]+):([\w.]+)", override):
         return [f"{found[1]}={found[2]}"]
@@ -232,12 +250,14 @@ def _as_key_and_value(override: str, overrides: list[str]) -> list[str]:
 
 
 def _missing_option_error(error: MissingConfigException) -> ConfigError:
-    """Return the error about an option that no file of its group defines.
+    """Return the error about an option for which there is no config file.
 
-    For groups of fedexp, the message lists all options, including those in subfolders.
+    For config groups of fedexp, the message lists all options of the group, including
+    those in subfolders.
     """
     file = (error.missing_cfg_file or "?").removesuffix(".yaml")
-    # Hydra's message names the config file if a file's defaults list chose the option.
+    # If the defaults list of a config file chose the option, Hydra's message names this
+    # file.
     inside = re.match(r"In '([^']+)'", str(error))
     where = f"{inside.group(1)}.yaml, defaults" if inside and inside.group(1) != "config" else None
     found = [str(option) for option in error.options or ()]
@@ -260,13 +280,13 @@ def _missing_option_error(error: MissingConfigException) -> ConfigError:
             do=f"write '- override /{head}: {rest}'",
         )
 
-    # Hydra's list also has the options of hydra.searchpath.
+    # `found` also has the options in folders that `hydra.searchpath` adds.
     options = {*option_names(group), *([] if rest else found)}
     return _unknown_option_error(group, name, sorted(options), where or group)
 
 
 def _unknown_option_error(group: str, name: str, options: list[str], where: str) -> ConfigError:
-    """Return the error about an unknown option, with the nearest of `options`."""
+    """Return the error about an unknown option. It suggests a similar option."""
     near = nearest(name, options)
     own = f", or write your own: conf/{group}/{name}.yaml in the folder of the command"
     return ConfigError(
@@ -280,9 +300,9 @@ def _unknown_option_error(group: str, name: str, options: list[str], where: str)
 def _key_error(
     error: Exception, overrides: list[str], compose_groups: ComposeGroups
 ) -> ConfigError:
-    """Return the error about an override that does not fit the chosen options.
+    """Return the error about an override whose key or value does not fit the config.
 
-    It names the nearest key of the options that the command line chose.
+    The message suggests a similar key of the options that the command line chose.
     """
     text = str(error)
     if "Ambiguous value" in text:
@@ -298,8 +318,8 @@ def _key_error(
     key = match.group(2).partition("@")[0]
     where = next((o for o in overrides if o.lstrip("+~").startswith(key)), None)
 
-    # The defaults list of a config file overrides a group that does not exist at the
-    # place where the file is included.
+    # Here a config file overrides a config group in its defaults list, but the group
+    # does not exist where the file is included.
     if (file := re.match(r"In '([^']+)'", text)) is not None:
         if key == "dataset" and file.group(1).startswith("method/"):
             return dataset_in_method_error(file.group(1))
@@ -373,7 +393,7 @@ def _several_values_error(overrides: list[str], compose_groups: ComposeGroups) -
 
 
 def _hydra_key_hint(key: str, overrides: list[str]) -> str:
-    """Suggest the key of Hydra's own node that is nearest to `key`."""
+    """Return a suggestion for an unknown key of Hydra itself (``hydra.*``)."""
     own = [override for override in overrides if override.startswith("hydra/")]
     node = hydra_compose("config", own, return_hydra_config=True).hydra
     near = nearest(key, [f"hydra.{name}" for name in _known_keys(node)])
@@ -383,9 +403,9 @@ def _hydra_key_hint(key: str, overrides: list[str]) -> str:
 
 
 def _group_choices(overrides: list[str]) -> list[str]:
-    """Return the overrides that choose an option.
+    """Return the overrides that choose an option of a config group.
 
-    A sweep over options is replaced by its first option.
+    If an override names several options (a sweep), only the first option is kept.
     """
     choices = []
     groups = [override for override in overrides if names_group(override)]
@@ -398,14 +418,15 @@ def _group_choices(overrides: list[str]) -> list[str]:
 
 
 def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
-    """Suggest a key for the unknown `key`.
+    """Return a suggestion for an unknown key.
 
-    Suggestions are tried in this order:
+    Let the name of a key be its part after the last dot, and let its node be the part
+    before. Suggestions are tried in this order:
 
-    1. a key of the same name in another node, if `key` has no dot
-    2. a key in the same node
-    3. a key of another option of the group
-    4. a key of the same name in another node
+    1. if `key` has no dot: a key with this name in any node
+    2. a key with a similar name in the same node
+    3. a key with a similar name of another option, if the node is a config group
+    4. a key with an equal or similar name in another node
 
     Args:
         key: Unknown key, dotted.
@@ -449,14 +470,14 @@ def _nearest_key_hint(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _known_keys(config: DictConfig) -> dict[str, Any]:
-    """Return the unresolved values of a config by their dotted keys."""
+    """Return the values of a config by dotted key, with unresolved interpolations."""
     return dict(_dotted(OmegaConf.to_container(config, resolve=False)))
 
 
 def _dotted(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every dotted key of nested mappings with its value.
 
-    Keys whose values are mappings are included.
+    This includes keys whose values are mappings themselves.
     """
     if isinstance(node, dict):
         for key, value in node.items():

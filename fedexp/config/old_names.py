@@ -27,8 +27,8 @@ def in_yaml(path: Path, home: Path | None) -> Iterator[Finding]:
 
     Args:
         path: The file.
-        home: The folder of configs that contains the file, or None. The group of a file
-            is the name of the topmost folder on its path within `home`.
+        home: The folder of config files that contains the file, or None. The config
+            group of the file is the name of its topmost folder in `home`.
     """
     text = _read(path)
     try:
@@ -49,7 +49,10 @@ def _read(path: Path) -> str:
 
 
 def _package(path: Path, home: Path | None, text: str) -> str:
-    """Return the dotted key under which a file's keys are placed, or ""."""
+    """Return the dotted key under which Hydra puts the keys of a file.
+
+    The result is "" if the keys are top-level keys of the config.
+    """
     group = "" if home is None else ".".join(path.relative_to(home).parent.parts[:1])
     given = _PACKAGE.search(text)
     if given is None:
@@ -58,7 +61,7 @@ def _package(path: Path, home: Path | None, text: str) -> str:
 
 
 def _in_node(node: yaml.Node, prefix: str) -> Iterator[Finding]:
-    """Yield the findings of a node whose keys are placed under `prefix`."""
+    """Yield the old names in a YAML node whose keys are below the key `prefix`."""
     if isinstance(node, yaml.ScalarNode):
         yield from _in_text(node.value, node.start_mark.line + 1)
     elif isinstance(node, yaml.SequenceNode):
@@ -74,11 +77,12 @@ def _in_node(node: yaml.Node, prefix: str) -> Iterator[Finding]:
 
 
 def _old_key(place: str, target: str) -> tuple[str, str] | None:
-    """Return the old and the new name of a key, or None if the key is not an old name.
+    """Return the old and the new name of a renamed key, or None for another key.
 
     Args:
         place: Dotted key.
-        target: Path of the class that the node of the key names, or an empty string.
+        target: Value of ``_target_`` in the node that contains the key, or an empty
+            string.
     """
     for old, key in renames().keys.items():
         if place == old or place.endswith(f".{old}"):
@@ -90,13 +94,22 @@ def _old_key(place: str, target: str) -> tuple[str, str] | None:
 
 @functools.cache
 def _kinds(key: str, options: tuple[str, ...]) -> frozenset[str]:
-    """Return the classes of the built-in `options` in the group that contains `key`."""
+    """Return the class paths of built-in options.
+
+    Args:
+        key: Dotted key that begins with the config group of the options.
+        options: Names of the options.
+    """
     group = conf_dir() / key.partition(".")[0]
     return frozenset(read_yaml(group / f"{option}.yaml")["_target_"] for option in options)
 
 
 def _in_text(text: str, line: int) -> Iterator[Finding]:
-    """Yield old paths and old keys in a value, an override or an interpolation."""
+    """Yield old paths and old keys in a text.
+
+    The text is the value of a YAML key or a string of a Python file. It may contain
+    overrides or interpolations.
+    """
     for found in _PATH.finditer(text):
         new = renames().new_path(found[0])
         if new is not None:
@@ -122,7 +135,7 @@ def in_python(path: Path) -> Iterator[Finding]:
 
 
 def _paths(tree: ast.Module) -> Iterator[Finding]:
-    """Yield old names that a module imports, and the later lines that use them."""
+    """Yield old names that a module imports, and the lines that use these names."""
     renamed: dict[str, str] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -139,8 +152,8 @@ def _paths(tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.Name) and node.id in renamed:
             yield Finding(node.lineno, node.id, renamed[node.id])
         if isinstance(node, ast.Attribute) and id(node) not in inner:
-            # `walk` visits a chain of attributes (a.b.c) before the shorter chains in
-            # it (a.b). The longest chain has the most specific name.
+            # `walk` visits a chain of attributes (a.b.c) before the shorter chains that
+            # it contains (a.b). Only the longest chain is looked up.
             inner |= {id(part) for part in ast.walk(node)}
             path = ast.unparse(node)
             if _PATH.fullmatch(path) and (new := renames().new_path(path)) is not None:

@@ -1,8 +1,8 @@
 """Hashes of the files and folders that a config names.
 
-A run is identified by the content of such a file or folder, and not by its path. A
+The content of such a file or folder is part of a run's identity. Its path is not. A
 plug-in, or a class in `fedexp.config.keys`, declares which of its keys name files or
-folders, and how their content is hashed:
+folders, and which function hashes their content:
 ``content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"path": file_sha256}``.
 """
 
@@ -17,27 +17,28 @@ from fedexp.config.keys import ClientModels
 from fedexp.core.build import locate
 from fedexp.core.errors import ConfigError
 
-# Classes of the nodes without a ``_target_``, by dotted key.
+# Classes of config nodes that have no ``_target_``, by the dotted key of the node.
 _OWN: dict[str, type] = {"client_models": ClientModels}
 
 
 def pin(config: dict[str, Any]) -> dict[str, str]:
-    """Hash the files that a config names.
+    """Hash the files and folders that a config names.
 
-    A node may have a key ``sha256``. If that key is empty and the class has only one
-    key in ``content_keys``, the hash is written to ``sha256``. An absent file has no
-    hash unless the config gives the hash. The plug-in's own check refuses an absent
-    file.
+    A config node may have a key ``sha256`` for the hash. This key is used only if the
+    node's class has exactly one key in ``content_keys``. If ``sha256`` is set, its
+    value is returned and nothing is read. If it is empty, the computed hash is written
+    to it. A file that does not exist is not hashed. The check of the plug-in refuses it
+    later.
 
     Args:
         config: Values of a resolved config.
 
     Returns:
-        The hashes, by the dotted key that names the file.
+        The hashes, by the dotted key that names the file or folder.
 
     Raises:
-        FedexpError: A plug-in does not exist or cannot read its file, or a path is
-            neither a file nor a folder.
+        FedexpError: The class of a plug-in does not exist, a plug-in cannot read its
+            file, or a path is neither a file nor a folder.
     """
     contents: dict[str, str] = {}
     for place, node in _nodes(config):
@@ -56,7 +57,7 @@ def pin(config: dict[str, Any]) -> dict[str, str]:
                     do="copy the content into a file",
                 )
             if found is None and path is not None:
-                # Reading fails if the path is, for example, a folder.
+                # An OSError is raised if, for example, the path of a file is a folder.
                 with contextlib.suppress(OSError):
                     found = hash_of(path)
             if found is not None:
@@ -77,10 +78,10 @@ def _nodes(node: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, dict
 
 
 def _plugin_class(place: str, node: Mapping[str, Any]) -> type | None:
-    """Return the class of a node that may name a file.
+    """Return the class of a config node that may name a file or folder.
 
-    The result is None for a node that names no existing file and gives no ``sha256``.
-    The plug-in of such a node is not imported.
+    If the node has no ``sha256`` and none of its values is an existing path, the result
+    is None, and the class is not imported.
     """
     if "_target_" not in node:
         return _OWN.get(place)
@@ -92,7 +93,7 @@ def _plugin_class(place: str, node: Mapping[str, Any]) -> type | None:
 
 
 def _existing_path(value: Any) -> Path | None:
-    """Return the existing file or folder that a text names, if any."""
+    """Return the path that `value` names, or None if it names no existing path."""
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None
         return path if path is not None and path.exists() else None

@@ -1,4 +1,7 @@
-"""Hydra's search path with the user's ``./conf``, and the groups and options on it."""
+"""Hydra's search path, which includes the user's folder ``./conf``.
+
+Functions that list the config groups and options on this path are here, too.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fedexp.storage.yaml_files import read_yaml
 
 
 class UserConf(SearchPathPlugin):
-    """A plug-in that appends the user's ``./conf`` to the built-in configs."""
+    """A Hydra plug-in that appends the user's ``./conf`` to the search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         folder = user_conf_dir()
@@ -34,7 +37,7 @@ def register() -> None:
     Raises:
         ConfigError: A file in ``./conf`` has the name of a built-in file.
     """
-    # `python -m` adds the working directory to the path. Installed scripts do not.
+    # `python -m` adds the working directory to `sys.path`. Installed scripts do not.
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if UserConf not in Plugins.instance().discover(SearchPathPlugin):
@@ -44,10 +47,10 @@ def register() -> None:
 
 
 def _refuse_shadowed_files() -> None:
-    """Refuse a user's file that has the name of a built-in file.
+    """Refuse a user's config file that has the name of a built-in file.
 
-    Hydra would ignore the user's file. Files in ``tuned`` may have the name of a
-    built-in file. Hydra does not read them, and the user's file takes precedence.
+    Hydra would ignore the user's file. Files in the folder ``tuned`` are an exception,
+    because Hydra does not read them. There the user's file takes precedence.
     """
     folder, built_in = user_conf_dir(), conf_dir()
     if folder is None:
@@ -71,7 +74,10 @@ def group_names() -> list[str]:
 
 
 def option_names(group: str) -> list[str]:
-    """Return every option of `group`. An option in a subfolder is ``folder/option``."""
+    """Return the names of all options of `group`.
+
+    The name of an option in a subfolder has the form ``folder/option``.
+    """
     return sorted(
         {
             path.relative_to(folder / group).with_suffix("").as_posix()
@@ -82,9 +88,9 @@ def option_names(group: str) -> list[str]:
 
 
 def option_keys(group: str, option: str) -> list[str]:
-    """Return the keys that an option's file sets.
+    """Return the keys that the file of an option sets.
 
-    ``_target_`` and ``defaults`` are not among them.
+    The keys ``_target_`` and ``defaults`` are left out.
     """
     for folder in conf_dirs():
         with suppress(OSError, yaml.YAMLError):
@@ -97,26 +103,30 @@ def option_keys(group: str, option: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1024)
 def is_group(name: str, user_files: str) -> bool:
-    """Return whether Hydra finds options of group `name` on its search path.
+    """Return whether `name` is a config group, with options on Hydra's search path.
 
     Args:
-        name: Name of the group.
+        name: Name that may be a config group.
         user_files: Result of `user_conf_hash`. It is part of the cache's key, because
-            the answer depends on the user's files.
+            the result depends on the user's files.
     """
     return bool(GlobalHydra.instance().config_loader().get_group_options(name, results_filter=None))
 
 
 def names_group(override: str) -> bool:
-    """Return whether an override chooses an option or sets ``hydra.searchpath``."""
+    """Return whether an override chooses a group's option or sets ``hydra.searchpath``.
+
+    These overrides decide which keys the config has.
+    """
     key = override.partition("=")[0].lstrip("+~").partition("@")[0]
     return key.startswith("hydra.searchpath") or is_group(key, user_conf_hash())
 
 
 def user_conf_hash() -> str:
-    """Hash the files in ``./conf``.
+    """Return a hash of the user's files in ``./conf``.
 
-    The built-in configs are not hashed. They do not change while a process runs.
+    The built-in config files are not hashed, because they do not change while a process
+    runs.
     """
     state = hashlib.blake2b(digest_size=16)
     folder = user_conf_dir()

@@ -1,4 +1,4 @@
-"""Jobs of a sweep, expanded as Hydra's basic sweeper does."""
+"""Expansion of a sweep into its jobs, as Hydra's basic sweeper does it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from fedexp.core.errors import ConfigError
 def expand(overrides: list[str]) -> list[list[str]]:
     """Expand a sweep into the overrides of its jobs.
 
-    The order is that of Hydra's basic sweeper. ``hydra.*`` overrides are left out.
-    Overrides with an interval are left out, too, because only a sweeper plug-in
-    understands them. Their keys then keep the value of the config.
+    The jobs have the order of Hydra's basic sweeper. Overrides of Hydra's own keys
+    (``hydra.*``) are left out. Overrides with an interval of values are left out, too,
+    because only sweepers from plug-ins understand them. Such a key then has its value
+    from the config files.
 
     Raises:
         ConfigError: An override is invalid, or the launcher would run no job.
@@ -37,9 +38,9 @@ def expand(overrides: list[str]) -> list[list[str]]:
 
 
 def is_grid(overrides: list[str]) -> bool:
-    """Return whether Hydra's basic sweeper runs the sweep.
+    """Return whether Hydra's basic sweeper, which runs a grid, would run the sweep.
 
-    If so, `expand` knows all its jobs.
+    If so, `expand` returns all jobs of the sweep.
     """
     with use_hydra(overrides):
         return uses_basic_sweeper(
@@ -48,13 +49,13 @@ def is_grid(overrides: list[str]) -> bool:
 
 
 def check_launcher(config: DictConfig) -> None:
-    """Refuse ``n_jobs=0``, with which no job would run.
+    """Refuse ``hydra.launcher.n_jobs=0``, with which no job would run.
 
-    ``n_jobs`` is the number of jobs in parallel. joblib itself refuses 0 only when it
-    starts the jobs.
+    ``n_jobs`` is the number of jobs that run in parallel. joblib itself refuses 0 only
+    when it starts the jobs.
 
     Args:
-        config: Config with Hydra's own node.
+        config: Config that contains Hydra's own keys.
 
     Raises:
         ConfigError: The launcher would run no job.
@@ -69,9 +70,10 @@ def check_launcher(config: DictConfig) -> None:
 
 
 def _compose_with_hydra_node(overrides: list[str], axes: Mapping[str, list[str]]) -> DictConfig:
-    """Compose the groups of the first job with Hydra's own node.
+    """Compose the config of the first job together with Hydra's own keys.
 
-    Overrides of single keys are left out. They are checked with each job.
+    Only overrides that choose options of config groups and overrides of Hydra's own
+    keys are used. Overrides of single keys are checked later, for each job.
     """
     chosen = [axis[0] for axis in axes.values() if names_group(axis[0])]
     own = [
@@ -83,7 +85,11 @@ def _compose_with_hydra_node(overrides: list[str], axes: Mapping[str, list[str]]
 
 
 def _axes(overrides: list[str]) -> dict[str, list[str]]:
-    """Return, for each key, one override per value."""
+    """Return the swept values of each key, as a list with one override per value.
+
+    A key with a single value has a list of one override. Overrides of Hydra's own keys,
+    except ``hydra.searchpath``, and overrides with an interval are left out.
+    """
     axes: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(overrides):
         name = override.key_or_group

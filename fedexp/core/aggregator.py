@@ -16,11 +16,11 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Metrics
 from fedexp.core.weights import ModelSpec
 
-# Nested values of dict[str, ...], list, tuple, str, int, float, bool, None, Tensor and
-# Weights. In place of Weights there may be a reference that `Env.store` returned. The
-# referenced model can be on disk. When a run is resumed, everything except the
-# referenced models is read immediately. The outermost value is a plain dict, whose keys
-# a method declares as a TypedDict.
+# The state of an aggregator: nested values of dict[str, ...], list, tuple, str, int,
+# float, bool, None, Tensor and Weights. `Env.store` returns a reference to a model, and
+# a state may contain this reference in place of Weights. The referenced model can be on
+# disk. When a run is resumed, the state is read at once, but not the referenced models.
+# The outermost value is a plain dict, whose keys a method declares as a TypedDict.
 State = Any
 
 
@@ -28,15 +28,15 @@ State = Any
 class Aggregator(ABC):
     """The server's side of a method.
 
-    All state is in the `State` value that the hooks receive and return. An instance
-    holds only its configuration.
+    All state is in the `State` value that the methods of this class receive and return.
+    An instance holds only its configuration.
     """
 
     # The kind of `Outcome` that the method delivers. It is the same after every step.
     delivers: ClassVar[Delivers] = "global"
 
-    # Whether the server trains the delivered model. If so, the model is trained even if
-    # the run has only one round.
+    # Whether the server trains the delivered model. If it does not, a run with one
+    # round delivers a model that was merged and never trained afterwards.
     trains_on_server: ClassVar[bool] = False
 
     # Whether models are sent in every round. If not, no bytes are counted.
@@ -54,7 +54,8 @@ class Aggregator(ABC):
     def averages_updates(self) -> bool:
         """Whether the method averages client updates.
 
-        If not, the trainer's server half and the server optimizer have no effect.
+        If not, the server optimizer and the server's part of the trainer have no
+        effect.
         """
         return False
 
@@ -63,21 +64,21 @@ class Aggregator(ABC):
         """Return the state before round 0."""
 
     def position(self, state: State, step: int) -> tuple[int, int]:
-        """Return the position of the step that follows `step` finished steps.
+        """Return the round of the next step and the step's number within this round.
 
         By default every step is a round. Some methods have several steps per round, for
         example one per layer or one per epoch of server training. They read the
         position from their state. Client sampling, the decay of the step size and
-        evaluation depend on the round. Checkpoints are made between steps, so long
-        server work is divided into steps. The client cache depends on the step, too.
-        Positions must ascend.
+        evaluation depend on the round. The client cache depends on the step, too.
+        Checkpoints are made between steps, so a method should divide long server work
+        into several steps. Positions must ascend.
 
         Args:
             state: The state after `step` steps.
-            step: Number of finished steps.
+            step: Number of steps that the run has finished.
 
         Returns:
-            The communication round and the step within it, both from 0.
+            The communication round and the step within it, both counted from 0.
         """
         return step, 0
 
@@ -127,7 +128,7 @@ class Aggregator(ABC):
         """
 
     def check_extent(self, extent: Extent) -> None:
-        """Refuse rounds or numbers of clients that the method cannot handle.
+        """Refuse numbers of rounds or clients that the method cannot handle.
 
         It is called before anything is loaded.
 

@@ -1,4 +1,4 @@
-"""Checked objects from config nodes.
+"""Functions that build objects from config nodes and check the nodes.
 
 Names, types and interfaces are checked before anything runs.
 """
@@ -27,7 +27,7 @@ from fedexp.core.user_code import (
 
 T = TypeVar("T")
 
-# Metadata of a dataclass field that a config cannot set. Only code sets such a field.
+# Metadata that marks a dataclass field as one that only code sets, not a config.
 NOT_A_KEY: Mapping[str, bool] = types.MappingProxyType({"key": False})
 
 
@@ -35,14 +35,14 @@ def build(cls: type[T], node: Mapping[str, Any], where: str) -> T:
     """Build `cls`, or the subclass of it that ``_target_`` names, from a mapping.
 
     The class that is built must be a dataclass. Every key must be a field. Every value
-    must have the type of its field. An int may replace a float, a list may replace a
-    tuple, and a mapping may replace a dataclass. No other value is cast. A
-    ``ValueError`` that ``__post_init__`` raises becomes a `ConfigError`. Any other
-    error that ``__post_init__`` of a user's plug-in raises becomes a `ConfigError` too.
+    must have the type of its field, with three exceptions: an int is converted to a
+    float, a list to a tuple, and a mapping to a dataclass. A ``ValueError`` that
+    ``__post_init__`` raises becomes a `ConfigError`. In a user's plug-in, every other
+    error of ``__post_init__`` becomes a `ConfigError`, too.
 
     Args:
         cls: A dataclass or an interface.
-        node: Plain Python values, no OmegaConf nodes.
+        node: Field values by name, as plain Python values (not OmegaConf nodes).
         where: Config key of the node, for messages.
 
     Raises:
@@ -193,7 +193,7 @@ def locate(path: Any, interface: type, where: str) -> type:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """Return `value` as the type `hint`.
+    """Check that `value` fits the type `hint`, and return it as this type.
 
     Raises:
         ConfigError: The value does not fit the type.
@@ -203,8 +203,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         others = [option for option in arguments if option is not type(None)]
-        # For an optional type such as `int | None`, convert to the type without None.
-        # An error message then names this type.
+        # An optional type such as `int | None` has only one type besides None. The
+        # direct conversion raises an error that names that type.
         if len(others) == 1 and value is not None:
             return convert(value, others[0], where)
         for option in arguments:
@@ -256,9 +256,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _rewritten(value: Any, hint: Any, where: str) -> str | None:
-    """Return advice if a number should be a list, or a list should be one value.
+    """Return advice for two mistakes: a number for a list, and a list for one value.
 
-    The result is None if the value has neither mistake.
+    The result is None if the user made another mistake.
     """
     if typing.get_args(hint)[-1:] == (Ellipsis,) and isinstance(value, int | float):
         return f"write brackets: {where}=[{value}]"
@@ -270,7 +270,7 @@ def _rewritten(value: Any, hint: Any, where: str) -> str | None:
 
 
 def describe(hint: Any) -> str:
-    """Describe a type in a user's terms."""
+    """Describe a type in words for an error message."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(a) for a in arguments)
@@ -292,7 +292,9 @@ def describe(hint: Any) -> str:
 
 
 def require(condition: bool, message: str) -> None:
-    """Check a field's value in ``__post_init__``.
+    """Raise an error with `message` unless `condition` is true.
+
+    Dataclasses call it in ``__post_init__`` to check the values of their fields.
 
     Raises:
         ValueError: `condition` is false.

@@ -1,6 +1,6 @@
-"""Client states between rounds.
+"""States of clients, such as control variates, which are stored from round to round.
 
-All changes of a step are applied together. Unchanged states are not copied.
+All changes that a step makes are applied together. Unchanged states are not copied.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ class ClientStates(Mapping[int, Trees]):
     """A mapping from client index to state, for all clients that have a state.
 
     A subclass decides where the states are stored. One call of `commit` applies all
-    changes of a step. States that were read before the call do not change.
+    changes of a step. A state that was read before the call does not change.
     """
 
     version = 0  # number of committed steps
 
     @abstractmethod
     def put(self, client: int, state: Trees) -> None:
-        """Make `state` the state of the client.
+        """Store `state` as the state of the client.
 
-        Putting the state that is already there changes nothing.
+        A repeated call with the same state changes nothing.
         """
 
     def spill(self) -> None:
-        """Move states out of memory if the subclass limits memory.
+        """Move states from memory to disk if the subclass limits its use of memory.
 
-        It is called after every commit.
+        It is called after every commit. By default all states stay in memory.
         """
 
     def commit(self, changes: Mapping[int, Trees]) -> None:
         """Apply the changes of a step.
 
-        If the call is interrupted, it must be repeated with the same changes.
+        An interrupted call may have applied only some changes. It must be repeated with
+        the same changes.
         """
         for client, state in changes.items():
             self.put(client, state)
@@ -64,12 +65,15 @@ class StatesInMemory(ClientStates):
 
 
 class After(Mapping[int, Trees]):
-    """The states after a step: its changes on top of the states before it.
+    """The client states after step k, as the states before step k and pending changes.
 
-    The changes are committed only when the run begins the next step. After an
-    interruption, the states are therefore those of a finished step. The mapping is
-    usable until the run begins the step after the next one. Later reads raise
-    RuntimeError.
+    The run commits the changes of step k only when it begins step k + 1. The stored
+    states are therefore always those after a finished step. This mapping can be read
+    until the run begins step k + 2. Later reads raise RuntimeError.
+
+    Args:
+        before: The states before step k.
+        changes: The states that step k changed, by client.
     """
 
     def __init__(self, before: ClientStates, changes: Mapping[int, Trees]) -> None:
@@ -77,9 +81,10 @@ class After(Mapping[int, Trees]):
         self._version = before.version
 
     def committed(self) -> ClientStates:
-        """Commit the changes of this step, if still pending, and return the states.
+        """Commit the changes of the step if they are pending, and return the states.
 
-        The states contain no changes of later steps.
+        Raises:
+            RuntimeError: The changes of a later step have been committed.
         """
         if self.before.version == self._version:
             self.before.commit(self.changes)
@@ -108,10 +113,11 @@ class After(Mapping[int, Trees]):
 
 
 def committed(clients: Mapping[int, Trees]) -> ClientStates:
-    """Return the client states from which a run continues after a snapshot.
+    """Return the client states with which a run continues after a snapshot.
 
-    `clients` are the client states of the snapshot. Their pending changes are
-    committed. A plain mapping is copied.
+    Args:
+        clients: The client states of the snapshot. If some of their changes are
+            pending, these are committed. A plain mapping is copied.
     """
     if isinstance(clients, After):
         return clients.committed()
@@ -119,10 +125,10 @@ def committed(clients: Mapping[int, Trees]) -> ClientStates:
 
 
 def owned(tree: Tree) -> Tree:
-    """Return `tree` with copies of tensors that are views of larger tensors.
+    """Return `tree` with a copy of each tensor that is a view of a larger tensor.
 
     The tensors that an engine returns may be slices of one large tensor. Storing a
-    slice would keep the whole large tensor in memory.
+    slice without a copy would keep the whole large tensor in memory.
     """
     return {
         name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

@@ -1,6 +1,6 @@
-"""Data as engines see them: samples on the device, clients as lists of indices.
+"""Data of a run: samples on the device, and the indices of each client's samples.
 
-The device holds each sample only once.
+The device holds each sample only once. Clients refer to samples by index.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Index of a virtual client that holds the training data of all clients. It is used for
-# centralised training.
+# Index of a virtual client that has the training data of all clients. Centralised
+# training is the local training of this client.
 POOLED = -1
 
 Targets = Literal["labels", "masks"]
-"""Targets of a data set.
+"""Kind of the targets of a data set.
 
-They are (n,) int64 labels, or (n, height, width) uint8 masks of images. A mask is 1 on
-the object.
+``labels`` are int64 class labels of shape (n,). ``masks`` are uint8 masks of images, of
+shape (n, height, width). A mask is 1 on the object and 0 elsewhere.
 """
 
 
 class Noise(Protocol):
-    """A source of uniform numbers in [0, 1) that depend on client, step and name."""
+    """A function that returns uniform random numbers in [0, 1) of a given shape.
+
+    The numbers depend on the client, the step and `name`.
+    """
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -42,17 +45,17 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class InputDomain:
-    """The rule that turns images into inputs of networks.
+    """The normalisation that turns samples into inputs of networks.
 
-    The same rule holds for the clients' samples, for proxy data and for images that the
-    server generates.
+    The clients' samples, proxy data and images that the server generates are all
+    normalised in this way.
 
     Args:
-        mean: Mean per channel of images with values in `pixel_range`, or of
-            floating-point samples. Empty if inputs are not normalised.
-        std: Standard deviation per channel, in the same unit.
+        mean: Mean per channel. For 8-bit images it is the mean after the division by
+            255. Empty if inputs are not normalised.
+        std: Standard deviation per channel, in the unit of `mean`.
         pixel_range: (0, 1) for data sets of 8-bit images, whose values are divided by
-            255. None for floating-point samples with any values.
+            255. None for floating-point samples, which may have any values.
         augment: Random transform of the clients' normalised training batches, or None.
         dtype: Type of the inputs.
     """
@@ -66,10 +69,11 @@ class InputDomain:
     def affine(self, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the scale and the shift that turn raw samples into inputs.
 
-        Raw samples are 8-bit images if `pixel_range` is set.
+        The input for a raw sample x is ``x * scale + shift``. Raw samples are 8-bit
+        images (0 to 255) if `pixel_range` is set.
 
         Args:
-            dim: Number of dimensions, including the batch.
+            dim: Number of dimensions of a batch of samples.
             device: Device of the result.
         """
         unit = 255.0 if self.pixel_range else 1.0
@@ -86,9 +90,9 @@ class InputDomain:
     def normalise(self, images: Tensor) -> Tensor:
         """Return the inputs for (batch, *shape) images with values in `pixel_range`.
 
-        The operation is differentiable. ``x / 255 * 255`` equals x for all of the 256
-        values of a pixel. For the same image, the result is therefore bit-identical to
-        that of `Samples.inputs`.
+        The operation is differentiable. Its result is bit-identical to the result of
+        `Samples.inputs` for the same 8-bit images: ``x / 255 * 255`` equals x for each
+        of the 256 values of a pixel.
         """
         scale, shift = self.affine(images.dim(), images.device)
         raw = images.to(self.dtype)
@@ -97,16 +101,16 @@ class InputDomain:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs and targets of one split.
+    """Raw inputs and targets of one split, for example of the training split.
 
     Args:
         x: (n, *shape), uint8 (images, 0..255) or floating point, on the training
             device.
         y: (n, ...), the targets (see `Targets`).
         mean: Mean per channel of ``x / 255`` if ``x`` is uint8, else of ``x``.
-        std: Standard deviation per channel, in the same unit.
+        std: Standard deviation per channel, in the unit of `mean`.
         augment: Random transform, applied only to training batches.
-        dtype: Type of the inputs.
+        dtype: Type of the normalised inputs.
     """
 
     x: Tensor
@@ -126,15 +130,15 @@ class Samples:
 
     @property
     def domain(self) -> InputDomain:
-        """The rule that turns these samples into inputs."""
+        """The normalisation that turns these samples into inputs of networks."""
         pixel_range = (0.0, 1.0) if self.x.dtype == torch.uint8 else None
         return InputDomain(self.mean, self.std, pixel_range, self.augment, self.dtype)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Return the normalised inputs at `index`, (batch, *shape), in the run's dtype.
 
-        The operation is elementwise. The bits of a sample's input therefore do not
-        depend on its batch.
+        The operation is elementwise. The result for a sample therefore does not depend
+        on the other samples of the batch, down to the last bit.
         """
         scale, shift = self._affine
         # index_select is 15 times faster than x[index].
@@ -160,7 +164,11 @@ def count_classes(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
-    """Return the offsets, (clients + 1,) int64, of a partition with these sizes."""
+    """Return the offsets of a partition (`Partition.offsets`) from the clients' sizes.
+
+    Args:
+        sizes: Number of samples of each client, (clients,).
+    """
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
@@ -174,8 +182,8 @@ class Partition:
     Args:
         indices: (n,) int64.
         offsets: (clients + 1,) int64, ascending from 0 to n.
-        info: Details of the sampling of the partition (scheme, attempts, dropped
-            clients ...).
+        info: Details of how the partition was made (scheme, attempts, dropped clients
+            ...).
     """
 
     indices: np.ndarray
@@ -212,10 +220,7 @@ class Partition:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the assignment.
-
-        It covers the offsets, then the indices, as little-endian int64.
-        """
+        """SHA-256 of the offsets followed by the indices, as little-endian int64."""
         assignment = np.concatenate([self.offsets, self.indices], dtype="<i8")
         return hashlib.sha256(assignment.data).hexdigest()
 
@@ -236,17 +241,18 @@ class FederatedData:
         partition: The clients' parts of `train`, without validation samples.
         test: The test set, without samples that the config moves to `proxy`.
         num_classes: Number of classes.
-        fingerprint: sha256 of the arrays as loaded, before any split.
-        labels: (n,) int64 labels of `train` as a NumPy array, zeros for masks. It may
-            share memory with ``train.y``.
-        val: Validation samples, or None. They are the clients' held-out parts together,
-            or samples that no client has.
-        proxy: Server data, or None.
+        fingerprint: SHA-256 of the arrays as loaded, before any split.
+        labels: (n,) int64 labels of `train` as a NumPy array, or zeros if the targets
+            are masks. The array may share memory with ``train.y``.
+        val: Validation samples, or None. They are samples that were held out from the
+            clients' data, or samples that no client ever had.
+        proxy: Data that the server may use (proxy data), or None.
         proxy_source: Source of `proxy`: ``none``, ``train``, ``test`` or ``noise``.
-        proxy_dataset: Name of the other data set that `proxy` was taken from, or None.
-        proxy_fingerprint: Fingerprint of that data set, or None.
-        after_split: State of NumPy's legacy generator after it sampled the partition
-            (``RandomState.get_state``), or None.
+        proxy_dataset: Name of the data set that `proxy` was taken from. None if it is
+            the clients' data set.
+        proxy_fingerprint: Fingerprint of the data set `proxy_dataset`, or None.
+        after_split: State of NumPy's legacy generator (``RandomState.get_state``) after
+            this generator sampled the partition, or None.
     """
 
     train: Samples
@@ -275,7 +281,8 @@ class FederatedData:
         """Return the positions of `client`'s samples in the training pool.
 
         Returns:
-            Positions of shape (n,), int64, on the CPU, where batches are planned.
+            Positions of shape (n,), int64. They are on the CPU, where the order of the
+            batches is computed.
         """
         return torch.from_numpy(self.partition.of(client))
 

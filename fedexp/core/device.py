@@ -1,7 +1,7 @@
-"""The device that a run computes on.
+"""Functions whose result depends on the device that a run computes on.
 
-Functions whose result depends on the kind of device are here. A device is a
-`torch.device`. Its kind is its `type`: ``cpu``, ``cuda``, ``mps`` or ``xpu``.
+A device is a `torch.device`. Its kind is its `type`: ``cpu``, ``cuda``, ``mps`` or
+``xpu``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from torch import Tensor
 from fedexp.core.errors import ConfigError
 
 OutOfMemoryError = torch.OutOfMemoryError
-"""The error of a device that lacks memory."""
+"""The error that torch raises if a device has too little memory."""
 
 _UNTESTED = ("mps", "xpu")
-_SHARES_MEMORY = ("cpu", "mps")  # kinds that use the machine's memory
+_SHARES_MEMORY = ("cpu", "mps")  # kinds of devices that use the main memory
 # Kinds of devices on which convolutions are faster if tensors are channels last.
 _CHANNELS_LAST_ON = ("cuda",)
-# Bytes of inputs that are gathered in one call. Larger chunks need fewer calls. A chunk
-# must fit into the cache of a CPU, or into a small part of another device's memory.
+# Training inputs are copied out of the data set in chunks. These are the bytes of a
+# chunk. Larger chunks need fewer calls. On a CPU, a chunk must fit into the cache. On
+# another device, it must fit into a small part of the memory.
 _CHUNK_BYTES_ON_CPU = 1 << 22
 _CHUNK_BYTES = 1 << 28
 
@@ -64,22 +65,22 @@ def is_untested(device: torch.device) -> bool:
 
 
 def on_cpu(device: torch.device) -> bool:
-    """Return whether work on the device is work of the processor."""
+    """Return whether the device is the CPU."""
     return device.type == "cpu"
 
 
 def is_there(value: Tensor, device: torch.device) -> bool:
-    """Return whether a tensor is on `device`.
+    """Return whether the tensor `value` is on `device`.
 
-    A `device` without an index stands for all devices of its kind.
+    A `device` without an index, such as ``cuda``, stands for all devices of its kind.
     """
     return value.device.type == device.type and device.index in (None, value.device.index)
 
 
 def num_devices(device: str) -> int:
-    """Return the number of devices of a run, or 0 on a CPU.
+    """Return the number of devices that a run may use, or 0 on a CPU.
 
-    A device with an index, such as ``cuda:1``, is the only one.
+    A run with a device index, such as ``cuda:1``, uses only this device.
     """
     kind, _, index = device.partition(":")
     if kind == "cpu":
@@ -91,7 +92,8 @@ def num_devices(device: str) -> int:
 def current(device: torch.device) -> Iterator[None]:
     """Make `device` torch's current device in a ``with`` block, if it has an index.
 
-    Outside the block, a call that names no device uses the first device.
+    Torch runs calls that name no device on the current device. Outside the block, this
+    is the first device.
     """
     if device.index is None or device.type in ("cpu", "mps"):
         yield
@@ -116,7 +118,7 @@ def hardware(device: torch.device) -> str | None:
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Return the device's own memory in bytes, or None if it uses the machine's."""
+    """Return the device's own memory in bytes, or None if it uses the main memory."""
     if device.type in _SHARES_MEMORY:
         return None
     return int(torch.get_device_module(device.type).mem_get_info(device)[1])
@@ -125,7 +127,7 @@ def total_memory(device: torch.device) -> int | None:
 def free_device_memory(device: torch.device) -> int | None:
     """Return the bytes of the device's own memory that this process may still allocate.
 
-    None means that the device uses the machine's memory.
+    None means that the device uses the main memory.
     """
     if device.type in _SHARES_MEMORY:
         return None
@@ -141,9 +143,9 @@ def reset_device_peak(device: torch.device) -> None:
 
 
 def device_peak(device: torch.device) -> int | None:
-    """Return the most bytes that tensors of this process occupied on the device.
+    """Return the peak number of bytes that tensors of this process had on the device.
 
-    None means that the device uses the machine's memory.
+    None means that the device uses the main memory.
     """
     if device.type in _SHARES_MEMORY:
         return None
@@ -152,7 +154,7 @@ def device_peak(device: torch.device) -> int | None:
 
 @cache
 def chunk_bytes(device: torch.device) -> int:
-    """Return the bytes of inputs that are gathered and normalised together."""
+    """Return the size of the chunks in which inputs are gathered and normalised."""
     if device.type == "cpu":
         return _CHUNK_BYTES_ON_CPU
     memory = total_memory(device)
@@ -186,7 +188,7 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 
 def global_generator_states() -> tuple[bytes, ...]:
     """Return the states of the global generators of the CPU, and of GPUs in use."""
-    # This is asked for several times per client.
+    # This function is called several times per client, so few calls are made here.
     states: tuple[bytes, ...] = (torch.default_generator.get_state().numpy().tobytes(),)
     for module in (torch.cuda, torch.xpu):
         if module.is_initialized():
@@ -219,5 +221,8 @@ def prefers_channels_last(device: str) -> bool:
 
 
 def may_gain_by_stacks(device: torch.device) -> bool:
-    """Return whether models may run faster as one stack. On a CPU they do not."""
+    """Return whether it may be faster to train several models as one stacked model.
+
+    On a CPU it is not faster.
+    """
     return device.type != "cpu"

@@ -1,6 +1,7 @@
 """Dropout whose random numbers depend only on the job's seed, the step and the layer.
 
-Every engine therefore uses the same dropout masks, and so does a resumed run.
+All engines therefore use the same dropout masks, and a resumed run uses the masks of an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """A dropout layer: zeros each element with probability `p` in training.
+    """A dropout layer: it zeros each element with probability `p` in training.
 
-    The other elements are multiplied by 1 / (1 - p). In evaluation it is the identity.
+    The remaining elements are multiplied by 1 / (1 - p). In evaluation the layer is the
+    identity.
 
     Args:
         p: Probability in [0, 1).
 
     Attributes:
-        noise: Function that returns uniform numbers in [0, 1) for a stream's name and a
-            shape, on the input's device. ``Net.set_noise`` sets it.
-        stream: This layer's name within the model. ``Net`` sets it. A model must not
-            use one dropout module twice, because both uses would drop the same units.
+        noise: Function that returns uniform numbers in [0, 1), given the layer's name
+            `stream` and a shape. The numbers are on the input's device.
+            ``Net.set_noise`` sets the function.
+        stream: The layer's name within the model, set by ``Net``. A model must not use
+            one dropout module twice, because both uses would drop the same units.
     """
 
     def __init__(self, p: float = 0.5) -> None:

@@ -1,6 +1,6 @@
-"""Engine interface: how client jobs are executed.
+"""The engine interface: how client jobs are executed.
 
-No engine depends on a particular method, and no method on a particular engine.
+An engine works for every method, and a method works with every engine.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class EngineContext:
-    """The information from which an engine makes its choices.
+    """The information that an engine uses to choose how it executes jobs.
 
-    The choices change at most the last bits of a result.
+    One choice is the number of clients that train together as one stacked model. The
+    choices change at most the last bits of a result.
 
     Args:
-        jobs: Jobs of the first step that has any, with client states attached.
+        jobs: Jobs of the first step that has jobs, with client states attached.
         data: Data of the run.
         rounds: Number of remaining rounds, including the current one.
         threads: Number of threads that all processes of the run share.
-        numerics: Numerics of the run. Their `engine` and `threads` are set after the
-            engine has made its choices.
+        numerics: Numerics of the run. Their fields `engine` and `threads` are set after
+            the engine has made its choices.
         note: Callback that shows the user what was chosen and why.
-        most_stacked: Upper bound on the number of clients per stack. It is set if
-            several processes share the jobs of a step. Every process then gets jobs.
+        most_stacked: Upper bound on the number of clients that are stacked. It is set
+            if several processes share the jobs of a step. Without it, one stack could
+            contain all jobs and leave other processes without work.
     """
 
     jobs: Sequence[ClientJob]
@@ -51,7 +53,7 @@ class EngineContext:
     most_stacked: int = sys.maxsize
 
     def per_process(self, processes: int, threads: int) -> EngineContext:
-        """Return the context of the engine in each of several processes.
+        """Return the context for an engine that runs in one of several processes.
 
         Args:
             processes: Number of processes that divide the jobs of a step.
@@ -69,33 +71,38 @@ class EngineContext:
 class Engine(ABC):
     """An executor of client jobs on the clients' data.
 
-    The dataclass fields of an engine are its config. The run calls `choose` or
-    `restore`, then `open`, then `map` once per step, and at the end `close`.
+    The dataclass fields of an engine are its config. A run calls these methods in this
+    order: `choose` (or `restore` if it is resumed), `open`, `map` once per step, and
+    `close`.
     """
 
-    # Callback, set by the run, that shows the user why jobs run as they do.
+    # Callback that shows the user how jobs are executed and why. The run sets it.
     note: Callable[[str], None] = staticmethod(lambda text: None)
 
     def choose(self, context: EngineContext) -> Engine:
-        """Return this engine with all choices made that affect the bits of a result.
+        """Make all choices that affect the bits of a result.
 
-        On a GPU it may time candidates on the jobs of the context.
+        On a GPU the engine may run jobs of the context in several ways, to find the
+        fastest.
+
+        Returns:
+            An engine with these choices.
         """
         return self
 
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
-        """Return the engine that resumes a run of an earlier launch.
+        """Return the engine with which an interrupted run is resumed.
 
         Args:
-            computing: Engine that computed in the earlier launch.
-            threads: Number of threads of each process in the earlier launch.
-            num_threads: Number of threads that all processes of this launch share.
+            computing: The engine that executed the jobs before the interruption.
+            threads: Number of threads of each process before the interruption.
+            num_threads: Number of threads that all processes share after the resume.
         """
         return computing
 
     @property
     def computing(self) -> Engine:
-        """The engine whose arithmetic this one uses.
+        """The engine that does the arithmetic.
 
         It is this engine itself, unless this engine passes its jobs to another engine.
         """
@@ -110,7 +117,7 @@ class Engine(ABC):
         return num_threads
 
     def open(self, numerics: Numerics, threads: int) -> None:
-        """Prepare to train.
+        """Prepare to execute jobs, for example start processes.
 
         Args:
             numerics: Numerics of the run.
@@ -121,21 +128,22 @@ class Engine(ABC):
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
     ) -> Generator[ClientResult, None, None]:
-        """Yield the results in the order of the jobs.
+        """Execute the jobs and yield their results in the order of the jobs.
 
-        The runner closes the stream. Only one stream is open at a time. The probes of a
-        job run in the process that trained the model. If `ClientJob.trained` is true,
-        they run in the process that receives the model.
+        The runner closes the returned generator. Only one generator is open at a time.
+        The probes of a job run in the process that trained the model. If
+        `ClientJob.trained` is true, nothing is trained, and the probes run in the
+        process that receives the model.
 
         Raises:
             ClientError: A job failed. The message names the client.
         """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
-        """Divide the jobs into parts that can run separately without a change of bits.
+        """Divide the jobs into parts that different processes may run.
 
-        Different processes may run the parts. The division is a function of the jobs
-        only. It does not depend on the number of processes or their speed.
+        The results are bit-identical to those of all jobs in one process. The division
+        depends only on the jobs, not on the number of processes or their speed.
 
         Returns:
             The ascending positions of the jobs of each part.
@@ -149,14 +157,15 @@ class Engine(ABC):
 
     @property
     def stacked_steps(self) -> int:
-        """Number of local steps so far that ran stacked with steps of other clients."""
+        """Number of local steps so far that clients took as one stacked model."""
         return 0
 
     @property
     def cached_steps(self) -> int:
         """Number of local steps so far that were not executed.
 
-        Their results were read from the client cache, which earlier runs filled.
+        The results of these steps were read from the client cache, in which earlier
+        runs had stored them.
         """
         return 0
 
@@ -165,17 +174,20 @@ class Engine(ABC):
 
 
 def describe(engine: Engine) -> dict[str, Any]:
-    """Return the config node that builds an engine again."""
+    """Return a config node from which an equal engine can be built."""
     kind = type(engine)
     values = {f.name: getattr(engine, f.name) for f in fields(engine) if f.init}  # type: ignore[arg-type]
     return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **values}
 
 
 def probed(job: ClientJob, result: ClientResult, data: FederatedData) -> ClientResult:
-    """Run the job's probes on the model of `result`, and return it with the answers.
+    """Run the job's probes on the model of `result`.
 
-    The probes run in this process. If `result` contains NaN or infinity, no probe runs.
-    The runner raises an error for such a result or skips the client.
+    The probes run in this process. If `result` contains NaN or infinity, no probe runs,
+    because the runner raises an error for such a result or skips the client.
+
+    Returns:
+        `result` with the answers of the probes.
     """
     if not job.probes or result.nonfinite() is not None:
         return result

@@ -1,7 +1,7 @@
 """The environment of an aggregator: clients, sampling and jobs.
 
-It holds no client's training data. It holds test data only if the config moves test
-samples to the server's proxy data.
+An aggregator sees only this environment. It contains no training data of clients. It
+contains test data only if the config moves test samples to the server's proxy data.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fedexp.core.weights import ModelSpec, Weights
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rule by which clients take part in a round.
+    """The rule that chooses the clients of a round.
 
     Args:
-        kind: ``fixed`` chooses exactly `m` clients, without replacement. ``bernoulli``
-            chooses each client independently with probability m / N, and samples a
-            round again until at least one client is chosen.
+        kind: ``fixed`` chooses exactly `m` of the N clients, without replacement.
+            ``bernoulli`` chooses each client independently with probability m / N. If
+            no client is chosen, it samples again.
         m: Expected number of clients per round.
     """
 
@@ -71,7 +71,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _LimitedServerWork:
-    """An upper bound on the steps of server work, for small test runs.
+    """An upper bound on the steps that the server trains, for small test runs.
 
     Args:
         limit_server_steps: The config's ``limit.server_steps``, or None for no bound.
@@ -81,7 +81,7 @@ class _LimitedServerWork:
     limit_server_steps: int | None = None
 
     def server_steps(self, wanted: int) -> int:
-        """Return the allowed number of steps of server work, at most `wanted`."""
+        """Return how many of the `wanted` server steps the bound allows."""
         return min(wanted, self.limit_server_steps or wanted)
 
 
@@ -92,7 +92,7 @@ class Extent(_LimitedServerWork):
     Args:
         rounds: Number of communication rounds.
         clients: Number of clients.
-        sampling: The rule by which clients take part.
+        sampling: The rule that chooses the clients of a round.
     """
 
     rounds: int
@@ -105,7 +105,7 @@ class Specs:
     """The networks of the server and the clients.
 
     Args:
-        server: The server's network. If `clients` is empty, clients train this network
+        server: The server's network. If `clients` is empty, it is the clients' network,
             too.
         clients: Networks of clients. Client c has ``clients[c % len(clients)]``.
     """
@@ -123,7 +123,7 @@ class Specs:
 
     @cached_property
     def distinct(self) -> tuple[ModelSpec, ...]:
-        """Each network once, the server's first."""
+        """The networks without duplicates. The server's network is first."""
         return tuple(dict.fromkeys((self.server, *self.clients)))
 
 
@@ -140,25 +140,25 @@ class Env(_LimitedServerWork):
         task: The task of the run.
         local_training: The config's ``local.*``, with the step size of round 0.
         rounds: Number of communication rounds.
-        sampling: The rule by which clients take part.
+        sampling: The rule that chooses the clients of a round.
         init: ``same`` (all clients of an architecture have the same initial weights) or
             ``different`` (every client has its own initial weights).
         device: Device of training.
         dtype: Type of parameters.
         num_classes: Number of classes.
         input_shape: Shape of one sample.
-        proxy: Server data, or None.
-        validation: The clients' held-out parts in one set, if a plug-in needs them,
-            else None.
-        domain: The rule by which images become inputs. Methods call
+        proxy: Data that the server may use (proxy data), or None.
+        validation: Validation samples that were held out from all clients, in one set.
+            None if no plug-in needs them.
+        domain: The normalisation of inputs. Methods call
             ``env.domain.normalise(images)``.
         round: Communication round, from 0.
         step: Step within the round, from 0.
         trace: Receiver of the server's intermediate models within a round. It ignores
-            these models unless the config asks for a trace.
-        models: The storage behind `store`.
-        legacy: State of the generator that sampled the split, or None. Methods call
-            `after_split` instead of reading it.
+            these models unless ``trace.every`` is set in the config.
+        models: The storage in which `store` puts models.
+        legacy: State of NumPy's legacy generator after it sampled the partition, or
+            None. Methods call `after_split` instead of reading it.
     """
 
     sizes: np.ndarray
@@ -188,7 +188,8 @@ class Env(_LimitedServerWork):
     def server_spec(self) -> ModelSpec:
         """The server's network.
 
-        With the need ``same_architecture`` it is every client's network too.
+        If the method needs ``same_architecture`` (see `Needs`), the clients have this
+        network, too.
         """
         return self.specs.server
 
@@ -200,7 +201,7 @@ class Env(_LimitedServerWork):
     def layers(self) -> tuple[Layer, ...]:
         """Linear and convolutional layers of the server's model in forward order.
 
-        The last one is the output layer.
+        The last layer is the output layer.
         """
         return layers_of(self.server_spec, self.input_shape)
 
@@ -210,7 +211,7 @@ class Env(_LimitedServerWork):
 
     @property
     def lr(self) -> float:
-        """Step size of this round, ``lr_0 * decay^round``."""
+        """Step size of this round: ``local.lr * local.lr_decay^round``."""
         return self.local_training_this_round.lr
 
     @cached_property
@@ -223,16 +224,16 @@ class Env(_LimitedServerWork):
 
     @property
     def first(self) -> bool:
-        """Whether this is the run's first step, which depends on no earlier one."""
+        """Whether this is the first step of the run."""
         return self.round == self.step == 0
 
     def after_split(self) -> np.random.RandomState:
         """Return NumPy's legacy generator in its state after the split of the data.
 
-        Some published code seeds NumPy once, splits the data and then draws from the
-        same stream. This generator continues that stream. If the split came from a
-        file, the generator was only seeded with ``seed_data``. Nothing else in fedexp
-        draws from this generator.
+        Some published code seeds NumPy once, splits the data among the clients, and
+        then draws further numbers from the same generator. The returned generator
+        produces these further numbers. If the split was read from a file, the generator
+        has only been seeded with ``seed_data``. Nothing else in fedexp draws from it.
 
         Raises:
             ConfigError: The split was not sampled in this run.
@@ -244,9 +245,9 @@ class Env(_LimitedServerWork):
         return generator
 
     def sample(self) -> list[int]:
-        """Return this round's participants.
+        """Return the clients that take part in this round.
 
-        Clients without data are left out, because their weight would be 0.
+        Clients without data are left out, because their aggregation weight would be 0.
         """
         return [
             c for c in self.sampling.draw(self.num_clients, self.seed, self.round) if self.sizes[c]
@@ -255,17 +256,17 @@ class Env(_LimitedServerWork):
     def initial_weights(self, client: int | None = None) -> Weights:
         """Return the initial weights of the global model, or of `client`.
 
-        A client's weights have the client's architecture. With ``init=different`` every
-        client has its own seed.
+        The weights of a client fit the client's network. With ``init=different`` every
+        client's weights are sampled with another seed.
         """
         names = ("init",) if client is None or self.init == "same" else ("init", client)
         spec = self.server_spec if client is None else self.spec_of(client)
         return Weights.init(spec, seed_of(self.seed, *names), self.device, self.dtype)
 
     def store(self, weights: Weights) -> StoredWeights:
-        """Store `weights` and return a reference for the state.
+        """Store `weights` and return a reference, which a state may contain.
 
-        A run may move the model to disk and read it back on access.
+        A run may move the model to disk and read it again when the reference is used.
         """
         return self.models.store(weights)
 
@@ -278,20 +279,20 @@ class Env(_LimitedServerWork):
         probes: tuple[Probe, ...] = (),
         local_training: LocalTraining | None = None,
     ) -> ClientJob:
-        """Return the job of training `client` in this step.
+        """Return the job that trains `client` in this step.
 
-        The runner attaches the client's state.
+        The runner adds the client's state to the job.
 
         Args:
             client: Index of the client.
             start: The model that training starts from.
-            shared: Trees that the server broadcasts.
-            frozen: Names of parameters that must not change, besides those that the
-                model's class declares.
+            shared: Named tensors that the server broadcasts besides the model.
+            frozen: Names of parameters that must not change. Parameters that the
+                model's class declares as frozen never change.
             probes: Functions of the trained model and the client's data (see `Probe`).
-            local_training: Local training of this job, made from
-                `local_training_this_round` by `dataclasses.replace`. None stands for
-                `local_training_this_round`.
+            local_training: Local training of this job, if it differs from
+                `local_training_this_round`. Make it from `local_training_this_round`
+                with `dataclasses.replace`.
         """
         return ClientJob(
             client=client,

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FedexpError(Exception):
-    """An error that a user can act on. The command line prints it without a traceback.
+    """An error that a user can fix. The command line prints it without a traceback.
 
     Args:
         what: One sentence that names the problem.
@@ -41,7 +41,7 @@ class FedexpError(Exception):
         return "\n".join([_shortened(self.what), *facts])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Processes send errors to each other.
+        # Processes send errors to each other, so an error must be picklable.
         return (
             _rebuild,
             (type(self), self.what, self.facts, "".join(traceback.format_exception(self))),
@@ -62,7 +62,7 @@ def _shortened(text: str) -> str:
 class RemoteError(Exception):
     """The traceback of an error in another process, as text.
 
-    It is the ``__cause__`` of the error that is raised in this process.
+    The error is raised again in this process, with this object as its ``__cause__``.
     """
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class DataError(FedexpError):
 
 
 class ClientError(FedexpError):
-    """A client's work that failed, or a result that must not be aggregated."""
+    """A client's job that failed, or a result that must not be aggregated."""
 
 
 class StorageError(FedexpError):
@@ -93,10 +93,10 @@ class StorageError(FedexpError):
 
 
 def overflow(what: str) -> FedexpError:
-    """Return the error for non-finite values that were computed from finite weights.
+    """Return the error for values with NaN or infinity, computed from finite weights.
 
     Args:
-        what: Name of the values, a plural.
+        what: Name of the values, in the plural.
     """
     return FedexpError(
         f"{what} are not finite",
@@ -118,14 +118,15 @@ def suggest(name: str, options: Iterable[str]) -> str:
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """Return the option that `name` most likely means, or None.
 
-    Capitals and separators are ignored. The first of these rules that finds an option
-    decides:
+    Capitals and separators are ignored. These rules are tried in order, and the first
+    option that is found is returned:
 
-    1. It has the same letters as `name`.
-    2. It equals the initials of the words of `name` (``lr`` for ``learning_rate``).
-    3. It has similar letters.
-    4. It is the only option whose initials (``weight_decay`` for ``wd``) or first word
-       (``skip_client`` for ``skip``) equal `name`.
+    1. The option has the same letters as `name`.
+    2. The option equals the initials of the words of `name` (``lr`` for
+       ``learning_rate``).
+    3. The option has similar letters.
+    4. The initials of the option (``weight_decay`` for ``wd``) or its first word
+       (``skip_client`` for ``skip``) equal `name`, and no other option fits this rule.
     """
     # If several options have the same letters, the first in alphabetical order is used.
     by_letters = {_letters(option): option for option in sorted(options, reverse=True)}

@@ -1,4 +1,4 @@
-"""Client work as values: a job, and the result of a job."""
+"""The work of a client in one step: the job, and the result of the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedexp.core.weights import Weights, computes_channels_last
 class ClientJob:
     """One client's work in one step.
 
-    The result is a pure function of these values and the client's data.
+    The result is a pure function of the fields of the job and the client's data.
 
     Args:
         client: Index of the client, or `fedexp.core.data.POOLED`.
@@ -29,9 +29,11 @@ class ClientJob:
         local_training: The local training of this round.
         round: Communication round, from 0.
         seed: Seed of batch order, augmentation and random layers.
-        shared: Trees broadcast by the server (control variate, momentum ...).
+        shared: Named tensors that the server broadcasts besides the model (control
+            variate, momentum ...).
         step: Step within the round, from 0.
-        state: This client's state. The runner attaches it and stores the new one.
+        state: This client's state from earlier rounds. The runner adds it to the job
+            and stores the new state of the result.
         frozen: Names of parameters that must not change.
         probes: Functions of the trained model and the client's data (see `Probe`).
         trained: Whether this client has already trained `start`. If so, the job only
@@ -53,7 +55,12 @@ class ClientJob:
     trained: bool = False
 
     def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
-        """Return a job that only runs `probes` on `weights`, which this job trained."""
+        """Return a job that only runs `probes`.
+
+        Args:
+            weights: The model that resulted from this job.
+            probes: The probes.
+        """
         return replace(self, start=weights, shared={}, state=None, probes=probes, trained=True)
 
     @property
@@ -63,10 +70,7 @@ class ClientJob:
 
     @property
     def first(self) -> bool:
-        """Whether the job belongs to the run's first step.
-
-        That step depends on no other step.
-        """
+        """Whether the job belongs to the first step of the run."""
         return self.round == self.step == 0
 
 
@@ -81,16 +85,16 @@ class ClientResult:
         num_examples: Number of training samples of the client, or 0 if it is not known
             (models from ``client_models.path``).
         num_steps: Number of optimizer steps taken (tau_i).
-        payload: Further trees that are sent to the server.
-        state: The new client state, or None if the client keeps no state.
+        payload: Named tensors that are sent to the server besides the model.
+        state: The new client state, or None if the client has no state.
         metrics: ``loss`` is the mean training loss over the steps. ``loss_last_epoch``
-            is the mean over the steps of the last epoch. The trainer's measured scalars
-            are averaged over the steps. Empty if nothing was trained.
+            is the mean over the steps of the last epoch. Scalars that the trainer
+            measures are averaged over the steps. Empty if nothing was trained.
         probes: Answers to ``job.probes`` by name. Empty if the result contains NaN or
             infinity.
-        probe_seconds: Seconds that the probes took, a part of the job's time.
-        known_finite: The model if it was already found to have no NaN or infinity, else
-            None. The model is then not checked again.
+        probe_seconds: Seconds that the probes took. They are a part of the job's time.
+        known_finite: The object `weights`, if a check has already found no NaN or
+            infinity in it. Then it is not checked again. Otherwise None.
     """
 
     client: int
@@ -111,14 +115,17 @@ class ClientResult:
         )
 
     def in_order(self) -> ClientResult:
-        """Return this result with its tensors in the layout of the device.
+        """Return this result with its tensors in the memory layout of the device.
 
-        Tensors are contiguous in memory. If the network computes channels last, 4-D
-        tensors are channels last. Results from the client cache, a file or another
-        process get the same layout, for two reasons. The last bits of a matrix product
-        can differ if an operand is transposed in memory. Arithmetic on two trees is
-        slow if their layouts differ. If all tensors have the layout already, the result
-        itself is returned.
+        In this layout all tensors are contiguous. If the network computes channels
+        last, 4-D tensors are channels last instead. Results that come from the client
+        cache, a file or another process may have another layout. It is changed for two
+        reasons:
+
+        - The last bits of a matrix product can depend on the layout of the operands.
+        - Arithmetic on tensors is slow if their layouts differ.
+
+        If all tensors have the layout already, the result itself is returned.
         """
         every = [
             value
@@ -182,7 +189,7 @@ def _laid(tree: Tree, channels_last: bool) -> Tree:
 def bytes_down(job: ClientJob) -> int:
     """Return the bytes that a server would send for a job.
 
-    They are the sizes of the model and of the broadcast trees.
+    These are the bytes of the model and of the broadcast tensors `shared`.
     """
     return sum(map(num_bytes, (job.start.params, job.start.buffers, *job.shared.values())))
 
@@ -190,7 +197,7 @@ def bytes_down(job: ClientJob) -> int:
 def bytes_up(result: ClientResult) -> int:
     """Return the bytes that a client would send.
 
-    They are the sizes of the model, of the payload and of the probe answers.
+    These are the bytes of the model, of the payload and of the probe answers.
     """
     return sum(
         num_bytes(tree)

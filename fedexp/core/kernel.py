@@ -31,12 +31,13 @@ from fedexp.core.weights import Weights
 # Names of the scalars that kernels measure. A trainer's scalars must have other names.
 _OWN_NAMES = {"loss", "loss_last_epoch", "perturbation"}
 
-# (epoch, start, stop) of every step.
+# (epoch, start, stop) of every local step. Its batch has the samples at the positions
+# start to stop - 1 in the order of the epoch.
 Schedule = list[tuple[int, int, int]]
 
 
 class Vectors:
-    """Operations on a client's gradients as one vector."""
+    """Operations on all gradients of a client, which together form one vector."""
 
     @staticmethod
     def norm(tensors: list[Tensor]) -> Tensor:
@@ -51,8 +52,8 @@ class Vectors:
     def moved(tensors: list[Tensor], along: list[Tensor], factor: Tensor) -> list[Tensor]:
         """Return new tensors ``tensors + factor * along``.
 
-        On a CPU there is one pass per tensor. On other devices there are two launches
-        for all tensors together.
+        On a CPU each tensor is read and written once. On other devices two kernel
+        launches compute all tensors together.
         """
         if on_cpu(factor.device):
             return [value.addcmul(step, factor) for value, step in zip(tensors, along, strict=True)]
@@ -81,7 +82,7 @@ def train_client(
     trainable = {
         name: value.requires_grad_() for name, value in params.items() if name not in job.frozen
     }
-    # Views of the same memory without a graph.
+    # Detached views of the trainable parameters, which are changed in place.
     values = {name: value.detach() for name, value in trainable.items()}
 
     noise = StepNoise(job.seed, samples.x.device)
@@ -165,17 +166,18 @@ def means(
     Args:
         measured: The scalars of every step by name.
         schedule: The steps.
-        total: Scalar of the trained model (`trees.total`). It is NaN or infinite if the
-            model contains NaN or infinity.
+        total: The scalar `trees.total` of the trained model. It is NaN or infinite if
+            the model contains NaN or infinity.
 
     Returns:
-        The metrics, and whether `total` is finite. The metrics are the means over all
-        steps in float64, and the mean loss of the last epoch.
+        The metrics, and whether `total` is finite. The metrics are the mean of each
+        scalar over all steps, and the mean loss over the last epoch. Means are computed
+        in float64.
     """
     check_measured(measured, len(schedule))
     stacked = {name: wide(torch.stack(values)) for name, values in measured.items()}
     last = stacked["loss"][last_epoch(schedule) :]
-    # A trainer may measure numbers on another device than the loss.
+    # A trainer may measure scalars on a device that differs from the loss's device.
     averages = torch.stack([value.mean().to(last.device) for value in stacked.values()])
     numbers = torch.cat([averages, wide(total).to(last.device).view(1), last]).tolist()
     named = dict(zip(stacked, numbers, strict=False))
@@ -188,7 +190,7 @@ def means(
 def last_epoch(schedule: Schedule) -> int:
     """Return the index of the first step of the last epoch.
 
-    ``limit.steps`` or ``local.steps`` may have cut that epoch short.
+    The last epoch may be incomplete, because of ``limit.steps`` or ``local.steps``.
     """
     return next(step for step, (epoch, _, _) in enumerate(schedule) if epoch == schedule[-1][0])
 
@@ -197,7 +199,7 @@ def check_measured(measured: Mapping[str, list[Tensor]], steps: int) -> None:
     """Check that every scalar was measured exactly once in each batch.
 
     Raises:
-        ValueError: A scalar was measured more or less often.
+        ValueError: A scalar was measured more than once in a batch, or not at all.
     """
     for name, values in measured.items():
         if len(values) != steps:
@@ -214,10 +216,19 @@ def ascended(
     gradient_at: Callable[[Tree], Tree],
     vectors: type[Vectors],
 ) -> tuple[Tree, Tensor]:
-    """Compute the gradient at the parameters that `ascent` reaches from `values`.
+    """Compute the gradient at the perturbed parameters ``values + e``.
+
+    `Ascent` defines the perturbation e.
+
+    Args:
+        ascent: Constants of the perturbation.
+        grad: Gradient at `values`.
+        values: Trained parameters.
+        gradient_at: Function that computes the gradient at other parameters.
+        vectors: Class of the operations on gradients.
 
     Returns:
-        The gradient there, and the norm of the perturbation.
+        The gradient at ``values + e``, and the norm of e.
     """
     uphill = list(grad.values())
     norm = vectors.norm(uphill)
@@ -237,9 +248,9 @@ def take_step(
     vectors: type[Vectors],
     after_step: Callable[[Tree], Tree] | None,
 ) -> None:
-    """Apply all operations of a step after the gradient, in the order of `Trainer`.
+    """Apply all operations of a local step that follow the computation of the gradient.
 
-    `values` are changed in place.
+    `Trainer` documents their order. The parameters `values` are changed in place.
     """
     live = list(values.values())
     if adjustment is not None:
@@ -259,7 +270,7 @@ def take_step(
 
 
 def overrides(trainer: Trainer, hook: str) -> bool:
-    """Return whether a trainer overrides a hook."""
+    """Return whether a trainer's class overrides the method `hook` of `Trainer`."""
     return getattr(type(trainer), hook) is not getattr(Trainer, hook)
 
 
@@ -295,7 +306,7 @@ def context(
 
 
 def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
-    """Return (epoch, start, stop) of every step of a client with `n` samples.
+    """Return the `Schedule` of a client with `n` samples.
 
     Raises:
         ClientError: The client cannot take a step.
@@ -314,9 +325,10 @@ def schedule_of(job: ClientJob, net: Net, n: int) -> Schedule:
 
 
 def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
-    """Return ``gradient * g + pull * (w - toward) + shift``.
+    """Return the adjusted gradient ``gradient * g + pull * (w - toward) + shift``.
 
-    If ``how.toward`` is None, `start` replaces it.
+    Here g is `grad` and w is `params`. The constants are fields of `how`. If ``toward``
+    is None, `start` takes its place.
     """
     if how.gradient != 1:
         grad = trees.scale(grad, how.gradient)
@@ -326,9 +338,10 @@ def adjusted(grad: Tree, params: Tree, start: Tree, how: Adjustment) -> Tree:
 
 
 def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[Tensor]:
-    """Scale gradients whose norm over all tensors exceeds `bound`.
+    """Clip the gradient g, a list of tensors, to the norm `bound`.
 
-    The result is ``g * bound / (||g|| + 1e-6)``, or g if the norm is within the bound.
+    If the norm over all tensors exceeds the bound, the result is
+    ``g * bound / (||g|| + 1e-6)``. Otherwise it is g.
     """
     norm = vectors.norm(grads)
     return vectors.scaled(
@@ -339,10 +352,10 @@ def clipped(grads: list[Tensor], bound: float, vectors: type[Vectors]) -> list[T
 def batch_ranges(
     n: int, local_training: LocalTraining, smallest: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Iterate over (epoch, start, stop) of every step.
+    """Iterate over (epoch, start, stop) of every local step (see `Schedule`).
 
-    The last batch of an epoch may be smaller than the others. A batch with fewer than
-    `smallest` samples is skipped.
+    The last batch of an epoch may be smaller than the other batches. If it has fewer
+    than `smallest` samples, it is skipped.
     """
     epoch_ranges = [
         (a, min(a + local_training.batch_size, n)) for a in range(0, n, local_training.batch_size)
@@ -372,8 +385,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Iterate over the training batches of `schedule`.
 
-    Samples are shuffled anew in every epoch and normalised in chunks. Batches are
-    augmented one by one.
+    Samples are shuffled anew in every epoch. Several consecutive batches are normalised
+    together, in one chunk. Batches are augmented one by one.
     """
     sample_bytes = max(1, samples.x[:1].numel()) * samples.dtype.itemsize
     chunk = max(1, chunk_bytes(samples.x.device) // (sample_bytes * job.local_training.batch_size))
@@ -407,8 +420,8 @@ def epoch_order(job: ClientJob, index: Tensor, epoch: int) -> Tensor:
 class StepNoise:
     """A source of uniform numbers that depend on the job's seed, the step and a name.
 
-    Every forward pass of a step therefore uses the same dropout masks. This object is
-    also the client's `Clock`.
+    If a step runs several forward passes, all of them therefore use the same dropout
+    masks. This object is also the client's `Clock`.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -425,7 +438,7 @@ class StepNoise:
 
 
 class Once:
-    """A store of named tensors, each computed once per local step (`Ctx.once`)."""
+    """The function `Ctx.once`. It stores named tensors until the next local step."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._step = clock, -1
@@ -445,7 +458,7 @@ def _full_gradient(
 ) -> Tree:
     """Compute the mean gradient of the task's loss over the client's data.
 
-    The network is in training mode. The job's buffers do not change.
+    The network runs in training mode, on a copy of the job's buffers.
 
     Args:
         job: The client's work.
@@ -461,8 +474,8 @@ def _full_gradient(
     }
     total = trees.zeros_like(at)
     parts = -(-len(index) // max(job.local_training.batch_size, 512))
-    # The parts have nearly equal sizes. A last part of one sample would be too small
-    # for BatchNorm.
+    # The parts have nearly equal sizes, because a last part of only one sample would be
+    # too small for BatchNorm.
     for part in torch.tensor_split(to_device(index, samples.x.device), parts):
         batch = Batch(samples.inputs(part), samples.y[part])
         loss = job.task.loss(net, params, trees.clone(job.start.buffers), batch, noise)

@@ -1,4 +1,4 @@
-"""The linear and convolutional layers of a network, and a check that it has a head."""
+"""The linear and convolutional layers of a network, and a check of its head."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedexp.core.weights import ModelSpec, Weights, by_spec
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear or convolutional layer as a matrix whose rows are output units.
+    """A linear or convolutional layer, whose weight has one row per output unit.
 
     Args:
-        weight: Name of its weight.
-        bias: Name of its bias, or None.
+        weight: Name of the layer's weight.
+        bias: Name of the layer's bias, or None.
         kind: ``linear``, with a weight (out, in), or ``conv``, with a weight (out,
             channels, kernel height, kernel width).
         kernel: Size of a convolution's kernel, (height, width).
@@ -62,7 +62,7 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
 def layers_in(net: Net) -> dict[str, Layer]:
     """Return the linear and convolutional layers by the names of their weights.
 
-    The order has no meaning.
+    Their order is not necessarily the forward order.
     """
     layers = [_layer(name, module) for name, module in net.named_modules()]
     return {layer.weight: layer for layer in layers if layer is not None}
@@ -72,7 +72,7 @@ def layers_in(net: Net) -> dict[str, Layer]:
 def layers_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> tuple[Layer, ...]:
     """Return the linear and convolutional layers in forward order.
 
-    The last one is the output layer.
+    The last layer is the output layer.
     """
     net, seen = _observe(spec, input_shape, layers="all")
     layers = layers_in(net)

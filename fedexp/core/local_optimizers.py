@@ -1,8 +1,8 @@
-"""Local optimizers on lists of tensors, equal to those of ``torch.optim``.
+"""Local optimizers on lists of tensors. Their steps equal those of ``torch.optim``.
 
-They build no ``torch.optim`` object per client. The first call of
-``torch.optim.SGD(...)`` takes longer than a whole round of a small model. Every later
-call takes longer than a step.
+``torch.optim`` itself is not used, because every client would need a new optimizer
+object. The first call of ``torch.optim.SGD(...)`` takes longer than a whole round of a
+small model. Every later call takes longer than a local step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from fedexp.core.local_training import LocalTraining
 
 
 class LocalOptimizer:
-    """The optimizer of one client, or of several stacked clients, for one round.
+    """The optimizer of one client for one round, or of several stacked clients.
 
-    Every operation is elementwise. The optimizer starts without a state.
+    The tensors of stacked clients are joined along a first axis. Every operation is
+    elementwise, so clients do not affect each other. The state of the optimizer is
+    empty at first.
 
     Args:
         local_training: Local training that defines the optimizer and its constants.
@@ -28,9 +30,11 @@ class LocalOptimizer:
     def __init__(self, local_training: LocalTraining) -> None:
         self._local_training = local_training
         self.steps_taken = 0
-        # The optimizer's state. Adam has both moments, and AMSGrad also the maximum of
-        # the second. RMSprop has the second moment. SGD with momentum has the momentum
-        # buffer, and SGD without momentum has nothing.
+        # The optimizer's state, a list of entries with one tensor per parameter:
+        # - Adam: first and second moments.
+        # - AMSGrad: first and second moments, and the maxima of the second moments.
+        # - RMSprop: second moments.
+        # - SGD: momentum buffers, or no entry if the momentum is 0.
         self._averages: list[list[Tensor]] = []
 
     def start(self, like: list[Tensor]) -> None:
@@ -41,16 +45,17 @@ class LocalOptimizer:
         self._averages = [[torch.zeros_like(value) for value in like] for _ in range(count)]
 
     def of_clients(self, clients: slice) -> LocalOptimizer:
-        """Return the optimizer of some of the stacked clients.
+        """Return an optimizer for some of the stacked clients.
 
-        Both optimizers share the state, which `start` has made.
+        Its state is a view of this optimizer's state. Call `start` first, because the
+        state must exist.
         """
         part = LocalOptimizer(self._local_training)
         part._averages = [[value[clients] for value in values] for values in self._averages]
         return part
 
     def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """Change `params` in place. `grads` stay as they are."""
+        """Take a step: change `params` in place. `grads` do not change."""
         local_training = self._local_training
         if not self._averages:
             self.start(grads)
@@ -92,8 +97,9 @@ def sgd_step(
 ) -> None:
     """Take a step of SGD in place: ``b = momentum * b + g``, ``w -= lr * b``.
 
-    With `nesterov` the step is ``w -= lr * (g + momentum * b)``. The buffer b starts at
-    zero. Without momentum the step is ``w -= lr * g``, and no buffer is read.
+    Here w is `params`, g is `grads`, and b is `buffer`, which starts at zero. With
+    `nesterov`, the second equation is ``w -= lr * (g + momentum * b)``. If the momentum
+    is 0, the step is ``w -= lr * g``, and the buffer is not used.
     """
     direction = grads
     if momentum:
@@ -126,10 +132,10 @@ def adam_step(
         t: Number of the step, from 1.
         lr: Step size.
         betas: Decay rates of the moments.
-        eps: Number that is added to the root.
+        eps: Number that is added to the square root of the second moments.
         largest: Elementwise maxima of the second moments so far, which start at zero.
             They replace `second` in the step (AMSGrad, Reddi, Kale & Kumar 2018). As in
-            torch, the bias correction follows the maximum. None for plain Adam.
+            torch, the maximum is taken before the bias correction. None for plain Adam.
     """
     beta_1, beta_2 = betas
     torch._foreach_lerp_(first, grads, 1 - beta_1)
@@ -153,8 +159,9 @@ def rmsprop_step(
 ) -> None:
     """Take a step of RMSprop in place (Hinton, Srivastava & Swersky 2012).
 
-    ``v = alpha v + (1 - alpha) g^2``, ``w -= lr g / (sqrt(v) + eps)``. v starts at
-    zero. As in torch, eps is outside the root.
+    The step is ``v = alpha v + (1 - alpha) g^2``, ``w -= lr g / (sqrt(v) + eps)``. Here
+    w is `params`, g is `grads`, and v is `second`, which starts at zero. As in torch,
+    eps is outside the square root.
     """
     torch._foreach_mul_(second, alpha)
     torch._foreach_addcmul_(second, grads, grads, value=1 - alpha)

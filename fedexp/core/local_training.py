@@ -1,6 +1,6 @@
-"""The amount of a client's local training in a round, and its optimizer.
+"""The settings of a client's local training: its length and its optimizer.
 
-The local steps themselves are in `fedexp.core.kernel`.
+The code of the local steps is in `fedexp.core.kernel`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from fedexp.core.build import NOT_A_KEY, require
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local training of one round: the config's ``local.*``.
+    """The settings of one round's local training: the config's ``local.*``.
 
-    The comments in ``conf/config.yaml`` are the reference.
+    The comments in ``conf/config.yaml`` describe the keys in more detail.
 
     Args:
         epochs: Passes over the client's data, or None. Ignored if `steps` is set.
         steps: A fixed number of optimizer steps, or None.
         batch_size: Samples per step. The last batch of an epoch may be smaller.
-        optimizer: ``sgd`` (heavy ball with `momentum`), ``adam`` or ``amsgrad``
-            (`betas`, `eps`), or ``rmsprop`` (the second of `betas`, `eps`). Its state
-            starts empty in every round.
-        lr: Step size of round 0. In a result of `at_round`, the step size of that
-            round.
-        lr_decay: Factor of the step size per round.
-        momentum: Coefficient of the heavy ball.
+        optimizer: ``sgd`` (with heavy-ball `momentum`), ``adam`` or ``amsgrad`` (with
+            `betas` and `eps`), or ``rmsprop`` (with the second of `betas`, and `eps`).
+            Its state is reset in every round.
+        lr: Step size of round 0. `at_round` returns a copy with the step size of
+            another round.
+        lr_decay: Factor by which the step size is multiplied after every round.
+        momentum: Coefficient of heavy-ball momentum.
         weight_decay: Coefficient of coupled weight decay, ``g + weight_decay * w``. It
             is applied after clipping.
-        clip: Bound of the gradient's norm over all parameters, or None.
+        clip: Upper bound on the gradient's norm over all parameters, or None.
         betas: Decay rates of the moment estimates.
         eps: Number that is added to the denominator.
         max_steps: Upper bound on the steps of a round, or None. It applies to `epochs`

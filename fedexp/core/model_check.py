@@ -1,7 +1,4 @@
-"""A check that a network fits a data set, before anything is loaded.
-
-Two samples of zeros run through the network.
-"""
+"""A check that a network fits a data set. It runs before the data set is loaded."""
 
 from __future__ import annotations
 
@@ -19,13 +16,14 @@ def check_model(
     output_shape: tuple[int, ...],
     device: str = "cpu",
 ) -> bool:
-    """Build the network once and run two samples of zeros through it.
+    """Check a network by running it on two samples of zeros.
 
     Args:
         spec: Architecture of the network.
         input_shape: Shape of one sample.
         output_shape: Shape of one sample's output.
-        device: Kind of the device of the run. The check itself needs only the CPU.
+        device: Kind of device on which the network will run later. The check itself
+            runs on the CPU.
 
     Returns:
         Whether the network has BatchNorm, which cannot train on one sample.

@@ -1,4 +1,4 @@
-"""The net: one module that runs on the parameters and buffers that it is given."""
+"""A network that gets its parameters and buffers as arguments of every call."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ _RANDOM_LAYERS = (
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The values observed in one run of a network.
+    """The values that `Net.observe` recorded in one forward pass.
 
-    A function under ``torch.vmap`` must return tensors. It can therefore return the
-    fields of this object, but not the object itself.
+    A function that is called by ``torch.vmap`` must return tensors. Such a function can
+    return the fields of this object, but not the object itself.
 
     Args:
         output: The network's output.
         layers: Inputs of linear and convolutional layers, by the names of their
             weights, in forward order.
-        features: The head's input, (batch, ...), or None if it was not requested.
-        norms: Inputs (batch, channels, ...) of BatchNorms by module name, in forward
-            order. The running statistics of each are the buffers
-            ``<name>.running_mean`` and ``<name>.running_var``.
+        features: Input of the head (the module that computes the output from the
+            penultimate features), (batch, ...). None if it was not requested.
+        norms: Inputs of BatchNorm layers by module name, in forward order, each of
+            shape (batch, channels, ...). The running statistics of a layer are the
+            buffers ``<name>.running_mean`` and ``<name>.running_var``.
     """
 
     output: Tensor
@@ -51,15 +52,15 @@ class Observed:
 
 
 class Net:
-    """A network that runs on given parameters and buffers.
+    """A network that gets its parameters and buffers as arguments of every call.
 
-    It holds one module and puts the given tensors into it. Method code runs networks
-    only through this class. In training mode, BatchNorm updates the given buffers in
-    place.
+    It has one PyTorch module and puts the given tensors into this module. Methods run
+    networks only through this class. In training mode, BatchNorm updates the given
+    buffers in place.
 
-    A model's class may declare two attributes. ``frozen_parameters`` lists fnmatch
-    patterns of the names of parameters and buffers that clients never train.
-    ``head_module`` is described below.
+    A model's class may declare ``linear_chain`` and ``head_module`` (see below) and
+    ``frozen_parameters``. The latter lists patterns (fnmatch) for the names of
+    parameters and buffers that clients never train.
 
     Args:
         spec: Architecture of the network.
@@ -70,14 +71,16 @@ class Net:
             without autocast.
 
     Attributes:
-        linear_chain: Names (weight, bias or None) of linear layers, first to last. A
-            model's class declares the chain if the network consists only of ``flatten``
-            and these layers with ReLU between them. Engines train such a network
-            faster. Empty for other networks.
-        head_module: Name of the module that computes the output from the penultimate
-            features, empty if there is none. By default it is the last linear layer.
-        has_batch_norm: Whether a training batch needs at least two samples. BatchNorms
-            that the module leaves in evaluation mode do not count.
+        linear_chain: One pair per linear layer, in forward order: the name of its
+            weight, and the name of its bias or None. A model's class declares the chain
+            if the network consists only of ``flatten`` and these layers with ReLU
+            between them. Engines train such a network faster. Empty for other networks.
+        head_module: Name of the head, the module that computes the output from the
+            penultimate features. By default it is the last linear layer. Empty if there
+            is none.
+        has_batch_norm: Whether the network has BatchNorm layers in training mode, which
+            need at least two samples. BatchNorm layers that the module keeps in
+            evaluation mode do not count.
     """
 
     def __init__(
@@ -121,10 +124,10 @@ class Net:
 
     @classmethod
     def for_evaluation(cls, weights: Weights) -> Net:
-        """Return a network for these weights, in evaluation mode.
+        """Return a network in evaluation mode that can run on these weights.
 
-        Its device and dtype are those of the parameters. The tensors are not put into
-        the network yet.
+        Its device and dtype are those of the parameters. Every call of the network
+        still needs the parameters and buffers as arguments.
         """
         first = next(iter(weights.params.values()))
         return cls(weights.spec, first.device, first.dtype).train(False)
@@ -145,11 +148,11 @@ class Net:
         yield from self._parts.items()
 
     def bind(self, params: Tree, buffers: Tree) -> None:
-        """Put tensors into the module.
+        """Put the tensors of two dictionaries into the module.
 
-        Binding the same dictionaries again costs nothing. To change values, write into
-        the tensors. If an entry of a bound dictionary is replaced, the module keeps the
-        old tensor.
+        If the same dictionaries were bound last, nothing is done. To change the values
+        of a bound tensor, write into this tensor. A new tensor in a bound dictionary
+        has no effect, because the module keeps the old tensor.
         """
         if self._bound is not None and self._bound[0] is params and self._bound[1] is buffers:
             return
@@ -160,16 +163,16 @@ class Net:
         self._bound = (params, buffers)
 
     def release(self) -> None:
-        """Forget the bound dictionaries. The next `bind` puts in all tensors again."""
+        """Forget the bound dictionaries. The next `bind` then puts in all tensors."""
         self._bound = None
         for net in self._beside.values():
             net.release()
 
     def beside(self, spec: ModelSpec) -> Net:
-        """Return another network of `spec`, in evaluation mode.
+        """Return a second network, of architecture `spec` and in evaluation mode.
 
-        The other network is created at the first call. Running it does not change the
-        tensors or the mode of this network.
+        The second network is created at the first call with this spec. Running it does
+        not change the tensors or the mode of this network.
         """
         if spec not in self._beside:
             self._beside[spec] = Net(spec, self._device, self._dtype, self.precision)
@@ -182,8 +185,8 @@ class Net:
     def head(self, params: Tree, buffers: Tree, features: Tensor) -> Tensor:
         """Compute the output from penultimate features (batch, ...).
 
-        Before a method that calls `head` trains anything, it checks with
-        `fedexp.core.layers.check_head` that the network has a head.
+        A method that calls `head` must first check that the network has a head, with
+        `fedexp.core.layers.check_head`. It does so before anything is trained.
         """
         return self._run(self._parts[self.head_module], params, buffers, (features,))
 
@@ -196,9 +199,9 @@ class Net:
         features: bool = False,
         norms: bool = False,
     ) -> Observed:
-        """Run the network as a call does and return the requested values.
+        """Run the network and return its output and the requested inputs of layers.
 
-        If a layer runs twice, its last input is returned.
+        If a layer runs twice in the forward pass, its last input is returned.
 
         Args:
             params: Parameters.
@@ -221,8 +224,7 @@ class Net:
         }
         watched = [(name, self._parts[name]) for name in names]
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        # Replacing `forward` is cheaper than a hook of torch. If nothing is observed,
-        # it costs nothing.
+        # Replacing `forward` is cheaper than registering a hook of torch.
         for name, module in watched:
             module.__dict__["forward"] = partial(_witnessed, module.forward, calls, name)
         try:
@@ -283,10 +285,10 @@ def _witnessed(
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Return an input with its channels last.
+    """Return an input in the channels-last memory layout.
 
-    Under `torch.vmap` the input is returned as it is, because the layout of one
-    client's part cannot be read or changed.
+    Under `torch.vmap` the input is returned unchanged. There `x` is one client's part
+    of a larger tensor, and its layout cannot be read or changed.
     """
     if x.dim() != 4 or is_vmapped(x):
         return x
@@ -298,9 +300,17 @@ def _joined(module: str, name: str) -> str:
 
 
 def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Find the pairs (dictionary of a module, key) that hold each named tensor.
+    """Find the places of each tensor in a module and its submodules.
 
-    A shared (tied) tensor has several pairs.
+    A place is a pair: the dictionary `kind` of a submodule, and the tensor's key in
+    this dictionary. A shared (tied) tensor has several places.
+
+    Args:
+        module: The module.
+        kind: ``_parameters`` or ``_buffers``.
+
+    Returns:
+        The places by the name of the tensor.
     """
     first: dict[int, str] = {}
     slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -314,10 +324,10 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
 
 
 def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
-    """Return the module's declared chain, or () if the chain may be wrong.
+    """Return the ``linear_chain`` that the module's class declares, if it can be right.
 
-    A chain is trusted if the class that defines `forward` also declares the chain, and
-    if the chain names every parameter.
+    Two conditions must hold. The class that defines `forward` must also declare the
+    chain, and the chain must name every parameter. Otherwise the result is ().
     """
     if not same_author(type(module), "linear_chain", "forward"):
         return ()
@@ -328,10 +338,10 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
 
 @lru_cache(maxsize=256)  # asked for every job
 def same_author(kind: type, claim: str, about: str) -> bool:
-    """Return whether one class defines both attributes, `claim` and `about`.
+    """Return whether the attributes `claim` and `about` are defined in one class.
 
-    `claim` is the name of an attribute that describes the attribute `about`. If a
-    subclass overrides only one of the two, the description may be wrong.
+    The attribute `claim` describes the attribute `about`. If a subclass overrides only
+    one of the two attributes, the description may be wrong.
     """
 
     def author(name: str) -> type | None:
@@ -343,9 +353,9 @@ def same_author(kind: type, claim: str, about: str) -> bool:
 def _module(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Build a module whose tensors `Net.bind` will replace.
 
-    Modules of fedexp are built without values, because copying the values to the device
-    would be wasted. Modules of users get values, because they may use tensors that are
-    not registered.
+    Modules of fedexp are built on torch's meta device, without values, because `bind`
+    would overwrite the values anyway. Modules of users are built with values, because
+    they may use tensors that are not registered and that `bind` does not replace.
     """
     if not is_ours(spec.arch):
         return spec.module().to(device, dtype)
@@ -354,9 +364,10 @@ def _module(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Mod
 
 
 def _own_dropout(module: nn.Module) -> nn.Module:
-    """Replace torch's dropout, which draws from the global generator, by fedexp's.
+    """Replace the dropout layers of torch by those of fedexp.
 
-    Other random layers are refused with a `ConfigError`.
+    The layers of torch draw from the global generator. Other random layers of torch are
+    refused with a `ConfigError`.
     """
     for name, child in module.named_modules():
         for key, layer in list(child.named_children()):

@@ -1,4 +1,4 @@
-"""Settings, besides config and code, that affect the bits of a run's results."""
+"""Settings that affect the bits of a run's results, in addition to config and code."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class Numerics:
-    """The settings, besides config and code, that affect the bits of a run's results.
+    """Settings that affect the bits of a run's results, besides config and code.
 
-    They are fixed at the first launch and reused on resume.
+    They are fixed when the run starts for the first time. A resumed run uses the stored
+    settings.
 
     Args:
-        engine: Config node of the engine that trains, with every choice made (see
-            `fedexp.core.engine.describe`).
+        engine: Config node of the engine that trains (see
+            `fedexp.core.engine.describe`). It includes the engine's own choices.
         threads: Number of threads of each process that trains or aggregates.
         device: Device that the run computes on.
         dtype: Name of the floating-point type.

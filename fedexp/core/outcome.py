@@ -20,11 +20,12 @@ class Outcome:
         models: One global model, the members of an ensemble, or one model per client in
             client order.
         kind: ``global``, ``ensemble`` or ``local``.
-        combine: Rule for an ensemble's outputs. ``logits`` means the mean of the
-            logits, ``probs`` the mean of the probabilities.
+        combine: Rule that combines the outputs of an ensemble. ``logits`` is the mean
+            of the logits, ``probs`` the mean of the probabilities.
         weights: Weights of an ensemble's members, (models,), or None for equal weights.
-            With ``logits`` they may have shape (models, classes). Then class c's logit
-            is ``sum_i w_ic z_ic / sum_i w_ic``, or 0 if every w_ic is 0.
+            With ``combine=logits`` the shape may also be (models, classes). Then the
+            logit of class c is ``sum_i w_ic z_ic / sum_i w_ic``, where w_ic is the
+            weight of model i and z_ic is its logit. It is 0 if every w_ic is 0.
         clients: The client of each model, or None if the models are not clients'
             models.
     """

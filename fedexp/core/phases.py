@@ -13,8 +13,8 @@ _NOTHING = nullcontext()
 
 
 def phase(name: str) -> AbstractContextManager[object]:
-    """Return a context that names a range of the trace if torch's profiler runs.
+    """Return a context manager that names its block in the trace of torch's profiler.
 
-    Without a profiler the context does nothing and costs a tenth of a microsecond.
+    If no profiler runs, it does nothing and costs a tenth of a microsecond.
     """
     return torch.profiler.record_function(PREFIX + name) if is_profiler_enabled() else _NOTHING

@@ -1,7 +1,7 @@
-"""Probes: functions of a local model and its client's data that an aggregator requests.
+"""Probes: functions that an aggregator asks clients to compute.
 
-The client sends the results to the server in addition to the weights. The results are
-called answers.
+The arguments of a probe are a local model and the client's data. The client sends the
+result, which is called the answer, to the server in addition to the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """A record of what is known about a client's training samples.
+    """Counts of a client's training samples, as far as they are known.
 
     Args:
         num_examples: Number of samples, or None if it is unknown.
@@ -53,15 +53,15 @@ class Probe(ABC):
             weights: The trained local model.
             task: The task, which defines the network's inputs.
             samples: The training pool.
-            index: (n,) int64 positions of the client's samples in the pool, on the same
-                device.
+            index: (n,) int64 positions of the client's samples in the pool, on the
+                device of `samples`.
             seed: Seed of random numbers.
         """
 
     def from_record(self, record: ClientRecord) -> Tree | None:
-        """Return the answer if `record` suffices to compute it, else None.
+        """Return the answer if it can be computed from `record`, else None.
 
-        The tensors of the answer are on the CPU. If there is an answer, the probe does
-        not run on the client's data.
+        The tensors of the answer are on the CPU. If this method returns an answer, the
+        probe does not run on the client's data.
         """
         return None

@@ -1,7 +1,8 @@
-"""Names of version 0.1 that have changed: the table, and the errors for old names.
+"""Names of version 0.1 that changed in version 0.2, and the errors for old names.
 
-The table is `renames.yaml`. Old names are not aliases. A config or a module that uses
-an old name is refused, and the error message states the new name.
+The file `renames.yaml` contains the table of names. Old names do not work any more. A
+config or a module that uses an old name is refused, and the error message states the
+new name.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class RenamedKey:
 
     Args:
         new: The new key.
-        options: The options of the key's group that have the key. Empty if the key is
-            not in a group.
+        options: Options of the key's config group that have this key. Empty if the key
+            is not in a config group.
     """
 
     new: str
@@ -63,11 +64,11 @@ class Renames:
     """The table of old and new names.
 
     Args:
-        modules: New module by old module.
-        names: New dotted path by old dotted path, for names that did not move with
-            their module.
+        modules: New name of each renamed module, by its old name.
+        names: New dotted paths by old dotted paths, for classes and functions whose
+            path does not follow from `modules`.
         members: Renamed hooks, fields and properties. ``members[CLASS][OLD]`` is the
-            new name of OLD, and CLASS is the new path of the class. If OLD is
+            new name of OLD, and CLASS is the new path of the class. If OLD has the form
             ``method.argument``, it is an argument of a method.
         values: Renamed values of class attributes. ``values[CLASS][ATTRIBUTE][OLD]`` is
             the new value, and CLASS is the new path of the class.
@@ -81,7 +82,7 @@ class Renames:
     keys: Mapping[str, RenamedKey]
 
     def new_path(self, path: str) -> str | None:
-        """Return the new path of an old module, class or attribute, else None."""
+        """Return the new path of a renamed module, class or attribute, or None."""
         for known in (self.names, self.modules):
             if path in known:
                 return known[path]
@@ -93,11 +94,11 @@ class Renames:
         return None if new is None else f"{new}.{rest}"
 
     def _is_package(self, path: str) -> bool:
-        """Return whether other old modules are inside the old module `path`."""
+        """Return whether `path` was a package that contained renamed modules."""
         return any(module.startswith(f"{path}.") for module in self.modules)
 
     def members_of(self, kind: type) -> dict[str, str]:
-        """Return the renamed members of a class and its bases, new name by old name."""
+        """Return the new names of members of a class and its bases, by old name."""
         return _of_class(self.members, kind)
 
     def values_of(self, kind: type) -> dict[str, Mapping[str, str]]:
@@ -106,14 +107,17 @@ class Renames:
 
 
 def _of_class(table: Mapping[str, Mapping[str, T]], kind: type) -> dict[str, T]:
-    """Join the entries of a class and its bases. Derived classes take precedence."""
+    """Merge the table's entries for a class and its bases.
+
+    Entries of a derived class take precedence.
+    """
     paths = (f"{base.__module__}.{base.__qualname__}" for base in reversed(kind.__mro__))
     return {name: new for path in paths for name, new in table.get(path, {}).items()}
 
 
 @functools.cache
 def renames() -> Renames:
-    """Read the table."""
+    """Read the table of renamed names from `renames.yaml`."""
     node: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return Renames(
         modules=node["modules"],
@@ -151,8 +155,8 @@ def renamed_key(key: str, where: str | None = None) -> RenamedError | None:
 
     Args:
         key: Dotted key.
-        where: The override that sets the key, for the message. None if the message
-            shall name the key.
+        where: Override that sets the key, for the message. If None, the message
+            contains the key itself.
     """
     found = renames().keys.get(key)
     if found is None:
@@ -218,7 +222,10 @@ def old_imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
 
 
 def attribute_hint(error: AttributeError) -> str | None:
-    """Return the new name of an attribute that was not found, or None."""
+    """Return the new name of the attribute that `error` reports as missing, or None.
+
+    It is None if the attribute was not renamed.
+    """
     if not isinstance(error.name, str) or error.obj is None:
         return None
     return renames().members_of(type(error.obj)).get(error.name)

@@ -1,4 +1,4 @@
-"""The resolved config of a run, in the code and as ``config.yaml`` stores it."""
+"""The resolved config of a run, and its conversion to and from ``config.yaml``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_FACTS = ("contents", "choices", "overrides")  # keys of config.yaml beside the values
+_FACTS = ("contents", "choices", "overrides")  # keys of config.yaml besides the values
 
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A config without interpolations, and its origin.
+    """A config whose interpolations are resolved, and its origin.
 
     ``config[key]`` is the value of a top-level key. An empty config is false.
 
@@ -20,9 +20,10 @@ class ResolvedConfig:
         contents: Hash of every file whose content is part of the config, by the dotted
             key that names the file.
         choices: Chosen option of each config group.
-        overrides: Overrides as typed, without Hydra's own.
-        interpolations: Text that is stored in place of a value, by dotted key. It names
-            the environment variable that the value came from, which may be secret.
+        overrides: Overrides as the user typed them, without those of Hydra's own keys.
+        interpolations: Interpolations of environment variables, by dotted key. The
+            value of such a variable may be secret. The file ``config.yaml`` therefore
+            contains the interpolation in place of the value.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -35,8 +36,9 @@ class ResolvedConfig:
     def from_stored(cls, stored: Mapping[str, Any]) -> ResolvedConfig:
         """Build a config from a mapping that `to_stored` returned.
 
-        Entries that an earlier version did not store are empty. Interpolations stay in
-        the values as text. `fedexp.config.compose.resolve_stored` resolves them.
+        Fields that an earlier version of fedexp did not store are empty. Interpolations
+        stay in the values as text. `fedexp.config.compose.resolve_stored` resolves
+        them.
         """
         return cls(
             values={key: value for key, value in stored.items() if key not in _FACTS},
@@ -46,10 +48,11 @@ class ResolvedConfig:
         )
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the content of ``config.yaml`` as one flat mapping.
+        """Return the content of ``config.yaml`` as one mapping.
 
-        It has all fields. A value with an interpolation is replaced by the
-        interpolation.
+        Its keys are the top-level config keys, ``contents``, ``choices`` and
+        ``overrides``. A value that has an entry in `interpolations` is replaced by this
+        entry.
         """
         return {
             **_replaced(self.values, self.interpolations),
@@ -59,7 +62,7 @@ class ResolvedConfig:
         }
 
     def with_values(self, **values: Any) -> ResolvedConfig:
-        """Return a copy with other values at top-level keys."""
+        """Return a copy in which the values of some top-level keys are replaced."""
         remaining = {
             key: text
             for key, text in self.interpolations.items()
@@ -77,7 +80,13 @@ class ResolvedConfig:
 def _replaced(
     node: Mapping[str, Any], texts: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return a copy of nested values, with the given texts at their dotted keys."""
+    """Return a copy of nested values in which some values are replaced by texts.
+
+    Args:
+        node: The nested values.
+        texts: The texts, by the dotted key of the value.
+        prefix: Dotted key of `node`, with a dot at the end, or empty.
+    """
     return {
         key: _replaced(value, texts, f"{name}.")
         if isinstance(value, Mapping)

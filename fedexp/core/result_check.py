@@ -1,7 +1,7 @@
-"""Checks of what an aggregator or a server optimizer returns.
+"""Checks of the tensors that an aggregator or a server optimizer returns.
 
-PyTorch broadcasts shapes and promotes types. Without the checks, training could go on
-with a wrong result.
+PyTorch broadcasts shapes and promotes types without an error. Without the checks,
+training could go on with tensors of a wrong shape or type.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ _CPU = torch.device("cpu")
 
 
 def check_tree(tree: object, like: Tree, result: str, plugin: object, hooks: Sequence[str]) -> None:
-    """Refuse a tree whose names, shapes or types differ from those of a model.
+    """Refuse named tensors whose names, shapes or types differ from those of a model.
 
     Args:
         tree: The returned value.
         like: Tensors of the model.
         result: Name of the returned value for messages.
-        plugin: The plug-in that returned it.
-        hooks: Hooks of the plug-in that may have made it, the likeliest first.
+        plugin: The plug-in that returned the value.
+        hooks: Names of the plug-in's methods that may have computed the value, the most
+            likely first.
 
     Raises:
-        FedexpError: The tree does not fit. The message has file and line of the hook.
+        FedexpError: The tensors do not fit. The message has file and line of the
+            method.
     """
     if not isinstance(tree, dict):
         raise _unfit(
@@ -51,13 +53,14 @@ def check_outcome(
     """Refuse models that do not fit their networks.
 
     Args:
-        outcome: What the method delivers.
+        outcome: The models that the method delivers.
         dtype: Type of floating-point tensors.
-        plugin: The plug-in that made the models.
-        hooks: Hooks of the plug-in that may have made them, the likeliest first.
+        plugin: The plug-in that computed the models.
+        hooks: Names of the plug-in's methods that may have computed the models, the
+            most likely first.
 
     Raises:
-        FedexpError: A model does not fit. The message has file and line of the hook.
+        FedexpError: A model does not fit. The message has file and line of the method.
     """
     for number, model in enumerate(outcome.models):
         result = "the server's model" if len(outcome.models) == 1 else f"model {number}"
@@ -79,7 +82,7 @@ def _layout(spec: ModelSpec, dtype: torch.dtype) -> tuple[Tree, Tree]:
 
 
 def is_users(plugin: object) -> bool:
-    """Return whether the class of a plug-in is a user's, not fedexp's."""
+    """Return whether a user, not fedexp, defines the class of a plug-in."""
     return not is_ours(type(plugin).__module__)
 
 

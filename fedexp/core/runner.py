@@ -1,6 +1,8 @@
-"""The runner: plan, attach client states, execute, check, update.
+"""The runner, which executes the steps of a run with any method and any engine.
 
-It depends on no particular method or engine.
+In each step the aggregator plans jobs, and the runner adds the clients' states to them.
+The engine executes the jobs, the runner checks the results, and the aggregator updates
+its state.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ OnNonfinite = Literal["raise", "skip_client"]
 class Snapshot:
     """The server and client states that a run needs to continue after a step.
 
-    Client states are not copied from step to step, so keep only the latest snapshot.
-    The second-latest snapshot stays usable until the run begins another step. Older
-    snapshots raise a RuntimeError when their client states are read.
+    Keep only the latest snapshot, because client states are not copied from step to
+    step. The second-latest snapshot stays usable until the run begins another step.
+    Older snapshots raise a RuntimeError when their client states are read.
 
     Args:
         step: Number of finished steps.
@@ -46,12 +48,12 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A finished step.
+    """A finished step of a run.
 
     Args:
         after: The snapshot after the step.
         round: Communication round of the step, from 0.
-        within: Number of the step within its round, from 0.
+        within: Number of the step within the round, from 0.
         ends_round: Whether it was the last step of that round.
         ends_run: Whether it was the last step of the run.
         metrics: Values to log.
@@ -77,10 +79,10 @@ def run(
     on_nonfinite: OnNonfinite = "raise",
     on_client: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Step]:
-    """Execute a method and yield after every step.
+    """Execute a method and yield a `Step` after every step.
 
     To stop the run, stop iterating. Client states change only after all results of a
-    step have been consumed, so a step happens completely or not at all.
+    step have been consumed. An interrupted step therefore changes nothing.
 
     Args:
         aggregator: The method.
@@ -89,7 +91,7 @@ def run(
         data: The data.
         snapshot: The snapshot to continue from, or None to start from round 0.
         on_nonfinite: Reaction to NaN or infinity in a client's result. ``raise`` raises
-            an error, ``skip_client`` leaves out the client.
+            an error. ``skip_client`` ignores the result of this client.
         on_client: Callback with two arguments: the number of finished jobs and the
             number of all jobs of the step.
 
@@ -111,14 +113,15 @@ def run(
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
-            # An aggregator may stop reading early, but the step ends only after the
-            # last client.
+            # An aggregator may stop reading early. The results of the remaining clients
+            # are consumed here, because their new states are needed.
             for _ in results:
                 pass
 
         now = Snapshot(now.step + 1, state, After(states, stream.states))
         total = time.perf_counter() - began
-        # The time of probes is only an estimate if several processes run in parallel.
+        # If several processes run probes in parallel, the sum of their seconds may
+        # exceed the elapsed time. The time of probes is then only an estimate.
         probing = min(stream.probe_seconds, stream.seconds)
         seconds = {"train": stream.seconds - probing, "aggregate": total - stream.seconds}
         if any(job.probes for job in jobs):
@@ -150,7 +153,8 @@ def env_of(aggregator: Aggregator, env: Env, now: Snapshot) -> Env:
 
 def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob]:
     """Return the client jobs of the step that follows `now`, with client states."""
-    # Many clients start from the same model. Their initial state is computed once.
+    # Initial client states by trainer, model and frozen parameters. Clients that agree
+    # in all three share one initial state.
     first: dict[tuple[int, int, frozenset[str]], Trees | None] = {}
     jobs = []
 
@@ -169,9 +173,10 @@ def next_jobs(aggregator: Aggregator, env: Env, now: Snapshot) -> list[ClientJob
 
 
 class _Stream:
-    """A stream that checks and counts each result on its way to the aggregator.
+    """An iterable that passes the engine's results on to the aggregator.
 
-    It also collects the clients' states.
+    On the way it checks each result, adds up counts and metrics, and collects the
+    clients' new states.
     """
 
     def __init__(
@@ -232,10 +237,16 @@ class _Stream:
         )
 
     def metrics(self) -> Metrics:
-        """Return the metrics of the step that every method has.
+        """Return the metrics of the step that are logged for every method.
 
-        They are the clients' metrics (means weighted by samples), the local steps, the
-        bytes and the number of skipped clients. All values are deterministic.
+        They are:
+
+        - the means of the clients' metrics, weighted by numbers of training samples
+        - the number of local steps
+        - the bytes that server and clients would send
+        - the number of skipped clients, if it is not 0
+
+        All values are deterministic.
         """
         if not self.jobs:
             return {}

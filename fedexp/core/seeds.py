@@ -1,6 +1,7 @@
-"""Random numbers as a function of names.
+"""Random seeds and generators that are derived from names.
 
-There is no global generator and no generator state to store.
+A name is a text or number such as ``"client"`` or a round. No global generator is used,
+so a checkpoint does not need to store the state of a generator.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ import torch
 
 
 def seed_of(*names: Any) -> int:
-    """Return a 63-bit seed from names.
+    """Return a 63-bit seed that depends only on `names`.
 
     An example is ``seed_of(run_seed, "client", round, client)``. The same names give
-    the same seed in every process and version.
+    the same seed in every process and every version of fedexp.
 
     Args:
-        names: str, int, float, bool or None.
+        names: Values of type str, int, float, bool or None.
     """
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def torch_generator(*names: Any, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a generator for the stream that `names` identify."""
+    """Return a PyTorch generator whose seed is ``seed_of(*names)``."""
     return torch.Generator(device=device).manual_seed(seed_of(*names))
 
 
 def numpy_generator(*names: Any) -> np.random.Generator:
-    """Return a NumPy generator for the stream that `names` identify."""
+    """Return a NumPy generator whose seed is ``seed_of(*names)``."""
     return np.random.Generator(np.random.Philox(seed_of(*names)))

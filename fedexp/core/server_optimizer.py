@@ -13,16 +13,17 @@ from fedexp.core.trees import Tree
 from fedexp.core.weights import Weights
 
 # The state of a server optimizer: nested values of dict, list, scalar, None, Tensor and
-# Weights. At run time the outermost value is a plain dict.
+# Weights. The outermost value is a plain dict.
 State = Any
 
 
 @dataclass(frozen=True)
 class ServerOptimizer(ABC):
-    """The server's step along an averaged update.
+    """An optimizer that updates the server's model with the averaged client update.
 
-    The averaged update is ``direction``, new weights minus old, so it points downhill.
-    The plain step is ``w + lr * direction``.
+    The averaged client update is the argument ``direction``. It is a difference, new
+    weights minus old weights w, so it points downhill. A plain gradient step returns
+    ``w + lr * direction``.
     """
 
     @property
@@ -31,14 +32,15 @@ class ServerOptimizer(ABC):
 
     @property
     def changes_update(self) -> bool:
-        """Whether the step differs from ``w + direction``.
+        """Whether the new weights may differ from ``w + direction``.
 
-        If the step differs, the optimizer needs an aggregator that averages updates.
+        If they may differ, the optimizer requires an aggregator that averages client
+        updates (`Aggregator.averages_updates`).
         """
         return True
 
     def init(self, weights: Weights) -> State:
-        """Return the state before round 0.
+        """Return the optimizer's state before round 0.
 
         A state consists of nested dict, list, scalar, None, Tensor and Weights.
         """
@@ -48,7 +50,13 @@ class ServerOptimizer(ABC):
     def step(
         self, state: State, params: Tree, direction: Tree, stats: RoundStats
     ) -> tuple[State, Tree, Metrics]:
-        """Take a step.
+        """Take the step of one round.
+
+        Args:
+            state: State of the optimizer before the step.
+            params: The server's parameters before the step.
+            direction: The averaged client update, new weights minus old.
+            stats: Statistics of the round.
 
         Returns:
             The new state, the new parameters and the values to log.

@@ -1,6 +1,7 @@
-"""References to models, which a state contains in place of the models.
+"""References to stored models.
 
-The models of a state can therefore together be larger than memory.
+An aggregator's state may contain such references in place of models. The models
+themselves may be on disk, so together they may be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class StoredWeights:
     """A reference to a stored model.
 
     The tensors of the model must not be changed after the model has been stored. Two
-    references are equal if their specs and the contents of their models are equal. This
-    class keeps the model in memory. A subclass may keep it on disk.
+    references are equal if the architectures and the tensors of their models are equal.
+    This class keeps the model in memory. A subclass may keep it on disk.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights | None) -> None:
@@ -29,14 +30,14 @@ class StoredWeights:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of parameters and buffers, computed once."""
+        """Hash of the model's parameters and buffers. It is computed only once."""
         return digest(tree_of(self.load()))
 
     def load(self) -> Weights:
         """Return the model.
 
-        A model on disk is read at every call and is not cached. Drop the returned model
-        after use.
+        A model on disk is read at every call and is not cached. To free memory, drop
+        the returned model after use.
 
         Raises:
             StorageError: The model's file is missing or damaged.
@@ -78,7 +79,7 @@ class ModelStore:
 
 
 def stored_weights_in(state: Any) -> Iterator[StoredWeights]:
-    """Yield the references in nested dict, list and tuple."""
+    """Yield all references in a state of nested dicts, lists and tuples."""
     if isinstance(state, StoredWeights):
         yield state
     elif isinstance(state, dict | list | tuple):

@@ -1,4 +1,4 @@
-"""The task interface: batches, their loss and their metrics."""
+"""The task interface: the loss and the metrics of a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Metrics = dict[str, float]
 
 
 class Batch(NamedTuple):
-    """A batch on the device.
+    """A batch of samples on the training device.
 
     Args:
         x: Normalised inputs (b, ...). In training they are augmented.
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """The part of an experiment that defines the meaning of a network's output.
+    """The learning problem. It defines the loss and metrics of a network's output.
 
     Examples are classification, segmentation and generative models.
     """
@@ -42,8 +42,8 @@ class Task(ABC):
     # Kind of targets that a data set for this task must have.
     targets: ClassVar[Targets] = "labels"
 
-    # Upper bound of all metrics that are to be maximised. The config must not set a
-    # target above this bound.
+    # Upper bound of all metrics that are to be maximised. A target value in the config
+    # must not exceed this bound.
     highest: ClassVar[float] = math.inf
 
     @abstractmethod
@@ -63,29 +63,42 @@ class Task(ABC):
     def predict(self, net: Net, params: Tree, buffers: Tree, *inputs: Tensor) -> Tensor:
         """Compute the model's output in evaluation mode.
 
-        By default it is the network's output. `inputs` are the values that the method
-        `inputs` returns, or only samples if there are no labels.
+        By default it is the network's output.
+
+        Args:
+            net: The network.
+            params: Parameters of the network.
+            buffers: Buffers of the network.
+            inputs: The values that the method `inputs` returns. Without labels, only
+                the samples.
         """
         return net(params, buffers, *inputs)
 
     @abstractmethod
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Combine the outputs of an ensemble into one output."""
+        """Combine the outputs of an ensemble's members into one output.
+
+        Args:
+            outputs: One output per member.
+            rule: ``logits`` or ``probs``, see `Outcome.combine`.
+            weights: Weights of the members, see `Outcome.weights`, or None.
+        """
 
     @abstractmethod
     def totals(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the sums of the metrics over the batch, as scalar tensors.
+        """Return the sums of the metrics over a batch, as scalar tensors by name.
 
-        After the sums of all batches have been added, `metrics` turns them into means.
+        The sums of all batches are added, and `metrics` then computes means from them.
         """
 
     def metrics(self, totals: dict[str, float], count: int) -> Metrics:
-        """Compute the final values by name (``acc``, ``loss`` ...).
+        """Compute the metrics of a data set by name (``acc``, ``loss`` ...).
 
         By default they are means over the samples.
 
         Args:
-            totals: Sums over all batches of what `totals` returns.
+            totals: The values that the method `totals` returns, summed over all
+                batches.
             count: Number of samples.
         """
         return {name: totals[name] / count for name in self.metric_names}
@@ -93,7 +106,10 @@ class Task(ABC):
     @property
     @abstractmethod
     def metric_names(self) -> tuple[str, ...]:
-        """Names that `metrics` returns. The first is the default headline metric."""
+        """Names of the values that `metrics` returns.
+
+        The first is by default the headline metric, the main result of a run.
+        """
 
     def higher_is_better(self, name: str) -> bool:
         """Return whether metric `name`, which may have prefixes, is to be maximised."""

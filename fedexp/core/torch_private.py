@@ -22,12 +22,12 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 def run_backward(output: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """Compute the gradient of `output` with respect to `inputs`.
 
-    It calls the autograd engine directly. The argument checks of the public function
-    `torch.autograd.grad` take a tenth of a training step of a small model. The graph is
-    freed, and no second derivative can be taken.
+    The autograd engine is called directly, to save time. The argument checks of the
+    public function `torch.autograd.grad` take a tenth of a training step of a small
+    model. The graph is freed, and no second derivative can be taken.
 
     Args:
-        output: Scalar that the graph computes.
+        output: Scalar tensor with a graph.
         inputs: Tensors that require a gradient.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The interface to intermediate models of a server-side method within a round."""
+"""The interface through which an aggregator shows its models during server training."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedexp.core.outcome import Outcome
 class Trace:
     """A receiver of intermediate models from an aggregator.
 
-    This class receives none. A subclass may evaluate the models on test data. The
-    aggregator never sees the test data.
+    This class ignores all models. A subclass may evaluate them on test data, which the
+    aggregator never sees.
     """
 
     def wants(self, iteration: int) -> bool:
-        """Return whether the receiver wants the models of `iteration`.
+        """Return whether the aggregator shall pass on the models of `iteration`.
 
-        Iterations are counted across all steps of a round. Number 0 stands for the
-        models before the first iteration.
+        Iterations of server training are counted across all steps of a round. Number 0
+        stands for the models before the first iteration.
         """
         return False
 
@@ -30,11 +30,14 @@ class Trace:
         clients: Sequence[int] = (),
         values: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Receive the models of `iteration`, grouped by series.
+        """Receive the models of `iteration`.
+
+        A series is a sequence of models over the iterations, for example that of the
+        global model. It has a name.
 
         Args:
             iteration: Number of the iteration in the round.
-            outcomes: Models by name of the series.
-            clients: The clients of the models, for a series with one model per client.
-            values: Further values of the iteration, by name.
+            outcomes: The models of this iteration, by name of the series.
+            clients: The clients of the models, if a series has one model per client.
+            values: Further numbers of this iteration, by name.
         """

@@ -1,4 +1,8 @@
-"""The trainer interface: a client's local steps, and the server's part of a trainer."""
+"""The trainer interface: a client's local steps, and the related work of the server.
+
+Named tensors, such as the parameters of a model, are called a tree
+(`fedexp.core.trees`).
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,18 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def elementwise(hook: Hook) -> Hook:
-    """Mark a hook that treats all elements of its trees alike and independently.
+    """Mark a trainer's method as elementwise. This is a decorator.
 
-    The hooks that can be marked are `adjustment`, `correct` and `after_step`. A marked
-    hook uses no norms, means or indices. The only context fields that it uses are
-    `start`, `shared`, `state`, `local_training` and `round`. An engine may call it once
-    with the trees of several clients, stacked along a first axis. Hooks without the
-    mark are called once per client.
+    The methods `adjustment`, `correct` and `after_step` of a `Trainer` can be marked. A
+    marked method must fulfil two conditions:
+
+    - It treats all elements of its tensors alike and independently. It uses no norms,
+      means or indices.
+    - It uses only the fields `start`, `shared`, `state`, `local_training` and `round`
+      of the context.
+
+    An engine may call a marked method once for several clients, whose tensors are
+    stacked along a first axis. Methods without the mark are called once per client.
     """
     hook.elementwise = True  # type: ignore[attr-defined]
     return hook
@@ -38,9 +47,9 @@ def elementwise(hook: Hook) -> Hook:
 def gradient(loss: Tensor, params: Tree) -> Tree:
     """Compute the gradient of a scalar loss.
 
-    A parameter that the loss does not depend on gets zeros. This calls the autograd
-    engine directly, because the argument checks of ``torch.autograd.grad`` take a tenth
-    of a small model's step.
+    If the loss does not depend on a parameter, its gradient is zero. The autograd
+    engine is called directly, because the argument checks of ``torch.autograd.grad``
+    take a tenth of a training step of a small model.
 
     Args:
         loss: Scalar tensor, the mean over the batch.
@@ -64,7 +73,7 @@ def gradient(loss: Tensor, params: Tree) -> Tree:
 
 
 class Received(NamedTuple):
-    """A whole model as a network takes it: all parameters and all buffers.
+    """All parameters and buffers of the model that a client receives.
 
     Frozen parameters are included.
     """
@@ -74,7 +83,7 @@ class Received(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A loss with further scalar tensors of the batch.
+    """A loss and further scalars that a trainer measures on a batch.
 
     Args:
         loss: Scalar training loss.
@@ -87,7 +96,7 @@ class Measured(NamedTuple):
 
 
 class Clock(Protocol):
-    """The position of a client in its round. Kernels advance it.
+    """The number of the local step that a client is at. Kernels advance it.
 
     Attributes:
         step: Number of the current step, from 0.
@@ -100,13 +109,13 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ctx:
-    """The context that a trainer may read during a client's round.
+    """The information that a trainer may read while a client trains in a round.
 
     Args:
-        start: The received parameters that are trained, w^t.
+        start: Those parameters of the received model that are trained, w^t.
         received: The whole received model.
-        shared: The trees broadcast by the server.
-        state: The client state from earlier rounds.
+        shared: Named tensors that the server broadcasts besides the model.
+        state: The client's state from earlier rounds.
         task: The task, which defines the loss.
         local_training: The local training of this round.
         round: Communication round, from 0.
@@ -114,15 +123,16 @@ class Ctx:
         num_steps: Number of optimizer steps of this round, tau_i.
         net: The network that is trained.
         clock: The source of `step` and `epoch`.
-        once: Function. ``once(name, make)`` returns the result of ``make()``. The first
-            call in a step computes the result, without a graph. Later calls in the step
-            return it again, for example in SAM's second gradient. Use `once` for values
-            that depend on the batch but not on trained parameters.
-        noise: Uniform numbers in [0, 1) by name and shape. They depend on the client,
-            the round and the step.
+        once: Function that avoids repeated work. ``once(name, make)`` returns the
+            result of ``make()``. The first call in a local step computes the result,
+            without a graph. Later calls in this step, for example for the second
+            gradient of SAM, return the stored result. Use `once` for values that depend
+            on the batch but not on trained parameters.
+        noise: Function that returns uniform numbers in [0, 1) for a name and a shape.
+            They depend on the client, the round and the step.
         full_gradient: Function that returns the mean gradient of the task's loss over
-            the client's data at given parameters. It uses training mode, the received
-            buffers and no augmentation.
+            the client's data at given parameters. The network is in training mode with
+            the received buffers. The data are not augmented.
         count_classes: Function that computes `class_counts`.
     """
 
@@ -144,17 +154,19 @@ class Ctx:
 
     @property
     def step(self) -> int:
-        """Number of this step in the client's round, from 0."""
+        """Number of the current local step in this round, from 0."""
         return self.clock.step
 
     @property
     def epoch(self) -> int:
-        """Epoch of this step, from 0."""
+        """Epoch of the current local step, from 0."""
         return self.clock.epoch
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """Count the client's training samples of each class, at the first access.
+        """Number of the client's training samples of each class.
+
+        It is counted at the first access.
 
         Returns:
             Counts of shape (classes,), int64, on the device.
@@ -163,18 +175,19 @@ class Ctx:
 
     @property
     def reference(self) -> Net:
-        """A second network with the trained network's spec, in evaluation mode.
+        """A second network with the trained network's architecture, in evaluation mode.
 
-        It runs on the parameters and buffers that it is given, and does not change
-        them. For example, ``ctx.reference(*ctx.received, batch.x)`` is the output of
-        the received model.
+        A call gets parameters and buffers as arguments and does not change them. For
+        example, ``ctx.reference(*ctx.received, batch.x)`` is the output of the received
+        model.
         """
         return self.net.beside(self.net.spec)
 
     def network(self, spec: ModelSpec) -> Net:
         """Return another network in evaluation mode.
 
-        An example is a generator whose parameters and buffers arrive in `shared`.
+        An example is a generator whose parameters and buffers the server broadcasts in
+        `shared`.
 
         Args:
             spec: Architecture of the network.
@@ -184,21 +197,22 @@ class Ctx:
 
 @dataclass(frozen=True, eq=False)
 class Adjustment:
-    """A change of the gradient that stays the same for a whole round.
+    """A change of the gradient whose constants stay the same for a whole round.
 
-    Before clipping, the gradient g is replaced by
-    ``gradient * g + pull * (w - toward) + shift``. After the optimizer's step, the
-    parameters change by ``w -= lr * outside``. Engines can apply an adjustment to the
-    stacked gradients of several clients. Most methods that change gradients can be
-    expressed this way.
+    Let w be the trained parameters in the current step. Before clipping, the gradient g
+    at w is replaced by ``gradient * g + pull * (w - toward) + shift``. After the
+    optimizer's step, the parameters change by ``w -= lr * outside``. Most methods that
+    change gradients can be expressed this way. Engines can apply an adjustment to the
+    stacked gradients of several clients.
 
     Args:
         gradient: Factor of the gradient.
-        pull: Factor of the distance to `toward`.
-        toward: Parameters that w is pulled toward. None stands for w^t.
-        shift: Tree that is added to the gradient, or None.
-        outside: Tree that is applied without clipping, weight decay and momentum, or
-            None.
+        pull: Factor of the difference ``w - toward``.
+        toward: Parameters toward which w is pulled. None stands for the received
+            parameters w^t.
+        shift: Named tensors that are added to the gradient, or None.
+        outside: Named tensors that are applied outside the optimizer, so without
+            clipping, weight decay and momentum. None if there are none.
     """
 
     gradient: float = 1.0
@@ -210,9 +224,9 @@ class Adjustment:
 
 @dataclass(frozen=True, eq=False)
 class ServerUpdate:
-    """The server's step of a round, as two trees of the trained parameters.
+    """The server's step in a round: the averaged update and the applied change.
 
-    Each tree is a difference: new minus old.
+    Both are differences of the trained parameters, new minus old.
 
     Args:
         mean: The aggregated client update that the server optimizer received.
@@ -225,13 +239,14 @@ class ServerUpdate:
 
 @dataclass(frozen=True)
 class Ascent:
-    """The point at which the gradient of a step is taken.
+    """The constants of SAM's perturbation (Foret et al. 2021).
 
-    It is ``w + e`` with ``e = rho * g / (||g|| + eps)``, where g is the gradient at w
-    (Foret et al. 2021, SAM). Both gradients use the same batch and the same random
-    numbers. The norm is over all trained parameters of one client. The loss and
-    BatchNorm's statistics are those at w. ``||e||`` is logged as
-    ``train/perturbation``. The ascent stays the same for a whole round and for all
+    The gradient of a local step is taken at ``w + e`` instead of w. The perturbation is
+    ``e = rho * g / (||g|| + eps)``. Here w are the trained parameters, and g is the
+    gradient at w. ``||g||`` is its norm over all trained parameters of one client. The
+    gradients at w and at w + e use the same batch and the same random numbers. The
+    logged loss and the statistics of BatchNorm are those at w. ``||e||`` is logged as
+    ``train/perturbation``. The constants are the same for a whole round and for all
     clients.
 
     Args:
@@ -244,11 +259,11 @@ class Ascent:
 
 
 class TermValue(NamedTuple):
-    """The value of a `FeatureTerm` at a batch.
+    """The value of a `FeatureTerm` for a batch.
 
     Args:
         value: Value of the term.
-        gradient: Its gradient with respect to z.
+        gradient: Gradient of the term with respect to the representation z.
         scalars: The scalars that the trainer's `loss` measures, by name.
     """
 
@@ -259,26 +274,28 @@ class TermValue(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTerm:
-    """The closed form of everything that `Trainer.loss` adds to the task's loss.
+    """The closed form of the terms that `Trainer.loss` adds to the task's loss.
 
-    The term is a function of the representations of a batch. The function is called as
-    ``of(z, received, share, task_gradient)``:
+    Their sum, here called the term, is a function of two representations of a batch.
+    The function is called as ``of(z, received, share, task_gradient)``:
 
-    - z is the representation of the batch by the trained model w, with shape (..., b,
-      d).
-    - received is the representation by the received model in evaluation mode, with the
-      shape of z.
-    - share is the weight of a sample in its client's mean: ``1 / b``, or a tensor (...,
-      b) with zeros for padding.
-    - task_gradient is a function without arguments. It returns the gradient of the
-      task's loss with respect to z, with the shape of z.
+    - ``z`` is the representation of the batch by the trained model. Its shape is (...,
+      b, d) for b samples and d features. The leading dimensions (...) stand for stacked
+      clients, and are absent for one client.
+    - ``received`` is the representation by the received model in evaluation mode. It
+      has the shape of z.
+    - ``share`` is the weight of a sample in the mean over its client's batch. It is
+      ``1 / b``, or a tensor (..., b) that has zeros for padding.
+    - ``task_gradient`` is a function without arguments. It returns the gradient of the
+      task's loss with respect to z, in the shape of z.
 
-    Values and scalars of the result have shape (...), one per client.
+    The function returns a `TermValue`. Its value and scalars have shape (...), one
+    entry per client.
 
     Args:
         layer: The representation z: ``penultimate`` (the input of the network's head)
             or ``logits``.
-        of: The function, which returns a `TermValue`.
+        of: The function.
     """
 
     layer: Literal["penultimate", "logits"]
@@ -287,21 +304,24 @@ class FeatureTerm:
 
 @dataclass(frozen=True)
 class RoundStats:
-    """Statistics of a finished round for trainers' server halves and server optimizers.
+    """Statistics of a finished round, which server optimizers and trainers may use.
+
+    The tuples have one entry per aggregated client, in client order.
 
     Args:
         round: Communication round, from 0.
         N: Number of clients that may take part.
         m: Number of clients whose results were aggregated.
-        share: Weight of the m clients among all N clients, in (0, 1]. It is m / N, or
-            the share of all samples that the m clients have.
+        share: Weight of the m clients among all N clients, in (0, 1]. With equal
+            weights it is m / N. Otherwise it is the fraction of all training samples
+            that the m clients have.
         lr: Local step size of this round.
         lr_0: Local step size of round 0.
-        p: Aggregation weights in client order. They sum to 1.
-        tau: Local steps in client order.
-        squared_norms: Squared norms of the clients' updates in float64, in client
-            order. The updates are those that entered the mean, after division by a
-            method's normaliser a_i. Empty unless a plug-in needs them.
+        p: Aggregation weights. They sum to 1.
+        tau: Numbers of local steps.
+        squared_norms: Squared norms of the client updates, in float64. If a method
+            divides the update of client i by a normaliser a_i before averaging, the
+            norm is that of the quotient. Empty unless a plug-in needs the norms.
     """
 
     round: int
@@ -317,21 +337,22 @@ class RoundStats:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Local training as pure functions of trees (`fedexp.core.trees`).
+    """Local training, as methods (hooks) that a subclass may override.
 
-    Override the hooks that a method needs. Hooks that are not overridden cost nothing.
-    A trainer may have a server half: trees that the server stores for it
-    (`init_shared`, `update_shared`). A local step runs in this order:
+    The hooks are pure functions. Hooks that are not overridden cost nothing. A trainer
+    may also have tensors on the server, which are broadcast to the clients
+    (`init_shared`, `update_shared`). A local step at the parameters w runs in this
+    order:
 
-    1. ``grad`` at w. If there is an ``ascent``, ``grad`` runs again at w + e. w itself
-       does not change.
-    2. The gradient part of ``adjustment``, then ``correct``.
-    3. Clipping, weight decay, the local optimizer.
-    4. The part of ``adjustment`` outside the optimizer, then ``after_step``.
+    1. ``grad`` computes the gradient at w. If ``ascent`` returns a perturbation e,
+       ``grad`` runs again at w + e, and w itself does not change.
+    2. The gradient is changed by ``adjustment``, then by ``correct``.
+    3. The gradient is clipped, weight decay is added, and the local optimizer steps.
+    4. The field ``outside`` of ``adjustment`` is applied, then ``after_step``.
 
     Frozen parameters never change. ``adjustment`` and ``ascent`` are called once per
-    round, before the first local step. Engines can stack the clients of any trainer,
-    except one that overrides `grad`. Clients of such a trainer run serially.
+    round, before the first local step. Engines can train several clients as one stacked
+    model, unless the trainer overrides `grad`. Clients of such a trainer run serially.
     """
 
     @property
@@ -351,11 +372,11 @@ class Trainer:
         """
 
     def init_state(self, start: Tree, received: Received) -> Trees | None:
-        """Return a client's state before its first round, or None if it keeps no state.
+        """Return a client's state before its first round, or None for no state.
 
         Args:
-            start: The parameters that the client will train, later ``ctx.start``.
-            received: The whole model that the client receives, later ``ctx.received``.
+            start: The parameters that the client will train (`Ctx.start`).
+            received: The whole model that the client receives (`Ctx.received`).
         """
         return None
 
@@ -366,8 +387,8 @@ class Trainer:
 
         Args:
             net: The network.
-            params: Its parameters.
-            buffers: Its buffers.
+            params: Parameters of the network.
+            buffers: Buffers of the network.
             batch: Inputs and targets.
             ctx: The context of the client's round.
 
@@ -379,7 +400,9 @@ class Trainer:
     def grad(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> tuple[Tree, Tensor | Measured]:
-        """Compute the loss's gradient with respect to the parameters that require one.
+        """Compute the gradient of `loss` with respect to the trained parameters.
+
+        These are the entries of `params` that require a gradient.
 
         Returns:
             The gradient, and the detached return value of `loss`.
@@ -392,47 +415,48 @@ class Trainer:
         return gradient(found.loss, live), Measured(found.loss.detach(), scalars)
 
     def feature_term(self) -> FeatureTerm | None:
-        """Return the closed form of everything that `loss` adds to the task's loss.
+        """Return the closed form of the terms that `loss` adds to the task's loss.
 
         None means that `loss` adds nothing. Kernels with a hand-written backward pass
-        use this hook. They train only with trainers whose `loss` and `feature_term` are
-        defined in the same class. If the added term has no closed form, override only
-        `loss`.
+        use this hook. They accept only trainers whose `loss` and `feature_term` are
+        defined in the same class. If the terms have no closed form, override only
+        `loss`. These kernels then do not accept the trainer.
         """
         return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
-        """Return the point at which gradients are taken, or None for w.
+        """Return the constants of SAM's perturbation of w, or None for none.
 
-        The SAM family overrides it.
+        Methods of the SAM family override this hook.
         """
         return None
 
     def adjustment(self, ctx: Ctx) -> Adjustment | None:
-        """Return the change of this round's gradients before clipping, or None.
+        """Return a change of the gradients in this round, or None.
 
         Examples are a proximal pull, a control variate and client momentum.
         """
         return None
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
-        """Return the gradient after a change that `adjustment` cannot express.
+        """Change the gradient in a way that `adjustment` cannot express, and return it.
 
         The hook runs before clipping.
         """
         return grad
 
     def after_step(self, params: Tree, ctx: Ctx) -> Tree:
-        """Return the parameters after a change that follows the optimizer's step.
+        """Change the parameters after the optimizer's step, and return them.
 
-        The change does not enter the optimizer's momentum.
+        The change does not affect the optimizer's momentum.
         """
         return params
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
-        """Return what a client sends and stores after its round.
+        """Return what a client sends in addition to the model, and what it stores.
 
-        It must not change `params` and `buffers`, which are the model that is sent.
+        The hook runs after the last local step of a round. It must not change `params`
+        and `buffers`, because they are the model that the client sends.
 
         Args:
             params: The trained parameters, without frozen ones.
@@ -440,47 +464,50 @@ class Trainer:
             ctx: The context of the client's round.
 
         Returns:
-            The payload for the server, and the new client state or None.
+            The tensors for the server (payload), and the new client state or None.
         """
         return {}, None
 
     def init_shared(self, start: Tree) -> Trees:
-        """Return the trees that the server stores for this trainer, as of round 0.
+        """Return the tensors that the server stores for this trainer before round 0.
 
         They are broadcast to every client.
 
         Args:
-            start: The parameters that are trained.
+            start: The parameters that are trained, with their initial values.
         """
         return {}
 
     @property
     def payload_weights(self) -> Literal["uniform", "models"]:
-        """The weights with which the server averages the clients' payloads.
+        """The kind of weights with which the server averages the clients' payloads.
 
-        ``uniform``: equal weights. ``models``: the aggregation weights p_i.
+        ``uniform`` means equal weights. ``models`` means the weights p_i with which the
+        server averages the models.
         """
         return "uniform"
 
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
     ) -> Trees:
-        """Return the server's trees after a round. The model itself does not change.
+        """Return the tensors that the server stores for this trainer after a round.
+
+        This hook does not change the model.
 
         Args:
-            shared: The trees before the round.
-            payload_mean: Mean of the participants' payloads with the weights
-                `payload_weights`.
+            shared: The tensors before the round.
+            payload_mean: Mean of the payloads of the aggregated clients, with the
+                weights `payload_weights`.
             update: The server's step of this round.
             stats: Statistics of the round.
         """
         return shared
 
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
-        """Return how far `tau` steps with a constant unit gradient move the weights.
+        """Return the distance that `tau` steps with a constant unit gradient move w.
 
-        The distance is in units of lr. By Wang et al. (2020) it is ``tau`` for plain
-        SGD. For SGD with momentum rho it is
+        The distance is in units of the step size (a_i in FedNova, Wang et al. 2020).
+        For plain SGD it is ``tau``. For SGD with momentum rho it is
         ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``.
 
         Args:

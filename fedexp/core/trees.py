@@ -1,6 +1,7 @@
-"""Arithmetic on trees: ``dict[str, Tensor]`` with equal keys in equal order.
+"""Arithmetic on trees. A tree is a ``dict[str, Tensor]``, such as a model's parameters.
 
-All functions are pure. An arithmetic function makes one fused call per tree.
+The trees that a function combines must have the same keys in the same order. All
+functions are pure. An arithmetic function makes one fused call for all tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedexp.core.device import has_float64, is_there, on_cpu, to_device
 
 Tree = dict[str, Tensor]
-# Several trees by name: broadcasts of the server, states and payloads of clients.
+# Several trees by name, for example a broadcast of the server or a client's state.
 Trees = Mapping[str, Tree]
 
 
@@ -39,7 +40,7 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def clone(tree: Tree) -> Tree:
-    """Return a detached copy."""
+    """Return a detached copy of a tree."""
     copies = {name: torch.empty_like(value) for name, value in tree.items()}
     for names in by_dtype(tree):
         torch._foreach_copy_(
@@ -51,8 +52,8 @@ def clone(tree: Tree) -> Tree:
 def on_device(tree: Tree, device: torch.device) -> Tree:
     """Return the tree on `device`.
 
-    If it is there already, the tree itself is returned. Otherwise all tensors of one
-    dtype are copied as one tensor, with one synchronisation.
+    If all tensors are on the device already, the tree itself is returned. Otherwise all
+    tensors of one dtype are copied as one tensor, with one synchronisation.
     """
     if all(is_there(value, device) for value in tree.values()):
         return tree
@@ -64,16 +65,16 @@ def on_device(tree: Tree, device: torch.device) -> Tree:
         there |= {
             name: part.view(tree[name].shape) for name, part in zip(names, parts, strict=True)
         }
-    # The last bits of some kernels depend on the alignment in memory, and views are not
-    # aligned.
+    # The results of some kernels depend on the alignment of their inputs in memory, in
+    # the last bits. The parts are views and may be unaligned, so they are copied.
     return clone(there)
 
 
 def by_dtype(tree: Tree) -> list[list[str]]:
-    """Return the names of the tensors of each dtype.
+    """Return the names of the tensors, grouped by dtype.
 
-    A fused call needs tensors of one dtype. With several dtypes it takes one launch per
-    tensor.
+    A fused call is fast only for tensors of one dtype. With several dtypes it launches
+    one kernel per tensor.
     """
     groups: dict[torch.dtype, list[str]] = {}
     for name, value in tree.items():
@@ -141,10 +142,10 @@ def squared_norm(tree: Tree) -> float:
 
 
 def total(values: Iterable[Tensor]) -> Tensor:
-    """Return a scalar that is NaN or infinite if any floating-point value is.
+    """Return a scalar that is NaN or infinite if any value is NaN or infinite.
 
-    The scalar may overflow even if all values are finite. The device is not
-    synchronised.
+    The scalar may overflow even if all values are finite. Only floating-point tensors
+    are considered. The device is not synchronised.
     """
     floating = [value for value in values if value.is_floating_point()]
     if not floating:
@@ -157,7 +158,7 @@ def total(values: Iterable[Tensor]) -> Tensor:
 def nonfinite(tree: Tree) -> str | None:
     """Return the name of the first tensor that holds NaN or infinity, or None.
 
-    A tree of finite values costs one synchronisation.
+    If all values are finite, this needs one synchronisation of the device.
     """
     if not tree or math.isfinite(total(tree.values())):
         return None
@@ -172,12 +173,12 @@ def num_bytes(tree: Tree) -> int:
 
 
 def joined(parts: Trees) -> Tree:
-    """Join several trees into one whose names begin with ``<part>/``."""
+    """Join several trees into one, whose names are ``<name of the tree>/<name>``."""
     return {f"{part}/{name}": value for part, tree in parts.items() for name, value in tree.items()}
 
 
 def part_of(tree: Tree, part: str) -> Tree:
-    """Return the tree that `joined` joined under the name `part`."""
+    """Return the tree of the name `part` from a tree that `joined` returned."""
     prefix = f"{part}/"
     return {
         name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)
@@ -185,7 +186,7 @@ def part_of(tree: Tree, part: str) -> Tree:
 
 
 def digest(tree: Tree) -> str:
-    """Return a hash of names, types, shapes and bytes."""
+    """Return a hash of the names, types, shapes and bytes of all tensors."""
     # With hardware support, SHA-256 is about as fast as writing the bytes to a disk.
     state = hashlib.sha256()
     for part in _bytes_of(tree):
@@ -194,10 +195,10 @@ def digest(tree: Tree) -> str:
 
 
 def checksum(tree: Tree) -> int:
-    """Return the CRC-32 of names, types, shapes and bytes.
+    """Return the CRC-32 of the names, types, shapes and bytes of all tensors.
 
-    It detects damage at a fraction of the cost of `digest`. Unlike `digest`, it cannot
-    identify a tree, because two trees may have the same checksum.
+    It detects damaged files at a fraction of the cost of `digest`. Unlike a digest, a
+    checksum does not identify a tree, because different trees may have equal checksums.
     """
     return functools.reduce(lambda crc, part: zlib.crc32(part, crc), _bytes_of(tree), 0)
 

@@ -1,4 +1,4 @@
-"""Checks of users' code: the line of an error, and the signatures of hooks."""
+"""Functions that find errors in users' code and check the signatures of its methods."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def is_ours(module: str) -> bool:
 def is_installed(file: Path) -> bool:
     """Return whether a file belongs to Python or to an installed package.
 
-    The package may be outside this environment: in the user's packages
-    (``pip install --user``), in the system's, or in a folder of
-    ``pip install --target``.
+    The package may also be outside this environment, in one of these places: the user's
+    packages (``pip install --user``), the system's packages, or a folder that was
+    filled by ``pip install --target``.
     """
     if any(file.is_relative_to(home) for home in LIBRARIES):
         return True
@@ -49,18 +49,18 @@ def is_installed(file: Path) -> bool:
 
 @cache
 def _names_installed_in(folder: str) -> frozenset[str]:
-    """Return the top-level names that installed packages have in a folder."""
+    """Return the names of files and folders that packages installed into `folder`."""
     records = Path(folder).glob("*.dist-info/RECORD")
     lines = (line for path in records for line in path.read_text(errors="replace").splitlines())
     return frozenset(line.partition(",")[0].partition("/")[0] for line in lines)
 
 
 def place_of_error(error: BaseException) -> str | None:
-    """Return the innermost ``file:line`` of an error in a user's code.
+    """Return the place of an error in a user's code as ``file:line``.
 
     Returns:
-        The place, or None if the error passed only through fedexp and installed
-        packages.
+        The innermost line of the user's code in the traceback. None if the traceback
+        contains only lines of fedexp and of installed packages.
     """
     if isinstance(error, SyntaxError) and _is_users(error.filename):
         return f"{error.filename}:{error.lineno}"
@@ -90,7 +90,11 @@ def place_of_class(kind: type) -> str:
 
 
 def place_of_hook(kind: type, hooks: Sequence[str]) -> str | None:
-    """Return ``file:line`` of the first of `hooks` that a user's class defines."""
+    """Return ``file:line`` of the first method in `hooks` that a user's class defines.
+
+    The user's class is `kind` or one of its bases. If it defines none of the methods,
+    the result is None.
+    """
     return next(
         (
             _place_of_member(vars(cls)[hook], cls)
@@ -119,10 +123,10 @@ def user_code_error(error: BaseException, do: str = TRACED) -> FedexpError | Non
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the kind of an exception and the first line of its message.
+    """Return the type of an exception and the first line of its message.
 
-    If an attribute is missing because it was renamed in version 0.2, its new name is
-    added.
+    If an attribute is missing because it was renamed in version 0.2, the new name is
+    added to the text.
     """
     text = str(error.msg if isinstance(error, SyntaxError) else error).partition("\n")[0]
     if isinstance(error, AttributeError) and (new := attribute_hint(error)) is not None:
@@ -131,11 +135,11 @@ def describe_exception(error: BaseException) -> str:
 
 
 def check_hooks(kind: type, where: str) -> None:
-    """Refuse a plug-in whose methods cannot be called as their interface calls them.
+    """Refuse a plug-in whose methods cannot be called as fedexp calls them.
 
-    A method of a user's class must accept the arguments of the fedexp method that it
-    overrides, in the same order. Positional arguments may have other names. Further
-    arguments need defaults.
+    A method of a user's class must accept all arguments of the fedexp method that it
+    overrides, in the order of that method. Positional arguments may have other names.
+    Additional arguments need defaults.
 
     Args:
         kind: Class of the plug-in.
@@ -157,10 +161,13 @@ def check_hooks(kind: type, where: str) -> None:
 
 @cache
 def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
-    """List every hook that is missing, has an old name or cannot be called.
+    """List every method of a plug-in that is missing or unfit.
+
+    A method is unfit if it has an old name or cannot be called as fedexp calls it.
 
     Returns:
-        One tuple per hook: what is wrong, where, what was expected, what was found.
+        One tuple of texts per problem: what is wrong, where, what was expected, and
+        what was found (or None).
     """
     problems: list[tuple[str, str, str, str | None]] = []
     for number, cls in enumerate(kind.__mro__):
@@ -189,10 +196,10 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
 
 
 def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield a problem for each hook or value of `cls` that was renamed in 0.2.
+    """Yield a problem for each old name or value, renamed in version 0.2, in `cls`.
 
-    `cls` is `kind` or one of its base classes outside fedexp. Without this check a hook
-    with an old name would be ignored.
+    `cls` is `kind` or one of its base classes outside fedexp. Without this check, a
+    method with an old name would never be called.
     """
     own = {**inspect.get_annotations(cls), **vars(cls)}
     for old, new in renames().members_of(kind).items():
@@ -208,7 +215,10 @@ def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | Non
 
 
 def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
-    """Return (expected, got) if `own` cannot replace `replaced`, else None."""
+    """Return None if the member `own` of a class can override the member `replaced`.
+
+    Otherwise return two texts, what was expected and what was found.
+    """
     if isinstance(replaced, property | cached_property):
         return ("a @property", f"def {name}(...)") if isinstance(own, FunctionType) else None
     if not isinstance(replaced, FunctionType):
@@ -227,7 +237,10 @@ def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
 
 
 def _place_of_member(own: Any, cls: type) -> str:
-    """Return ``file:line`` of a method or property, else of its class `cls`."""
+    """Return ``file:line`` of the method or property `own`.
+
+    If `own` has no code of its own, return the place of its class `cls`.
+    """
     function = getattr(own, "__func__", None) or getattr(own, "fget", None) or own
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else place_of_class(cls)

@@ -1,4 +1,4 @@
-"""Models as values: a spec (architecture and widths) and weights."""
+"""Models as values: a spec, which describes the network, and the network's weights."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from fedexp.core.trees import Tree
 from fedexp.core.user_code import describe_exception, is_ours
 
 by_spec = lru_cache(maxsize=16)
-"""Decorator that caches a function or class (such as `Net`) whose argument is a spec.
+"""Decorator that caches the results of a function or class that takes a `ModelSpec`.
 
-The cache has only the 16 most recently used results, because the widths in a spec may
-change in every round.
+The cache is limited to the 16 most recently used results. The reason is that a method
+may change the widths of a network in every round, and each change is a new spec.
 """
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A network: a class path and its keyword arguments.
+    """The description of a network: the path of its class and keyword arguments.
 
-    A spec is hashable. Widths are arguments and may change between rounds.
+    A spec is hashable. The widths of layers are arguments and may change between
+    rounds.
 
     Args:
         arch: Dotted path of the class.
-        kwargs: Sorted pairs of argument and value.
+        kwargs: Pairs of argument name and value, sorted.
     """
 
     arch: str
@@ -49,7 +50,7 @@ class ModelSpec:
 
         The names and types of the keys are checked against the class's constructor.
         ``input_shape`` and ``num_classes`` come from the data set. They are passed to
-        every constructor that takes them.
+        the constructor if it has arguments of these names.
 
         Args:
             node: The config node.
@@ -98,15 +99,21 @@ class ModelSpec:
 
     @classmethod
     def from_stored(cls, arch: str, kwargs: Mapping[str, Any]) -> ModelSpec:
-        """Build a spec from its arguments in JSON, where a tuple is a list."""
+        """Build a spec from arguments that were read from JSON.
+
+        JSON has lists in place of tuples, which are converted back.
+        """
         return cls(arch, tuple(sorted((name, _freeze(value)) for name, value in kwargs.items())))
 
     def split(self) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None:
-        """Return the frozen extractor, the trained head and the shape of the features.
+        """Split the network into a frozen feature extractor and a trained head.
 
-        They come from the static method ``extractor_and_head(kwargs)`` of the class.
-        The network must equal ``head(extractor(x))``. None means that the network is
-        not split.
+        The static method ``extractor_and_head(kwargs)`` of the network's class defines
+        the two parts. The network must equal ``head(extractor(x))``.
+
+        Returns:
+            The spec of the extractor, the spec of the head, and the shape of the
+            features. None if the class cannot be split.
         """
         parts = getattr(locate(self.arch, nn.Module, "model"), "extractor_and_head", None)
         answer: tuple[ModelSpec, ModelSpec, tuple[int, ...]] | None = parts and parts(
@@ -116,21 +123,21 @@ class ModelSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All constructor arguments, with the defaults of those that are not set."""
+        """All constructor arguments. Those that are not set have their defaults."""
         signature = inspect.signature(locate(self.arch, nn.Module, "model")).parameters.values()
         return {p.name: p.default for p in signature if p.default is not p.empty} | dict(
             self.kwargs
         )
 
     def variant(self, rule: str, refusal: str, *arguments: Any) -> ModelSpec:
-        """Return the spec with the changes that a static method of the class returns.
+        """Return a changed spec. A static method of the class defines the changes.
 
         The static method receives all constructor arguments (defaults included) and
-        `arguments`. It returns the constructor arguments that change.
+        `arguments`. It returns only the constructor arguments that change.
 
         Args:
             rule: Name of the static method.
-            refusal: Message if the class has no such method.
+            refusal: Error message for a class without this method.
             arguments: Further arguments of the method.
 
         Raises:
@@ -155,10 +162,10 @@ class ModelSpec:
         return ModelSpec(self.arch, tuple(sorted(own.items())))
 
     def module(self) -> nn.Module:
-        """Build a new module.
+        """Build a new PyTorch module of this spec.
 
-        Its initialisation draws from a fork of torch's global generator, which
-        `Weights.init` seeds.
+        The initial values depend on torch's global generator, which `Weights.init`
+        seeds. The state of the generator is restored afterwards.
         """
         kind = locate(self.arch, nn.Module, "model")
         try:
@@ -185,11 +192,11 @@ def _freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Parameters and buffers of the network `spec`.
+    """The parameters and buffers of a network, together with the network's spec.
 
-    Models are passed between parts of fedexp only in this form. On CUDA, 4-D parameters
-    are stored channels last, unless the network's class refuses this layout (see
-    `computes_channels_last`).
+    The parts of fedexp exchange models only as objects of this class. On CUDA, 4-D
+    parameters are stored channels last, unless the network's class refuses this layout
+    (see `computes_channels_last`).
 
     Args:
         spec: Architecture of the network.
@@ -212,7 +219,8 @@ class Weights:
     def frozen(self) -> frozenset[str]:
         """Names of parameters and buffers that clients never change.
 
-        They match a pattern in ``frozen_parameters`` of the network's class.
+        These are the names that match a pattern in the attribute ``frozen_parameters``
+        of the network's class.
         """
         return frozen_of(self.spec.arch, (*self.params, *self.buffers))
 
@@ -228,7 +236,7 @@ class Weights:
 
     @classmethod
     def init(cls, spec: ModelSpec, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
-        """Return the weights that the class initialises under `seed`."""
+        """Return the initial weights that the network's class produces with `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = spec.module()
@@ -245,9 +253,9 @@ class Weights:
     def of_state_dict(cls, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> Weights:
         """Build weights from a module's ``state_dict()``, on the CPU.
 
-        Non-persistent buffers, which a state dict does not contain, have their initial
-        values. The dtype is that of the floating-point tensors in `state`, or float32
-        if they have several dtypes.
+        A state dict does not contain non-persistent buffers. These get their initial
+        values. The dtype of the weights is that of the floating-point tensors in
+        `state`, or float32 if these tensors have several dtypes.
 
         Args:
             spec: Architecture of the network.
@@ -273,7 +281,7 @@ class Weights:
         return cls(spec, params, dict(module.named_buffers()))
 
     def to(self, device: torch.device) -> Weights:
-        """Return these weights on `device`, copied as few tensors."""
+        """Return these weights on `device`."""
         joined = trees.on_device({**self.params, **self.buffers}, device)
         return Weights(
             self.spec,
@@ -301,10 +309,10 @@ class Weights:
         return module.eval()
 
     def _check_shapes(self) -> None:
-        """Refuse tensors of another network, before memory is allocated.
+        """Refuse tensors that do not fit the network, before its memory is allocated.
 
-        The spec may come from a file, and its widths may be of any size. A user's class
-        that does not support torch's meta device is not checked.
+        The spec may come from a damaged or harmful file with arbitrarily large widths.
+        A user's class that does not support torch's meta device is not checked.
 
         Raises:
             ConfigError: The tensors do not fit the network.
@@ -344,7 +352,10 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @cache
 def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Return the subset of `names` that clients with this network never change."""
+    """Return those parameters and buffers in `names` that clients never change.
+
+    The network's class, at the dotted path `arch`, declares patterns of these names.
+    """
     patterns: tuple[str, ...] = getattr(locate(arch, nn.Module, "model"), "frozen_parameters", ())
     return frozenset(name for name in names for pattern in patterns if fnmatchcase(name, pattern))
 
@@ -352,7 +363,8 @@ def frozen_of(arch: str, names: tuple[str, ...]) -> frozenset[str]:
 def computes_channels_last(spec: ModelSpec, device: str) -> bool:
     """Return whether 4-D tensors of this network are stored channels last on `device`.
 
-    A network's class refuses this layout with ``channels_last = False``.
+    A network's class can refuse this layout with the attribute
+    ``channels_last = False``.
     """
     return prefers_channels_last(device) and _allows_channels_last(spec)
 

@@ -1,6 +1,7 @@
-"""Evaluation of a method's outcome on test, validation and training data.
+"""Evaluation of the models that a method delivers.
 
-It covers whole splits, single classes and clients, and traces within a round. The
-metrics of a batch are defined in `fedexp.tasks`. Tables and reports of finished runs
-are in `fedexp.tables`.
+The models are evaluated on test, validation and training data: on whole splits, single
+classes and single clients. The intermediate models of a round are evaluated here, too.
+The metrics of a batch are defined in `fedexp.tasks`. Tables and reports of finished
+runs are in `fedexp.tables`.
 """

@@ -1,7 +1,7 @@
-"""Metrics of parts of the data: of each class and of each client's data.
+"""Metrics on parts of the data: the samples of each class or of each client.
 
-They show differences that a mean over a split hides. They are measured only if the
-config enables them.
+These metrics show differences that a mean over a whole split hides. They are measured
+only if the config enables them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from fedexp.core.weights import Weights
 from fedexp.data.partition import CutPartition
 from fedexp.evaluation.evaluate import Evaluator
 
-WORST = 0.1  # share of clients whose mean is ``_worst_10``
+# Share of the clients, those with the worst metric, whose mean is ``_worst_10``.
+WORST = 0.1
 
 
 def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> list[str]:
-    """Return the metric names of every class, for the task's first metric.
+    """Return the names of the task's first metric on the samples of each class.
 
-    They have the form ``<split>/<delivers>/<metric>_of_class_<c>``.
+    The names have the form ``<split>/<delivers>/<metric>_of_class_<c>``.
     """
     return [f"{split}/{delivers}/{task.metric_names[0]}_of_class_{c}" for c in range(classes)]
 
 
 def client_names(task: Task, split: str) -> list[str]:
-    """Return the two metric names over clients, for the task's first metric.
+    """Return the names of two statistics of the task's first metric over the clients.
 
-    They are ``<split>/clients/<metric>_mean`` and
-    ``<split>/clients/<metric>_worst_10``.
+    ``<split>/clients/<metric>_mean`` is the mean over all clients.
+    ``<split>/clients/<metric>_worst_10`` is the mean over the worst 10 % of the
+    clients.
     """
     return [f"{split}/clients/{task.metric_names[0]}_{ending}" for ending in ("mean", "worst_10")]
 
@@ -50,13 +52,13 @@ def is_part(metric: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Breakdown:
-    """An evaluation of outcomes on parts of the data.
+    """An evaluation of a method's outcome on each class and on each client's data.
 
     Args:
-        evaluator: Evaluator of the parts.
-        data: Data whose parts are measured.
-        classes: Whether parts are measured by class.
-        clients: Whether parts are measured by client.
+        evaluator: Evaluator that computes the metrics.
+        data: Data of the run.
+        classes: Whether the metrics of each class are measured.
+        clients: Whether the metrics over clients are measured.
     """
 
     evaluator: Evaluator
@@ -65,7 +67,7 @@ class Breakdown:
     clients: bool
 
     def check(self, metrics: Iterable[str], delivers: Delivers) -> None:
-        """Refuse a metric of a class without samples.
+        """Refuse metrics of a class if the class has no samples.
 
         Raises:
             ConfigError: One of `metrics` belongs to a class that a split does not
@@ -97,8 +99,8 @@ class Breakdown:
             Metrics by name. The metrics of `class_names` are measured on the test set
             and on the validation set, if there is one. Classes without samples are left
             out. The metrics of `client_names` are measured on the clients' training
-            data (``train``), without augmentation, and on the clients' held-out shares
-            (``val``).
+            data (``train``), without augmentation, and on the validation samples that
+            were held out from each client's data (``val``), if there are any.
         """
         if not outcome.models:
             return {}
@@ -134,9 +136,10 @@ class Breakdown:
     def _of_clients(
         self, outcome: Outcome, order: torch.Tensor, offsets: list[int], split: str
     ) -> Metrics:
-        """Measure one model, or the ensemble, on the data of every client.
+        """Measure the global model, or the ensemble, on the data of every client.
 
-        If the clients have separate models, each is measured on its own client's data.
+        If there is one model per client, each model is measured on the data of its own
+        client.
         """
         train = self.data.train
         if outcome.kind == "local":
@@ -170,9 +173,10 @@ class Breakdown:
         order: torch.Tensor,
         bounds: Sequence[int],
     ) -> list[float | None]:
-        """Return the task's first metric of each part of `samples`.
+        """Return the task's first metric for each part of `samples`.
 
-        The value of an empty part is None. `Evaluator.parts` describes the arguments.
+        The value of an empty part is None. The arguments are those of
+        `Evaluator.parts`.
         """
         return [
             part.get(self.evaluator.task.metric_names[0])

@@ -1,6 +1,7 @@
-"""Evaluation of an outcome on a split.
+"""Evaluation of a method's outcome (its models) on a split of the data.
 
-The metric names contain the split and the kind of the outcome.
+The names of the metrics contain the split and the kind of the outcome: ``global``,
+``ensemble`` or ``local``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from fedexp.core.outcome import Delivers, Outcome
 from fedexp.core.task import Batch, Metrics, Task
 from fedexp.core.weights import Weights, by_spec
 
-# Endings of metric names by the kind of the outcome. For "local", the values are the
-# mean, standard deviation and minimum over the clients' models.
+# Endings of metric names by the kind of the outcome. If the outcome is "local", each
+# metric has three values: mean, standard deviation and minimum over the models.
 ENDINGS: dict[Delivers, tuple[str, ...]] = {
     "global": ("",),
     "ensemble": ("",),
@@ -28,9 +29,9 @@ ENDINGS: dict[Delivers, tuple[str, ...]] = {
 
 
 def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
-    """Return the metric names of an evaluation on `split`.
+    """Return the names of the metrics of an evaluation on `split`.
 
-    By default, runs are compared by the first metric.
+    By default, runs are compared by the metric with the first name.
     """
     return [
         f"{split}/{delivers}/{name}{ending}"
@@ -40,13 +41,13 @@ def metric_names(task: Task, delivers: Delivers, split: str) -> list[str]:
 
 
 class Evaluator:
-    """An evaluator of outcomes.
+    """An evaluator of methods' outcomes.
 
-    It caches the networks of the latest architectures.
+    It caches networks, so that they need not be built for every evaluation.
 
     Args:
         task: Task that defines predictions and metrics.
-        batch_size: Inputs per forward pass.
+        batch_size: Number of samples per forward pass.
     """
 
     def __init__(self, task: Task, batch_size: int) -> None:
@@ -58,10 +59,11 @@ class Evaluator:
         """Measure an outcome on a split.
 
         Returns:
-            ``<split>/global/*`` for one model, ``<split>/ensemble/*`` for an ensemble,
-            ``<split>/local/*_mean|_std|_min`` for one model per client. In this last
-            case, every model is measured on the whole split. The values are the mean,
-            the standard deviation and the minimum over the models.
+            Metrics by name. The names are ``<split>/global/*`` for one global model and
+            ``<split>/ensemble/*`` for an ensemble. If there is one model per client,
+            every model is measured on the whole split. The names are then
+            ``<split>/local/*`` with the endings ``_mean``, ``_std`` and ``_min``, for
+            the mean, the standard deviation and the minimum over the models.
         """
         if not outcome.models:
             return {}
@@ -78,11 +80,12 @@ class Evaluator:
         return dict(zip(metric_names(self.task, "local", split), spread, strict=True))
 
     def each(self, outcome: Outcome, samples: Samples, split: str) -> dict[str, list[float]]:
-        """Measure every model separately, as ``<split>/local/*``.
+        """Measure every model separately on the whole split.
 
         Returns:
-            By metric name, one value per model, in the order of the outcome's models.
-            If there is one model per client, this is the client order.
+            Lists of values by metric name (``<split>/local/*``). A list has one value
+            per model, in the order of the outcome's models. If there is one model per
+            client, this is the order of the clients.
         """
         measured = [self._measure([model], outcome, samples) for model in outcome.models]
         return {
@@ -99,20 +102,22 @@ class Evaluator:
         order: Tensor,
         bounds: Sequence[int],
     ) -> list[Metrics]:
-        """Compute the task's metrics of each part of `samples`.
+        """Compute the task's metrics separately for each part of `samples`.
 
-        A forward pass may have samples of several parts.
+        A part is, for example, the samples of one class. One forward pass may contain
+        samples of several parts.
 
         Args:
-            models: Models of the outcome that are evaluated.
-            outcome: Outcome that states how the models are combined.
+            models: The models of the outcome that are evaluated.
+            outcome: The outcome, which defines how the models are combined.
             samples: Samples that are divided into parts.
-            order: Positions of samples, (n,), int64. Part g consists of
+            order: Positions in `samples`, (n,), int64. Part g has the positions
                 ``order[bounds[g]:bounds[g + 1]]``.
-            bounds: Ascending bounds of the parts in `order`, one more than parts.
+            bounds: Ascending bounds of the parts in `order`. There is one bound more
+                than there are parts.
 
         Returns:
-            The metrics of each part, {} for an empty part.
+            The metrics of each part. They are {} for an empty part.
         """
         nets = [self._net(model) for model in models]
         totals: list[dict[str, Tensor]] = [{} for _ in bounds[1:]]

@@ -1,6 +1,6 @@
-"""The receiver of traced models, an implementation of `fedexp.core.trace`.
+"""Tracing: evaluation and storage of a method's intermediate models within a round.
 
-It evaluates and stores the intermediate models of a method within a round.
+`Tracer` implements the interface in `fedexp.core.trace`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from fedexp.evaluation.evaluate import Evaluator
 
 @dataclass(eq=False)
 class Traced:
-    """The trace of one step.
+    """The recorded values and models of one step.
+
+    An aggregator passes on intermediate models in named series (see
+    `fedexp.core.trace.Trace`).
 
     Args:
         rows: One row per evaluated iteration. A row has the number of the iteration in
-            the round (``iteration``) and the values that the method reports. Values on
-            the test set are ``<series>/<metric>``. Values on the validation samples, if
-            there are any, are ``<series>/val/<metric>``. A series with one model per
-            client has lists of values on the test set. Instead of validation values it
-            has ``<series>/train/<metric>``, measured on each client's training data.
-        weights: Stored tensors, named ``<iteration>/<series>/<index>/<parameter>``.
+            the round (``iteration``), the values that the method reports, and the
+            metrics of each series. ``<series>/<metric>`` is measured on the test set.
+            ``<series>/val/<metric>`` is measured on the validation samples, if there
+            are any. If a series has one model per client, each metric is a list with
+            one value per client. Such a series has ``<series>/train/<metric>`` instead
+            of validation metrics, measured on each client's own training data.
+        weights: Stored parameters, named ``<iteration>/<series>/<index>/<parameter>``.
+            The index is the number of the model in the series.
         seconds: Seconds that evaluating and storing took.
     """
 
@@ -40,24 +45,26 @@ class Traced:
     seconds: float
 
     def of_step(self, within: int) -> dict[str, float]:
-        """Return the finite float values of a step's row, by name.
+        """Return the finite float values of the step's only row, by name.
 
-        It is for methods with one iteration per step. `within` is the number of the
-        step within its round, from 1. The result is empty if `within` is 0, if the step
-        was not evaluated, and for other methods.
+        The result is empty if `within` is 0 or the step was not evaluated. It is also
+        empty for methods that have several iterations per step.
+
+        Args:
+            within: Number of the step within its round, from 1.
         """
         row = self.rows[0] if within and [row["iteration"] for row in self.rows] == [within] else {}
         return {name: v for name, v in row.items() if isinstance(v, float) and math.isfinite(v)}
 
 
 class Tracer(Trace):
-    """A trace that evaluates models and stores weights at chosen iterations.
+    """A receiver that evaluates models and stores weights at chosen iterations.
 
     Args:
         evaluator: Evaluator of the traced outcomes.
         data: Data on which the outcomes are evaluated.
         every: Every `every`-th iteration is evaluated. If 0, no iteration is evaluated.
-        weights: Iterations whose weights are stored.
+        weights: Numbers of the iterations whose weights are stored.
     """
 
     def __init__(
@@ -127,12 +134,12 @@ class Tracer(Trace):
         )
 
     def take(self) -> Traced:
-        """Return everything that was traced since the last call."""
+        """Return everything that was recorded since the last call of this method."""
         taken = self._traced
         self._traced = Traced([], {}, 0.0)
         return taken
 
 
 def _short(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return metrics by name, without the prefixes for the split and the outcome."""
+    """Return metrics with shorter names, without the prefixes for split and outcome."""
     return {name.rpartition("/")[2]: value for name, value in metrics.items()}

@@ -2,6 +2,7 @@
 
 Constructors take keyword arguments. `input_shape` and `num_classes` come from the data
 set, the other arguments from the YAML file. A constructor raises ValueError if the
-network cannot be built. The last layer of each network is called `output`, and its
-inputs are the features. Losses and metrics are in `fedexp.tasks`.
+network cannot be built. Except in the conditional VAE, the last layer of a network is
+called `output`, and the inputs of this layer are the features. Losses and metrics are
+in `fedexp.tasks`.
 """

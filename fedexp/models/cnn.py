@@ -1,6 +1,7 @@
 """Plain convolutional networks as one configurable class.
 
-It covers McMahan's CNN, MA-Echo's, LeNet and their relatives.
+The class covers the CNN of McMahan et al., the CNN of MA-Echo, LeNet and similar
+networks.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ class ConvNet(nn.Module):
         input_shape: (channels, height, width).
         num_classes: Number of logits.
         channels: Output channels of each convolution.
-        kernel: Side of every convolution, odd if `padding` is ``same``.
+        kernel: Height and width of every convolution's kernel. It must be odd if
+            `padding` is ``same``.
         padding: ``same`` pads with zeros and keeps height and width. ``valid`` does not
             pad.
-        pool: Window and stride of the max pooling: one number for all convolutions, or
-            one number per convolution. 1 means no pooling.
+        pool: Window and stride of the max pooling. It is one number for all
+            convolutions, or one number per convolution. 1 means no pooling.
         hidden: Widths of the hidden linear layers.
         bias: Whether convolutions and linear layers have biases.
         conv_dropout: Probability of elementwise dropout after the ReLU of each
             convolution.
         fc_init: Initialisation of the linear layers. ``default`` is torch's.
             ``xavier_normal`` draws weights from N(0, 2 / (fan_in + fan_out)).
-            Convolutions always have torch's default.
+            Convolutions always have torch's default initialisation.
         norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) after each
-            convolution.
+            convolution. ``none`` puts none.
         cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
             means a linear head.
     """
@@ -115,12 +117,12 @@ class ConvNet(nn.Module):
 
     @staticmethod
     def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
-        """Return constructor arguments for other widths.
+        """Return constructor arguments for a network with other widths.
 
         Args:
-            kwargs: The present arguments.
-            widths: Widths of convolutions and hidden layers, by the names of their
-                weights.
+            kwargs: Constructor arguments of the present network.
+            widths: New widths (output units) of convolutions and hidden layers, by the
+                names of their weights.
         """
         convs, hidden = range(len(kwargs["channels"])), range(len(kwargs["hidden"]))
         return {
@@ -130,9 +132,10 @@ class ConvNet(nn.Module):
 
     @staticmethod
     def without_batch_norm(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the network without BatchNorm.
+        """Return the arguments that change for a network without BatchNorm.
 
-        In that network each BatchNorm is folded into the convolution before it.
+        Each BatchNorm can be folded into the convolution before it, which then needs a
+        bias.
         """
         return {"norm": "none", "bias": True}
 
@@ -147,8 +150,8 @@ class ConvNet(nn.Module):
                 x = self.dropouts[index](x)
             if self.pools[index] > 1:
                 x = functional.max_pool2d(x, self.pools[index])
-            # ReLU and max pooling can be exchanged without changing values or
-            # gradients. After pooling, ReLU has fewer numbers to handle
+            # ReLU is applied after max pooling, because it then has fewer values to
+            # process. The order does not change values or gradients.
             x = torch.relu(x)
 
         x = x.flatten(1)
@@ -159,11 +162,12 @@ class ConvNet(nn.Module):
 
 
 def _channels_innermost(x: Tensor) -> Tensor:
-    """Lay out (batch, channels, height, width) values with channels innermost.
+    """Return x of shape (batch, channels, height, width) with channels innermost.
 
-    The layout in memory is (batch, height, width, channels). Layers keep this layout,
-    and max pooling is ten times faster with it on a CPU. ``contiguous`` is not used,
-    because it leaves images of one channel as they are and vmap does not support it.
+    The order in memory becomes (batch, height, width, channels). All later layers keep
+    this order, and max pooling is ten times faster with it on a CPU.
+    ``x.contiguous(memory_format=torch.channels_last)`` is not used for two reasons. It
+    does not change images of one channel, and `torch.vmap` does not support it.
     """
     n, c, h, w = x.shape
     return x.permute(0, 2, 3, 1).flatten(1).view(n, h, w, c).permute(0, 3, 1, 2)

@@ -1,8 +1,8 @@
 """Conditional variational autoencoders of linear layers.
 
 References are Kingma & Welling 2014 and Sohn et al. 2015. MA-Echo generates digits with
-decoders of widths 30-256-512-784 (Section 7.5). The 30 inputs are the latent code (20)
-and the one-hot label (10).
+decoders of widths 30-256-512-784 (Section 7.5 of its paper). The 30 inputs are 20
+entries of the latent code and 10 entries of the one-hot label.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from fedexp.core.weights import ModelSpec, Weights
 
 
 class CvaeDecoder(nn.Module):
-    """The decoder p(x | z, y): linear layers on [latent code, one-hot label].
+    """The decoder p(x | z, y) of images x, given a latent code z and a label y.
 
-    The layers have biases and ReLU between them. They are named ``decoder.0``,
-    ``decoder.1`` ... The decoder can be fused and run without the encoder.
+    It consists of linear layers with biases and with ReLU between them. The input is
+    the latent code followed by the one-hot label. The layers are named ``decoder.0``,
+    ``decoder.1`` ... A server can merge decoders and run them without the encoders.
 
     Args:
         input_shape: Shape of one image.
         num_classes: Number of classes of the label.
-        latent: Width of the code z.
-        hidden: Widths of the hidden layers, from the code to the image.
+        latent: Number of entries of the code z.
+        hidden: Widths of the hidden layers, in the order from the code to the image.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class CvaeDecoder(nn.Module):
 
     @property
     def linear_chain(self) -> tuple[tuple[str, str | None], ...]:
-        """Return the (weight, bias) names of the layers."""
+        """Return a pair (name of the weight, name of the bias) for each layer."""
         return tuple((f"decoder.{i}.weight", f"decoder.{i}.bias") for i in range(len(self.decoder)))
 
     def forward(self, code: Tensor) -> Tensor:
@@ -63,18 +64,20 @@ class CvaeDecoder(nn.Module):
 
 
 class Cvae(nn.Module):
-    """An encoder q(z | x, y) and a decoder p(x | z, y).
+    """A conditional VAE with an encoder q(z | x, y) and a decoder p(x | z, y).
 
-    The encoder's hidden widths are the decoder's in reverse. The layers are
-    ``encoder.0`` ..., ``mean`` and ``logvar`` (of z), and ``decoder.0`` ...
+    Here x is an image, y its label, and z a latent code. The hidden layers of the
+    encoder have the widths of the decoder's hidden layers in reverse order. The layers
+    are ``encoder.0`` ..., ``mean`` and ``logvar`` (of z), and ``decoder.0`` ...
 
     Args:
         input_shape: As for `CvaeDecoder`.
         num_classes: As for `CvaeDecoder`.
         latent: As for `CvaeDecoder`.
         hidden: As for `CvaeDecoder`.
-        mean: Mean per channel of the data set's normalisation. The normalisation is
-            undone, because a Bernoulli pixel is in [0, 1].
+        mean: Mean per channel of the data set's normalisation. The network undoes the
+            normalisation of its inputs, because pixels of a Bernoulli model are in
+            [0, 1].
         std: Standard deviation per channel of the normalisation.
     """
 
@@ -107,21 +110,21 @@ class Cvae(nn.Module):
         self.logvar = nn.Linear(widths[-1], latent)
 
     def forward(self, x: Tensor, y: Tensor | None = None, noise: Tensor | None = None) -> Tensor:
-        """Compute the loss terms for given labels, or a lower bound for every label.
+        """Compute the terms of the loss, or a bound on log p(x | y) for every label y.
 
         All values are in nats.
 
         Args:
             x: Normalised images, (batch, *input_shape).
-            y: Labels, (batch,), or None for the bounds of all labels.
-            noise: Draws of N(0, 1), (batch, latent). With None, z is the posterior's
-                mean.
+            y: Labels, (batch,). If None, the bounds of all labels are computed.
+            noise: Samples of N(0, 1), (batch, latent), for the random code z. If None,
+                z is the mean of q(z | x, y).
 
         Returns:
-            With labels, (batch, 2): reconstruction loss and KL divergence of each image
-            given its label. Without labels, (batch, classes): the evidence lower bound
-            on log p(x | y) for each label y. It can be used as the logit of a
-            classifier.
+            With labels, the reconstruction loss and the KL divergence of each image,
+            (batch, 2). Without labels, the evidence lower bound on log p(x | y) for
+            each image and each label y, (batch, classes). The bounds can be used as the
+            logits of a classifier.
         """
         if y is None:
             bounds = [
@@ -148,7 +151,7 @@ class Cvae(nn.Module):
         """Undo the normalisation of images.
 
         Returns:
-            Pixels in [0, 1], of the same shape (batch, *input_shape).
+            Pixels in [0, 1], of shape (batch, *input_shape).
         """
         if not self.normalisation[0]:
             return x
@@ -161,7 +164,11 @@ class Cvae(nn.Module):
 
 @lru_cache(maxsize=16)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a cached constant. Copying it to a GPU in each step would synchronise."""
+    """Return a constant tensor from a cache.
+
+    Without the cache, the constant would be copied to the GPU in each step, and each
+    copy would synchronise the GPU.
+    """
     return torch.tensor(values, dtype=dtype, device=device)
 
 
@@ -174,9 +181,10 @@ def _decoded(layers: nn.ModuleList, code: Tensor) -> Tensor:
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """Encode labels (n,) as (n, num_classes).
+    """Return the one-hot encoding, (n, num_classes), of labels (n,).
 
-    torch's own function cannot be vectorised over clients.
+    `torch.nn.functional.one_hot` is not used, because it cannot be vectorised over
+    clients.
     """
     return (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).to(dtype)
 
@@ -184,13 +192,14 @@ def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
 def kl_to_standard_normal(mean: Tensor, logvar: Tensor) -> Tensor:
     """Compute KL(N(mean, diag exp(logvar)) || N(0, I)) in nats.
 
-    It is summed over the last axis (Kingma & Welling 2014, App. B).
+    The last axis has the entries of the random vector, and the sum runs over it
+    (Kingma & Welling 2014, App. B).
     """
     return 0.5 * (mean.square() + logvar.exp() - 1 - logvar).sum(-1)
 
 
 def decoder_of(weights: Weights) -> Weights:
-    """Return the decoder of a `Cvae` as a separate model that shares its tensors."""
+    """Return the decoder of a `Cvae` as a separate model, without copying tensors."""
     arch = f"{CvaeDecoder.__module__}.{CvaeDecoder.__qualname__}"
     params = {name: value for name, value in weights.params.items() if name.startswith("decoder.")}
     kwargs = tuple((key, value) for key, value in weights.spec.kwargs if key not in ("mean", "std"))

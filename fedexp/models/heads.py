@@ -1,4 +1,7 @@
-"""Heads that map penultimate features to logits: a linear layer, or scaled cosines."""
+"""Heads, the last layers of classifiers, which map features to logits.
+
+A head is a linear layer or computes scaled cosines.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from fedexp.core.build import require
 
 
 class CosineHead(nn.Linear):
-    """A head with logits ``s cos(h, w_c)`` of features h, without bias.
+    """A head whose logit of class c is ``s cos(h, w_c)``, without bias.
 
-    w_c is the weight row of class c. The head is LDAM's normalised classifier (Cao et
-    al. 2019). The scale s is applied inside the network. Every loss and metric
-    therefore gets scaled logits.
+    Here h are the features, w_c is the row of the weight for class c, and s is the
+    scale. The head is LDAM's normalised classifier (Cao et al. 2019). The scale is
+    applied inside the network, so every loss and metric gets scaled logits.
     """
 
     def __init__(self, inputs: int, num_classes: int, scale: float) -> None:
@@ -31,7 +34,7 @@ class CosineHead(nn.Linear):
 def head(inputs: int, num_classes: int, bias: bool, cosine_scale: float | None) -> nn.Linear:
     """Return a linear head, or a `CosineHead` if a scale is given.
 
-    A `CosineHead` has no bias.
+    `bias` has no effect on a `CosineHead`, which never has a bias.
     """
     return (
         nn.Linear(inputs, num_classes, bias=bias)

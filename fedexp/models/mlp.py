@@ -15,9 +15,10 @@ from fedexp.core.dropout import Dropout
 
 
 class MLP(nn.Module):
-    """Linear layers on flattened inputs.
+    """A multi-layer perceptron on flattened inputs.
 
-    Every layer but the last is followed by ReLU (and dropout).
+    Every linear layer except the last is followed by ReLU and, if `dropout` is
+    positive, by dropout.
 
     Args:
         input_shape: Shape of one sample, with any number of axes. For images it is
@@ -25,10 +26,11 @@ class MLP(nn.Module):
         num_classes: Number of logits.
         hidden: Widths of the hidden layers. An empty tuple gives a linear classifier.
         bias: Whether the layers have biases.
-        init: Initialisation. ``default`` is torch's, U(-1/sqrt(fan_in), 1/sqrt(fan_in))
-            for weights and biases. ``normal`` draws every weight from N(0, 0.1^2) and
-            sets every bias to 0.1, also in the output layer (PFNM, NAFI).
-        dropout: Probability of dropout after each hidden ReLU.
+        init: Initialisation. ``default`` is torch's: weights and biases are drawn from
+            U(-1/sqrt(fan_in), 1/sqrt(fan_in)). ``normal`` draws every weight from
+            N(0, 0.1^2) and sets every bias to 0.1, also in the output layer. PFNM and
+            NAFI use ``normal``.
+        dropout: Probability of dropout after the ReLU of each hidden layer.
     """
 
     def __init__(
@@ -61,19 +63,20 @@ class MLP(nn.Module):
 
     @staticmethod
     def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
-        """Return constructor arguments for other widths.
+        """Return constructor arguments for a network with other widths.
 
         Args:
-            kwargs: The present arguments.
-            widths: Widths of the hidden layers, by the names of their weights.
+            kwargs: Constructor arguments of the present network.
+            widths: New widths of the hidden layers, by the names of their weights.
         """
         return {"hidden": tuple(widths[f"hidden.{i}.weight"] for i in range(len(kwargs["hidden"])))}
 
     @property
     def linear_chain(self) -> tuple[tuple[str, str | None], ...]:
-        """Return the (weight, bias) names of the layers.
+        """Return a pair (name of the weight, name of the bias) for each layer.
 
-        The result is empty if another operation than ReLU is between the layers.
+        The result is empty if the network has dropout, because a chain has only ReLU
+        between its layers.
         """
         if self.dropouts:
             return ()

@@ -19,9 +19,10 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # basic blocks of each stage
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norms. Their output is added to the input.
+    """Two 3x3 convolutions, each with a norm, whose output is added to the input.
 
-    If the shape changes, the output is added to a 1x1 projection of the input.
+    If the shape of the output differs from that of the input, the output is added to a
+    1x1 projection of the input.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, four stages of basic blocks, an average pool and a linear output.
 
-    The last three stages halve height and width. With ``norm=batch``, the last map must
-    be larger than 1x1 for a training batch of one sample, because BatchNorm needs a
-    variance. With an ImageNet stem, the last map of images of up to 32x32 is 1x1.
+    The stem is the first convolution with its norm and pooling. The last three stages
+    halve height and width. With ``norm=batch``, a training batch of one sample is
+    possible only if the feature map after the last stage is larger than 1x1. The reason
+    is that BatchNorm needs several values to compute a variance. With
+    ``stem=imagenet``, images of up to 32x32 have a last map of 1x1.
 
     Args:
         input_shape: (channels, height, width). Any size works.
@@ -64,12 +67,14 @@ class ResNet(nn.Module):
         stem: ``imagenet`` is a 7x7 convolution of stride 2 and a 3x3 max pool of stride
             2 (32x32 images become maps of 8x8). ``cifar`` is a 3x3 convolution of
             stride 1 without pooling.
-        init: Initialisation of the convolutions. ``kaiming`` draws from N(0, 2 /
-            fan_out), ``default`` is torch's. The scales of norms start at 1 and their
-            shifts at 0. The output layer has torch's default.
-        width: Channels of the stem and the first stage. Each further stage doubles it.
-        final_pool: Window of the last average pool, which must fit the last map exactly
-            once. None means the whole map.
+        init: Initialisation of the convolutions. ``kaiming`` draws weights from
+            N(0, 2 / fan_out), ``default`` is torch's. In both cases, the scales of
+            norms start at 1 and their shifts at 0, and the output layer has torch's
+            default initialisation.
+        width: Channels of the stem and the first stage. Each later stage has twice the
+            channels of the stage before it.
+        final_pool: Window of the average pool after the last stage. The window must fit
+            exactly once into the last feature map. None means the whole map.
         cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
             means a linear head.
     """

@@ -1,6 +1,6 @@
-"""Two tuned linear layers on the features of a frozen ResNet-18 or -34.
+"""Two trained linear layers on the features of a frozen ResNet-18 or ResNet-34.
 
-These are MA-Echo's models for CIFAR-100 and DomainNet.
+MA-Echo uses such models for CIFAR-100 and DomainNet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedexp.models.mlp import MLP
 from fedexp.models.resnet import ResNet
 from fedexp.storage.files import file_sha256
 
-# Patterns of torchvision's names, and their replacements
+# Patterns in torchvision's names of tensors, and their replacements in fedexp's names.
 _RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^conv1\.", "conv."),
     (r"^bn1\.", "norm."),
@@ -42,13 +42,14 @@ class ResNetExtractor(nn.Module):
         input_shape: (channels, height, width) with 1 or 3 channels. Grey images are
             repeated on three channels.
         depth: 18 or 34.
-        pretrained: File of torchvision's weights (``resnet18-....pth``, or safetensors
-            with the same names).
-        sha256: Expected hash of the file's bytes. None accepts any.
-        random_features: Whether to use random weights instead of a file. They are drawn
-            by He initialisation under a fixed seed, the same for all clients and runs.
-        resize: Side to which images are scaled (bilinear) first, or None.
-        width: Channels of the first stage: 64 in torchvision's weights.
+        pretrained: File of torchvision's weights. It is a ``.pth`` file such as
+            ``resnet18-....pth``, or a safetensors file with the same tensor names.
+        sha256: Expected SHA-256 of the file's bytes. None accepts any file.
+        random_features: Whether to use random weights instead of a file. They have He
+            initialisation with a fixed seed, so they are equal for all clients and
+            runs.
+        resize: Height and width to which images are first scaled (bilinear), or None.
+        width: Channels of the first stage. It is 64 in torchvision's weights.
     """
 
     frozen_parameters: ClassVar[tuple[str, ...]] = ("*",)
@@ -146,14 +147,14 @@ class ResNetExtractor(nn.Module):
         self.resnet.load_state_dict(weights)
 
     def train(self, mode: bool = True) -> ResNetExtractor:
-        """Stay in evaluation mode, whatever `mode` is."""
+        """Stay in evaluation mode. The argument `mode` has no effect."""
         super().train(False)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, channels, height, width) to (batch, features).
 
-        There are 512 features at full width.
+        There are 512 features if `width` is 64.
         """
         if self.resize is not None:
             x = functional.interpolate(
@@ -222,11 +223,14 @@ class ResNetFeatures(nn.Module):
     def extractor_and_head(
         kwargs: Mapping[str, Any],
     ) -> tuple[ModelSpec, ModelSpec, tuple[int, ...]]:
-        """Split the model into its frozen and its tuned part.
+        """Split the model into its frozen and its trained part.
+
+        Args:
+            kwargs: Constructor arguments of the model.
 
         Returns:
-            The specs of the frozen and of the tuned part, and the shape of the features
-            between them.
+            The spec of the frozen part, the spec of the trained part, and the shape of
+            the features between them.
         """
         own = dict(kwargs)
         head = {
@@ -248,7 +252,10 @@ def _spec(kind: type[nn.Module], kwargs: Mapping[str, Any]) -> ModelSpec:
 
 
 def renamed(weights: Tree) -> Tree:
-    """Return torchvision's state dictionary under our names, without its last layer."""
+    """Rename the tensors of torchvision's state dictionary to fedexp's names.
+
+    The last layer is left out.
+    """
     found = {name: value for name, value in weights.items() if not name.startswith("fc.")}
     for pattern, ours in _RENAMED:
         found = {re.sub(pattern, ours, name): value for name, value in found.items()}
@@ -273,7 +280,8 @@ def _read(file: Path) -> Tree:
         EOFError,
         ValueError,
     ) as error:
-        # The rest of torch's message is advice that should not be followed
+        # Only the first sentence of torch's message is used. The rest is advice that
+        # should not be followed.
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             "the file of pre-trained weights cannot be read",

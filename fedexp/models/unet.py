@@ -1,6 +1,6 @@
 """U-Net (Ronneberger et al. 2015) with bilinear upsampling and BatchNorm.
 
-Every convolution's width is an argument.
+The number of channels of every convolution is configurable.
 """
 
 from __future__ import annotations
@@ -40,33 +40,38 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """Blocks of convolutions down to the smallest maps and up again.
+    """A U-Net: blocks of convolutions on shrinking feature maps, then on growing maps.
 
-    On the way down, a 2x2 max pool is before every block but the first. On the way up,
-    the height and width of maps are doubled bilinearly before each block. The result is
-    concatenated with the maps of the same size from the way down, which come first. The
-    last layer is a 1x1 convolution with biases, whose outputs are the logits.
+    In the contracting path (`down`), a 2x2 max pool precedes every block except the
+    first. In the expanding path (`up`), the height and width of the maps are doubled
+    bilinearly before each block. The doubled maps are then concatenated to the maps of
+    equal size from the contracting path, which come first. The last layer is a 1x1
+    convolution with biases, whose outputs are the logits.
 
     NAFI (Xiao & Cheng 2023) trains "U-Net with batch normalization" of 19 layers and
-    gives no further details. The defaults fit this: there are 18 3x3 convolutions and
-    the 1x1 convolution, and upsampling has no weights. The following is assumed:
+    gives no further details. The defaults agree with this description: there are 18 3x3
+    convolutions and one 1x1 convolution, and upsampling has no weights. The following
+    is assumed:
 
-    - Blocks down have 64 to 512 channels as in Ronneberger's network. The last one has
-      512, not 1024. Blocks up then read 1024, 512, 256 and 128 channels as in his
-      network.
-    - Convolutions are padded, so masks have the images' size (his network crops).
+    - The first four blocks of the contracting path have 64, 128, 256 and 512 channels,
+      as in Ronneberger's network. The fifth block has 512 channels instead of 1024. The
+      inputs of the blocks in the expanding path then have 1024, 512, 256 and 128
+      channels, as in Ronneberger's network.
+    - Convolutions are padded, so masks have the size of the images. Ronneberger's
+      network crops instead.
     - BatchNorm (momentum 0.1, affine, eps 1e-5) follows each 3x3 convolution, before
-      its ReLU. The convolution then needs no biases.
+      the ReLU. The convolution then needs no biases.
     - Weights have torch's initialisation.
 
     Args:
         input_shape: (channels, height, width). Height and width must be multiples of
             ``2 ** (len(down) - 1)``.
-        num_classes: Channels of logits. 1 for masks.
-        down: Output channels of each convolution on the way down, block by block,
-            largest maps first.
-        up: Output channels of each convolution on the way up, block by block, smallest
-            maps first. `up` has one block fewer than `down`.
+        num_classes: Number of logits per pixel. It is 1 for masks.
+        down: Output channels of the convolutions in the contracting path, one tuple per
+            block. The block with the largest maps is first.
+        up: Output channels of the convolutions in the expanding path, one tuple per
+            block. The block with the smallest maps is first. `up` has one block fewer
+            than `down`.
         norm: ``batch`` for BatchNorm, or ``none``.
         bias: Whether the 3x3 convolutions have biases.
     """
@@ -123,11 +128,12 @@ class UNet(nn.Module):
 
     @staticmethod
     def with_widths(kwargs: Mapping[str, Any], widths: Mapping[str, int]) -> dict[str, Any]:
-        """Return constructor arguments for other widths.
+        """Return constructor arguments for a network with other widths.
 
         Args:
-            kwargs: The present arguments.
-            widths: Widths of the 3x3 convolutions, by the names of their weights.
+            kwargs: Constructor arguments of the present network.
+            widths: New output channels of the 3x3 convolutions, by the names of their
+                weights.
         """
         return {
             side: tuple(
@@ -139,9 +145,10 @@ class UNet(nn.Module):
 
     @staticmethod
     def without_batch_norm(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the network without BatchNorm.
+        """Return the arguments that change for a network without BatchNorm.
 
-        In that network each BatchNorm is folded into the convolution before it.
+        Each BatchNorm can be folded into the convolution before it, which then needs a
+        bias.
         """
         return {"norm": "none", "bias": True}
 

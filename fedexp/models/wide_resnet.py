@@ -13,10 +13,11 @@ from fedexp.models.heads import head
 
 
 class PreActivationBlock(nn.Module):
-    """BatchNorm, ReLU and 3x3 convolution, twice. The output is added to the input.
+    """A residual block: BatchNorm, ReLU and 3x3 convolution, applied twice.
 
-    If the width changes, the output is added to a 1x1 projection of the values after
-    the first ReLU instead. The projection has no BatchNorm.
+    The output is added to the input. If the number of channels changes, the output is
+    added to a 1x1 projection instead. The projection is applied to the values after the
+    first ReLU and has no BatchNorm.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -38,17 +39,20 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A 3x3 convolution, three groups of blocks, BatchNorm, ReLU, average pool, head.
+    """A wide residual network for images.
 
-    The last two groups halve height and width. Weights of convolutions with kernel size
-    k are drawn from N(0, 2 / (k^2 * outputs)). The scales of BatchNorms (momentum 0.1,
-    eps 1e-5) start at 1 and their shifts at 0. The head's bias starts at 0.
+    Its layers are a 3x3 convolution, three groups of blocks, BatchNorm, ReLU, an
+    average pool and the head (the output layer). The last two groups halve height and
+    width. The weights of a k x k convolution with c output channels are drawn from
+    N(0, 2 / (k^2 c)). The scales of BatchNorm layers (momentum 0.1, eps 1e-5) start at
+    1 and their shifts at 0. The head's bias starts at 0.
 
     Args:
         input_shape: (channels, height, width). Any size works.
         num_classes: Number of logits.
-        depth: Number of layers, 6 n + 4 with n blocks per group. DENSE uses 16 and 40.
-        widen: Factor of the widths. The groups have 16, 32 and 64 channels times this.
+        depth: Number of layers, 6 n + 4 for n blocks per group. DENSE uses 16 and 40.
+        widen: Factor of the numbers of channels. The groups have 16, 32 and 64 times
+            `widen` channels.
         cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
             means a linear head.
     """

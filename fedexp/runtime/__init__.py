@@ -1,5 +1,6 @@
-"""Settings of a process, made before it trains.
+"""Settings of a process that are made before the process trains.
 
-They concern numerics, threads and GPUs, the guard of random numbers and the allocator.
-Nothing here depends on a particular method, engine or run.
+They concern numerics, threads, GPUs and the memory allocator. A guard that detects the
+use of global random-number generators is here, too. Nothing here depends on a
+particular method, engine or run.
 """

@@ -1,7 +1,7 @@
-"""A setting of the C library's allocator.
+"""A setting of the C library's memory allocator.
 
-Each training step creates and frees tensors. The setting decides whether their memory
-stays with the process.
+Each training step creates and frees tensors. The setting decides whether the process
+keeps their memory or gives it back to the system.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import functools
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
-_KEPT = 1 << 29  # bytes of free memory at the end of the heap that stay with the process
+_KEPT = 1 << 29  # bytes of free memory at the end of the heap that the process keeps
 _LARGEST = 1 << 25  # bytes, the largest threshold that glibc accepts
 
 
@@ -19,8 +19,8 @@ def keep_freed_memory() -> bool:
     """Reuse freed memory instead of giving it back to the system.
 
     Memory that is given back must be requested again for the next tensor, and the
-    system clears it page by page. With glibc's defaults, stacked training spends half
-    of its time on page faults.
+    system then clears it page by page. With glibc's defaults, stacked training (of
+    several clients as one model) spends half of its time on page faults.
 
     Returns:
         False if there is no glibc, or if glibc refuses a setting.

@@ -1,6 +1,6 @@
 """Process-wide settings of torch for exact and reproducible arithmetic.
 
-The settings apply for the time of a run.
+The settings apply only while a run is executed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _benchmark(on: bool) -> Iterator[None]:
-    """Set whether cuDNN chooses algorithms by timing."""
+    """Set whether cuDNN times several algorithms and chooses the fastest."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = on
     try:
@@ -46,8 +46,8 @@ def _benchmark(on: bool) -> Iterator[None]:
 def _tf32(on: bool) -> Iterator[None]:
     """Allow or forbid TF32 in float32 matrix products and convolutions.
 
-    If `on` is false, both use full float32. False must be set explicitly, because by
-    default torch allows TF32 in convolutions.
+    If `on` is false, matrix products and convolutions use full float32. Torch's default
+    differs: it allows TF32 in convolutions.
     """
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if on else "highest")

@@ -1,12 +1,13 @@
 """Guard against plug-ins that draw from a process's global random-number generators.
 
-The random numbers of a run are a function of names (`fedexp.core.seeds`). A run that
-draws from a global generator could not be resumed bit-exactly. Its results would differ
-between engines, so one run ID would have several results. Such a run is therefore
-stopped at the first client or step that draws.
+The random numbers of a run come from generators whose seeds are derived from names
+(`fedexp.core.seeds`). A run that draws from a global generator could not be resumed
+bit-exactly. Its results would also differ between engines, although such runs have the
+same run ID. The guard therefore stops the run at the first client or step that draws
+from a global generator.
 
 The guard compares the states of the generators before and after the work of a plug-in.
-It therefore detects every draw, also by an unseeded `DataLoader` or in a library.
+It therefore detects every draw, also one by an unseeded `DataLoader` or in a library.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from fedexp.core.errors import FedexpError
 from fedexp.core.user_code import is_ours
 from fedexp.storage.identity import imports_random
 
-_MT19937_BYTES = 624 * 4 + 4  # the words of the state and the position among them
+_MT19937_BYTES = 624 * 4 + 4  # 624 words of state, and the position in them
 
-GeneratorStates = dict[str, object]  # generator name to state, to be compared
+GeneratorStates = dict[str, object]  # state of each generator, by name of the generator
 
 
 def generator_states(watch_python: bool = True) -> GeneratorStates:
     """Return the states of the global generators of torch, NumPy and Python.
 
-    Nothing is drawn.
+    The call does not draw from the generators.
 
     Args:
         watch_python: Whether the generator of Python is included.
@@ -47,13 +48,13 @@ def generator_states(watch_python: bool = True) -> GeneratorStates:
 
 
 def _numpy_state() -> object:
-    """Return the state of NumPy's global generator, to be compared for equality.
+    """Return the state of NumPy's global generator.
 
-    `numpy.random.get_state` takes longer than a training step of a small client. The
-    state of a Mersenne Twister is therefore copied from memory. NumPy's public
-    attribute ``ctypes.state_address`` gives the address, which holds 624 words of 32
-    bits and the position among them. If a user has installed another bit generator, its
-    ``state`` is read.
+    The result is only compared for equality. `numpy.random.get_state` takes longer than
+    a training step of a small client. NumPy's default generator, a Mersenne Twister, is
+    therefore read from memory: 624 words of 32 bits and the position in them. NumPy's
+    public attribute ``ctypes.state_address`` gives the address. If a user has replaced
+    the default generator, the attribute ``state`` is read.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     return (
@@ -64,13 +65,13 @@ def _numpy_state() -> object:
 
 
 class WatchedPlugins(NamedTuple):
-    """The plug-ins that work in a guarded block.
+    """The plug-ins that `GlobalRandomGuard` watches.
 
     Args:
         paths: Class paths by config group.
-        watch_python: Whether the generator of Python is compared. Threads of trackers
-            draw from this generator too. It is therefore compared only if a user's
-            module among the plug-ins imports `random`.
+        watch_python: Whether the generator of Python (`random`) is watched. It is
+            watched only if a plug-in is in a user's module that imports `random`. The
+            reason is that threads of trackers draw from this generator, too.
     """
 
     paths: Mapping[str, str]
@@ -82,9 +83,9 @@ class WatchedPlugins(NamedTuple):
 
 
 class GlobalRandomGuard:
-    """A guard that detects whether `plugins` use a global generator.
+    """A guard that detects whether plug-ins use a global generator.
 
-    It compares the generators' states with those at its creation.
+    It compares the generators' states with their states when the guard was created.
     """
 
     def __init__(self, plugins: WatchedPlugins) -> None:
@@ -92,7 +93,10 @@ class GlobalRandomGuard:
         self._before = generator_states(plugins.watch_python)
 
     def changed_generators(self) -> list[str]:
-        """Return the names of the generators that were drawn from or seeded."""
+        """Return the names of the generators whose state has changed.
+
+        A state changes if numbers are drawn or if the generator is seeded.
+        """
         after = generator_states(self._plugins.watch_python)
         return (
             []
@@ -103,11 +107,11 @@ class GlobalRandomGuard:
     def make_error(
         self, where: str, do: str, error: type[FedexpError] = FedexpError
     ) -> FedexpError:
-        """Return the error that names the plug-ins and the generators.
+        """Return the error that names the plug-ins and the changed generators.
 
         Args:
-            where: Place of the work, for the message.
-            do: Advice, for the message.
+            where: Text for the message that states where the plug-ins ran.
+            do: Advice for the message.
             error: Type of the error.
         """
         own = {
@@ -127,12 +131,12 @@ class GlobalRandomGuard:
 def forbid_global_random(
     paths: Mapping[str, str], where: str, do: str, error: type[FedexpError] = FedexpError
 ) -> Iterator[None]:
-    """Raise an error if the plug-ins of `paths` use a global generator in this context.
+    """Raise an error if plug-ins use a global generator in the ``with`` block.
 
     Args:
-        paths: Class paths by config group.
-        where: Place of the work, for the message.
-        do: Advice, for the message.
+        paths: Class paths of the plug-ins by config group.
+        where: Text for the message that states where the plug-ins ran.
+        do: Advice for the message.
         error: Type of the error.
 
     Raises:

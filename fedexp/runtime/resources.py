@@ -1,4 +1,4 @@
-"""The share of a machine's cores and GPUs that one job of a sweep gets."""
+"""The cores, threads and GPUs that one job of a sweep gets on a machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any, Literal
 
 
 def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
-    """Return how many of a sweep's jobs share the cores at a time.
+    """Return how many jobs of a sweep run at the same time and share the cores.
 
-    joblib runs ``n_jobs`` jobs at a time. A negative ``n_jobs`` counts down from the
-    number of cores: -1 stands for all cores, -2 for one core fewer. submitit_local
-    starts all jobs together. Slurm and Ray give every job its own cores. Hydra's basic
-    launcher runs one job after the other.
+    The number depends on Hydra's launcher:
+
+    - joblib: ``n_jobs``. A negative number counts down from the number of cores: -1
+      stands for all cores, -2 for one core fewer.
+    - submitit_local: all jobs.
+    - Slurm and Ray: 1, because every job gets its own cores.
+    - Hydra's basic launcher: 1, because jobs run one after the other.
 
     Args:
         launcher: Config node of Hydra's launcher.
@@ -29,9 +32,9 @@ def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
 
 
 def gpu_of(worker: int, visible: str | None, count: int) -> str:
-    """Return the CUDA device of a launcher's worker.
+    """Return the CUDA device for a worker process of Hydra's launcher.
 
-    The devices are assigned to the workers in turn.
+    Worker i gets the device number i modulo the number of devices.
 
     Args:
         worker: Number of the worker, from 0.
@@ -48,11 +51,11 @@ def gpu_of(worker: int, visible: str | None, count: int) -> str:
 def take_gpu(job: int) -> None:
     """Restrict this process to one of several GPUs.
 
-    It is called in a worker of a launcher, before CUDA starts in the worker.
+    It is called in a worker process of Hydra's launcher, before the process uses CUDA.
 
     Args:
-        job: Number of the sweep's job. It selects the GPU if the workers of the
-            launcher have no numbers (submitit).
+        job: Number of the job in the sweep. It selects the GPU if the launcher does not
+            number its workers (submitit).
     """
     from fedexp.core.device import has_started_cuda, num_devices
 
@@ -66,14 +69,14 @@ def take_gpu(job: int) -> None:
 
 
 def worker_number(process: str, job: int) -> int:
-    """Return the number of a launcher's worker, from 0.
+    """Return the number of a worker process of Hydra's launcher, from 0.
 
-    joblib's workers are called LokyProcess-1, -2 and so on. For a process with another
-    name, the result is `job`.
+    joblib's workers are called LokyProcess-1, LokyProcess-2 and so on. For a process
+    with another name, the result is `job`.
 
     Args:
-        process: Name of the worker's process.
-        job: Number of the sweep's job, from 0.
+        process: Name of the worker process.
+        job: Number of the job in the sweep, from 0.
     """
     numbered = re.fullmatch(r"LokyProcess-(\d+)", process)
     return int(numbered.group(1)) - 1 if numbered else job

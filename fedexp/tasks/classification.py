@@ -19,9 +19,10 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Classification of int64 labels (b,) by logits (b, classes).
+    """Classification with int64 labels (b,) and logits (b, classes).
 
-    The metrics are ``acc`` in [0, 1] and ``loss`` in nats.
+    The loss is the cross-entropy. The metrics are the accuracy ``acc`` in [0, 1] and
+    ``loss`` in nats.
     """
 
     cross_entropy: ClassVar[bool] = True
@@ -32,12 +33,13 @@ class Classification(Task):
         return F.cross_entropy(net(params, buffers, batch.x), batch.y)
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Compute the mean of logits, or the log of the mean of softmax probabilities.
+        """Combine the logits of an ensemble's models into one output.
 
-        ``rule='logits'`` selects the first, ``rule='probs'`` the second. Means are
-        weighted if weights are given. With the rule ``logits``, weights may have shape
-        (models, classes). Each class then has its own weighted mean, which is 0 if all
-        weights of the class are 0.
+        ``rule='logits'`` computes the mean of the logits. ``rule='probs'`` computes the
+        logarithm of the mean softmax probability. Means are weighted if weights are
+        given. With ``rule='logits'`` the weights may have shape (models, classes). Each
+        class then has its own weighted mean, which is 0 if all weights of the class are
+        0.
         """
         stacked = torch.stack(list(outputs))
         if weights is not None and weights.dim() == 2:
@@ -53,8 +55,8 @@ class Classification(Task):
         )
         share = share.to(stacked).reshape(-1, 1, 1)
 
-        # The mean is computed in log-space. Otherwise a probability that is too small
-        # for float32 would give an infinite loss.
+        # The mean is computed from log-probabilities. Otherwise a probability that is
+        # too small for float32 would be rounded to 0, and the loss would be infinite.
         if rule == "probs":
             return torch.logsumexp(stacked.log_softmax(-1) + share.log(), 0)
         return (stacked * share).sum(0)

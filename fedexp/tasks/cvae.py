@@ -1,6 +1,6 @@
-"""Conditional variational autoencoding.
+"""Training of conditional variational autoencoders.
 
-The objective is the evidence lower bound of images given their labels.
+The loss is the negative evidence lower bound of images given their labels.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class CvaeTask(Task):
-    """The task of a `fedexp.models.cvae.Cvae`. Targets are int64 labels (b,).
+    """The task that trains a `fedexp.models.cvae.Cvae`. Targets are int64 labels (b,).
 
+    Let x be an image, y its label, and z its latent code, with posterior q(z | x, y).
     The loss of an image is the Bernoulli reconstruction loss, summed over pixels, plus
     KL(q(z | x, y) || N(0, I)). It is averaged over the batch. The metrics are ``loss``
     and its first term ``reconstruction_loss``, in nats per image. For the metrics, z is
-    the posterior's mean instead of a random code.
+    the mean of the posterior instead of a random sample.
 
-    If labels are given, a prediction has the reconstruction loss and the KL divergence
-    of each image, (b, 2). Without labels it has, for every label y, the evidence lower
-    bound of log p(x | y), (b, classes).
+    With labels, `predict` returns the reconstruction loss and the KL divergence of each
+    image, (b, 2). Without labels, it returns the evidence lower bound of log p(x | y)
+    for every label y, (b, classes).
 
     Args:
-        latent: Width of z in the model. None means that the model has no z, and is
-            refused.
+        latent: Number of entries of z in the model. None stands for a model without z.
+            Such a model is refused.
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "reconstruction_loss")
@@ -55,10 +56,10 @@ class CvaeTask(Task):
         return batch.x, batch.y
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Return the mean of the members' outputs, weighted if weights are given.
+        """Return the mean of the models' outputs, weighted if weights are given.
 
-        By Jensen's inequality, the mean loss is at least the loss of a mixture of the
-        members. `rule` has no effect.
+        The mean loss is an upper bound of the loss of a mixture of the models, by
+        Jensen's inequality. `rule` has no effect.
         """
         share = torch.ones(len(outputs)) if weights is None else weights
         return torch.einsum(
@@ -70,9 +71,9 @@ class CvaeTask(Task):
 
 
 def standard_normal(uniform: Tensor) -> Tensor:
-    """Transform pairs of uniform numbers in [0, 1) to draws of N(0, 1).
+    """Transform pairs of uniform numbers in [0, 1) to samples of N(0, 1).
 
-    The shape changes from (2, ...) to (...). The transform is that of Box and Muller
-    (1958).
+    The transform is that of Box and Muller (1958). It changes the shape from (2, ...)
+    to (...).
     """
     return torch.sqrt(-2 * torch.log1p(-uniform[0])) * torch.cos(2 * math.pi * uniform[1])

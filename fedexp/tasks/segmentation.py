@@ -1,4 +1,4 @@
-"""Binary segmentation: which pixels of an image belong to the object."""
+"""Binary segmentation: a decision, for each pixel, whether it belongs to the object."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from fedexp.core.trees import Tree
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """Binary segmentation of uint8 masks (b, H, W) by logits (b, 1, H, W).
+    """Binary segmentation with uint8 masks (b, H, W) and logits (b, 1, H, W).
 
-    A logit states whether its pixel belongs to the object. The loss is the binary
-    cross-entropy, averaged over pixels and images. NAFI (Xiao & Cheng 2023) measures
-    Dice and does not state its loss, so the loss is an assumption. It is the two-class
-    form of U-Net's loss (Ronneberger et al. 2015), but without weights of pixels.
+    There is one logit per pixel. The sigmoid of a logit is the predicted probability
+    that its pixel belongs to the object. The loss is the binary cross-entropy, averaged
+    over pixels and images. This loss is an assumption, because NAFI (Xiao & Cheng 2023)
+    measures Dice and does not state its loss. It is the two-class form of U-Net's loss
+    (Ronneberger et al. 2015), but without weights of pixels.
 
     A pixel counts as found if its predicted probability exceeds 0.5. The metrics are:
 
     - ``dice`` is ``2 |F & M| / (|F| + |M|)`` for the set F of found pixels and the set
-      M of pixels in the mask. It is 1 if both sets are empty. The value is in [0, 1]
-      and is averaged over images, as in the Carvana challenge.
+      M of pixels in the mask. It is 1 if F and M are empty. The value is in [0, 1] and
+      is averaged over images, as in the Carvana challenge.
     - ``pixel_acc`` is the share of pixels that are classified correctly, in [0, 1].
     - ``loss`` is in nats per pixel.
     """
@@ -43,17 +44,19 @@ class Segmentation(Task):
         return _cross_entropy(net(params, buffers, batch.x), batch.y).mean()
 
     def combine(self, outputs: Sequence[Tensor], rule: str, weights: Tensor | None) -> Tensor:
-        """Compute the mean of logits, or the logit of the mean probability.
+        """Combine the logits of an ensemble's models into one output.
 
-        ``rule='logits'`` selects the first, ``rule='probs'`` the second. Means are
-        weighted if weights are given. As there is one class, weights of shape (models,
-        1) have the same effect as weights of shape (models,).
+        ``rule='logits'`` computes the mean of the logits. ``rule='probs'`` computes the
+        logit of the mean probability. Means are weighted if weights are given. Weights
+        of shape (models, 1) have the same effect as weights of shape (models,), because
+        there is only one class.
         """
         stacked = torch.stack(list(outputs))
         weights = torch.ones(len(outputs)) if weights is None else weights.flatten()
         share = (weights / weights.sum()).to(stacked).reshape(-1, 1, 1, 1, 1)
 
-        # The means are computed in log-space, so that no probability is rounded to 0.
+        # The means are computed from log-probabilities. Otherwise a very small
+        # probability would be rounded to 0.
         if rule == "probs":
             found = F.logsigmoid(stacked) + share.log()
             missed = F.logsigmoid(-stacked) + share.log()
