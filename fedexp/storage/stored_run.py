@@ -21,7 +21,7 @@ from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import damaged, parse_yaml, read_json, refused
 
-# <codehash8>, or <codehash8>.<k> for files that were set aside.
+# Name of a run folder: <codehash8>, or <codehash8>.<k> if it was set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
 _SHOWN_MATCHES = 8
 
@@ -37,12 +37,12 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """``<method>-<dataset>-<confighash16>/<codehash8>``."""
+        """Name of the run: ``<method>-<dataset>-<confighash16>/<codehash8>``."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def is_aside(self) -> bool:
-        """Whether the folder has files of earlier runs that ``reuse=false`` moved."""
+        """Whether the folder contains files that ``reuse=false`` moved aside."""
         return "." in self.path.name
 
     @cached_property
