@@ -60,7 +60,7 @@ class ClientCache(Engine):
         self.hits = self.misses = 0
 
         self._written = 0
-        self._cached_steps = 0  # local steps of the hits, which were not executed
+        self._cached_steps = 0  # local steps of results read from the cache
         self._base = json.dumps([asdict(numerics), code])
         self._reported: set[str] = set()
 
@@ -107,7 +107,7 @@ class ClientCache(Engine):
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold lock file `path` in the `with` block, so that one process trains the jobs.
+        """Hold the lock file `path`, so that only one process trains the jobs.
 
         If the folder cannot be written, there is no lock, and each process trains its
         jobs.
@@ -130,7 +130,9 @@ class ClientCache(Engine):
         try:
             yield
             with contextlib.suppress(OSError):
-                path.unlink()  # a process that waits for the lock finds every result
+                # A process that waits for the lock will find every result in the
+                # folder.
+                path.unlink()
         finally:
             lock.release()
 

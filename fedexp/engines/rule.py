@@ -36,7 +36,8 @@ _WORKERS_PARAMETERS = 4_000_000
 # Amount of work, in parameters times samples, that takes one process a few seconds. For
 # less work, starting workers is assumed to cost more time than the workers save.
 _LONG = 1e10
-_STEP = 2_500_000  # overhead of a step besides its arithmetic, in the same unit
+# Overhead of a step besides its arithmetic, in the unit of `_LONG`.
+_STEP = 2_500_000
 
 
 @dataclass(frozen=True)

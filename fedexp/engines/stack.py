@@ -570,7 +570,9 @@ def _batches(
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # steps of one epoch. Their samples are adjacent.
+                # The steps of one epoch. Their samples are adjacent in the epoch's
+                # order.
+                run = list(group)
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

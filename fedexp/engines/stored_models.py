@@ -163,7 +163,9 @@ class FromStoredModels(Engine):
 
         recorded = [self._recorded(job, data.train.x.device) for job in jobs]
         models: dict[int, ClientResult] = {}
-        asked = []  # jobs that run the missing probes. Each holds its model in memory.
+        # Jobs that run the probes without a stored answer. Each keeps its model in
+        # memory.
+        asked = []
 
         for i, job in enumerate(jobs):
             if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):

@@ -33,13 +33,15 @@ KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
-_STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
+_STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` has set the number
 # Number of stacks per block. A block consists of consecutive jobs, and only jobs of the
 # same block are stacked together. Results are returned in job order, so a finished
 # result waits in memory for earlier jobs. Because of the blocks, it waits only for jobs
 # of its own block.
 _WINDOW = 8
-_SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
+# Seconds. If a step of one client takes longer, the client already uses the whole
+# device.
+_SLOW_STEP = 0.25
 
 
 @dataclass
@@ -139,12 +141,12 @@ class Vectorized(Engine):
                 candidate.open(context.numerics, context.threads)
                 seconds = seconds_per_step(candidate, jobs[:stack], context.data)
                 if candidate._unstackable:
-                    break  # the loss cannot be stacked, so serial training was timed
+                    break  # the loss cannot be stacked, so this timed serial training
                 if not candidate.stacked_steps:
-                    continue  # the first jobs have nothing in common
+                    continue  # the first jobs cannot be stacked with each other
                 times[name, stack] = seconds
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
-                    break  # larger stacks only exceed the cache
+                    break  # larger stacks would exceed the cache even more
 
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
@@ -249,7 +251,9 @@ class Vectorized(Engine):
             if len(parts) == 1:
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))
-        except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
+        except NotStackableError as error:
+            # The jobs then run serially. If the loss itself has an error, it is raised
+            # there.
             self._unstackable.add(_code_of(jobs[0]))
             self.note(_one_by_one(jobs[0], str(error)))
         except OutOfMemoryError:

@@ -61,17 +61,18 @@ class StoredClientStates(ClientStates):
             first: Number of the first segment that the next `flush` covers.
             last: Number of the last segment that exists.
         """
-        self._held: dict[int, Trees] = {}  # states in memory, the longest unchanged first
+        # The state that has been unchanged for longest is first.
+        self._held: dict[int, Trees] = {}  # states in memory, by client
         self.bytes = 0  # bytes of the states in memory
         self._unsaved: dict[int, None] = {}  # clients in memory whose states are not on disk
 
         self._place: dict[int, int] = {}  # number of the segment with each client's state
-        self._live: dict[int, int] = {}  # number of states in use, by segment
+        self._live: dict[int, int] = {}  # number of current states, by segment
         self._dead = 0  # number of superseded states on disk
         self._written: dict[int, int] = {}  # number of all states, by segment
         self._digests: dict[int, str] = {}  # digest of each segment's facts
 
-        self._obsolete: list[int] = []  # segments that only the last checkpoint refers to
+        self._obsolete: list[int] = []  # segments only the last checkpoint refers to
         self._first, self._next = first, last + 1
         # Segments up to this number may belong to the last checkpoint.
         self._durable = last

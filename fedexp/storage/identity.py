@@ -77,7 +77,8 @@ _ALWAYS = (
     "fedexp.running.summary",
 )
 _FRAMEWORKS = ("torch", "torchvision")
-SEEDS = ("seed", "seed_data")  # config keys in which repetitions with other seeds differ
+# Config keys that differ between repetitions of an experiment with other seeds.
+SEEDS = ("seed", "seed_data")
 
 
 def scientific(config: ResolvedConfig) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     locations = _locations(parent)
     try:
         return importlib.machinery.PathFinder.find_spec(name, locations) if locations else None
-    except KeyError:  # a namespace package in a package that is not imported
+    except KeyError:  # `name` is a namespace package whose parent is not imported
         return None
 
 

@@ -355,6 +355,6 @@ def _by_model(keys: list[str], kind: str, count: int) -> tuple[dict[str, str], .
     groups: dict[str, dict[str, str]] = {str(number): {} for number in range(count)}
     for key in keys:
         number, slash, name = key.partition("/")
-        if slash:  # the other keys belong to the ensemble
+        if slash:  # a key without a slash belongs to the whole ensemble
             groups[number][name] = key
     return tuple(groups.values())

@@ -124,7 +124,9 @@ class StoredRun:
         try:
             with self.lock():
                 return False
-        except (StorageError, OSError):  # OSError: a folder of another user, which we may not lock
+        except (StorageError, OSError):
+            # An OSError is raised if the folder belongs to another user and cannot be
+            # locked.
             return True
 
     @contextlib.contextmanager
@@ -211,7 +213,9 @@ class StoredRun:
         from fedexp.storage.identity import code_hash, find_module, targets
 
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # `fedexp` looks there for the user's modules too
+            # The command `fedexp` also looks in the working directory for the user's
+            # modules.
+            sys.path.insert(0, str(Path.cwd()))
         if not self.config or not all(find_module(module) for module in targets(self.config)):
             return False
         return code_hash(self.config)[:8] != self.path.name.partition(".")[0]

@@ -25,7 +25,7 @@ Layer = tuple[str, str | None]  # names of weight and bias
 # (number, input, gradient at the output) of each layer, last layer first.
 Layers = Iterator[tuple[int, Tensor, Tensor]]
 
-_BLOCK_BYTES = 1 << 20  # bytes, about the cache of one core
+_BLOCK_BYTES = 1 << 20  # about the cache size of one core
 
 
 @dataclass(frozen=True, eq=False)

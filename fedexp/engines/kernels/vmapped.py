@@ -100,7 +100,9 @@ class Vmapped(StackKernel):
             raise
         except (OutOfMemoryError, NotStackableError):
             raise
-        except Exception as error:  # if the loss itself is at fault, serial training reports it
+        except Exception as error:
+            # The job then runs serially. If the loss itself has an error, it is raised
+            # there.
             text = str(error).partition("\n")[0]
             raise NotStackableError(
                 f"its loss cannot be vectorised ({type(error).__name__}: {text})"
@@ -236,7 +238,9 @@ class Vmapped(StackKernel):
                 received=received,
                 shared=shared,
                 state=state,
-                once=lambda name, make: make(),  # a tensor of this pass is not valid in the next
+                # A tensor that `make` returns is valid only in this pass, so it is not
+                # stored.
+                once=lambda name, make: make(),
                 noise=draw,
                 full_gradient=refuse,
                 count_classes=count_classes,
