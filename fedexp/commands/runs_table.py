@@ -186,7 +186,7 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
             always left out.
 
     Returns:
-        The different values of each such key.
+        For each of these keys, its different values.
     """
     sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)

@@ -230,7 +230,7 @@ class _Request:
 
     @property
     def root(self) -> Path:
-        """The output root."""
+        """The absolute path of ``output_root``."""
         from fedexp.config.compose import compose
 
         config = next((run.config for run in self.cell_runs.values() if run.config), None)

@@ -337,10 +337,11 @@ class ClientCache(Engine):
 class _InnerRequests:
     """The requests of a `ClientCache` to its wrapped engine.
 
-    The wrapped engine trains the missing models and runs probes on stored models, in
-    one stream if possible. It divides jobs into parts (`Engine.split`). The last bits
-    of a result may depend on all jobs of its part. If one model of a part is missing,
-    the whole part is therefore trained.
+    The wrapped engine trains the missing models and runs probes on stored models. If
+    possible, one call of `Engine.map` (a stream) does all this work. The wrapped engine
+    divides jobs into parts (`Engine.split`). The last bits of a result may depend on
+    all jobs of its part. If one model of a part is missing, the whole part is therefore
+    trained.
 
     Args:
         inner: Wrapped engine.

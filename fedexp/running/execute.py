@@ -141,8 +141,8 @@ def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | Non
 def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """Refuse a stored result that was computed on other data.
 
-    Data that only the config determines, such as ``synthetic``, are not checked. Other
-    data are compared if their files are present.
+    Data that follow completely from the config, such as ``synthetic``, are not checked.
+    Other data are checked if their files are present.
     """
     present = data_content(config)
     if present is None:
@@ -459,8 +459,8 @@ class _Run:
     def _store_trace(self, step: RecordedStep) -> None:
         """Store the trace of a step in the files of its round.
 
-        An iteration replaces an earlier one of the same number. A step that is executed
-        again after a crash therefore produces the same files.
+        The values of an iteration replace stored values of the same iteration. A step
+        that is executed again after a crash therefore produces the same files.
         """
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:

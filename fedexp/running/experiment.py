@@ -235,7 +235,8 @@ class Experiment:
         ``architectures``, the error names its entry there instead.
         """
         chosen = self.config.architectures
-        # `_apply_limits` has replaced ranges by one name per client.
+        # The config may name a model for a range of clients. `_apply_limits` has
+        # replaced the ranges by a list of names in the order of the clients.
         names = [str(name) for name in chosen.clients or ()]
         try:
             yield
@@ -279,7 +280,7 @@ class Experiment:
 
     @property
     def has_validation(self) -> bool:
-        """Whether training samples are kept for validation.
+        """Whether training samples are set aside for validation.
 
         They are taken from the clients' samples, or from samples that no client has.
         """

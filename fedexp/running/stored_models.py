@@ -416,8 +416,8 @@ def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
     """Return `data` with the clients' stored samples as training data.
 
     Raises:
-        ConfigError: The stored samples differ from the data set's samples in shape, or
-            only one of them are 8-bit images.
+        ConfigError: The stored samples have other shapes than the data set's samples,
+            or one of these two kinds of samples is 8-bit and the other is not.
     """
     parts, train = models.data.samples, data.train
     for x, y in parts:

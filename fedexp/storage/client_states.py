@@ -278,8 +278,8 @@ class StoredClientStates(ClientStates):
     def _open(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Open the file of a segment and read its facts.
 
-        The facts have, by client, the tensor names of each group and the checksum of
-        the state.
+        The facts are JSON values that are stored with the tensors. For each client,
+        they contain the tensor names of each group and the checksum of the state.
         """
         path = self._path(number)
         try:

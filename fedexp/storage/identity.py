@@ -18,7 +18,8 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import is_installed, is_ours
 
 # Keys that do not change the numbers of a result. They decide only where and how fast a
-# run computes, and what it shows. Increase this version when you change the list.
+# run computes, and what it shows. Increase `NON_SCIENTIFIC_VERSION` when you change the
+# list.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
@@ -131,11 +132,11 @@ def config_hash(config: ResolvedConfig) -> str:
 def code_hash(config: Mapping[str, Any]) -> str:
     """Return the fingerprint of the modules that a run uses, plug-ins included.
 
-    It covers syntax trees without docstrings and comments. Imports are followed inside
-    fedexp and inside the packages of plug-ins. They are also followed into modules that
-    are not installed, such as a plug-in's own helpers. An installed package that such a
-    module imports is represented by its version. The versions of torch and torchvision
-    are part of every fingerprint.
+    It covers the syntax trees of the modules, without docstrings and comments. Imports
+    are followed inside fedexp and inside the packages of plug-ins. They are also
+    followed into modules that are not installed, such as a plug-in's own helpers. An
+    installed package that such a module imports is represented by its version. The
+    versions of torch and torchvision are part of every fingerprint.
     """
     return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
 
@@ -226,7 +227,7 @@ def versions() -> str:
 def _versions_used(sources: Mapping[str, Source]) -> str:
     """Return the versions of the installed packages that a user's modules import.
 
-    The text is empty if there are no user's modules. torch and torchvision are left
+    The text is empty if no module belongs to a user. torch and torchvision are left
     out, because `versions` already contains them.
 
     Args:

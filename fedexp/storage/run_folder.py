@@ -292,7 +292,9 @@ def trace_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    """The files ``metrics.jsonl`` (deterministic) and ``timing.jsonl`` of a run.
+    """The files ``metrics.jsonl`` and ``timing.jsonl`` of a run.
+
+    Only the values in ``metrics.jsonl`` are deterministic.
 
     Args:
         folder: Folder of the run.
@@ -384,8 +386,8 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
         is gone. Both are empty if there is no run.
     """
     state = read_mapping(run.path / "status.json")
-    # The lock is checked before the result is read. A run that finishes in between is
-    # therefore not mistaken for a dead run.
+    # The lock is checked before the result is read. A run that finishes between these
+    # two steps is therefore not mistaken for a dead run.
     dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()
 
     try:

@@ -1,7 +1,8 @@
 """Storage of the user code that a run used.
 
-The user's modules that are part of the run's code hash are stored by content, each
-version once. The Git commits that contain them are recorded.
+The user's modules that are part of the run's code hash are stored. Each version of a
+module is stored once, in a file that is named by the module's hash. The Git commits
+that contain the modules are recorded, too.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
         path: File to read.
         device: Device on which tensors are put.
         verify: Whether the contents are compared with the digest that `save_sealed`
-            stores. Files of `save_tree` have none.
+            stores. Files that `save_tree` wrote have no digest.
 
     Raises:
         StorageError: The file is damaged. The message names it.

@@ -79,7 +79,7 @@ class StackBatch:
 
 @dataclass(eq=False)
 class StackTrees:
-    """The trees of k clients, with a leading axis of k in each tensor.
+    """The trees of k clients. Each tensor has a leading axis of length k.
 
     Tensors of `received` and `shared` may be views that repeat one tensor for all
     clients.
