@@ -193,7 +193,7 @@ class StoredRun:
 
     @cached_property
     def updated(self) -> datetime.datetime:
-        """Time of the last status. Without a status, time of the folder's last change."""
+        """Time of the last status or, without a status, of the folder's last change."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             moment = datetime.datetime.fromisoformat(self.state["updated"])
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
