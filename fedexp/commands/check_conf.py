@@ -15,7 +15,7 @@ _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "outputs", "site-pac
 
 
 def check_conf(paths: Sequence[Path]) -> int:
-    """Print every line that uses a path, an import or a config key of version 0.1.
+    """Print all lines that use a class path, an import or a config key of version 0.1.
 
     Args:
         paths: Files, and folders of configs. For a folder, the Python files below its
@@ -51,7 +51,7 @@ def check_conf(paths: Sequence[Path]) -> int:
 
 
 def _findings(file: Path, paths: Sequence[Path]) -> Iterator[Finding]:
-    """Find the lines of a file that use an old name. The file is in one of `paths`."""
+    """Find the lines that use an old name in `file`, which is in one of `paths`."""
     if file.suffix == ".py":
         return in_python(file)
     home = next((path for path in paths if path.is_dir() and file.is_relative_to(path)), None)
@@ -59,10 +59,11 @@ def _findings(file: Path, paths: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the files that are searched for a path of the command line.
+    """Yield the files to check for one path of the command line.
 
-    For a file, this is the file itself. For a folder, these are the YAML and Python
-    files below it, followed by the Python files below its parent folder.
+    If the path is a file, only this file is checked. If it is a folder, the YAML and
+    Python files below it are checked, and then the Python files below its parent
+    folder.
     """
     if path.is_file():
         yield path
@@ -89,6 +90,6 @@ def _walk(folder: Path, endings: Iterable[str]) -> Iterator[Path]:
 def _is_made(folder: Path) -> bool:
     """Return whether a folder is a virtual environment or an ``output_root``.
 
-    Files in such a folder must not be changed, so they are not searched.
+    The user should not change files in such a folder, so they are not checked.
     """
     return (folder / "pyvenv.cfg").exists() or (folder / "runs").is_dir()

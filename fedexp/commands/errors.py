@@ -1,4 +1,4 @@
-"""Exit codes of the commands, and errors of the user without a traceback."""
+"""Exit codes of the commands, and functions that report errors without a traceback."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ USAGE_ERROR, JOB_ERROR = 2, 1
 
 
 def run_guarded(work: Callable[[], int]) -> int:
-    """Run `work` and turn errors of the user into an exit code and a message.
+    """Run `work`, and report errors that the user can correct by a message.
 
-    Exceptions that the user did not cause are raised as they are.
+    All other exceptions are raised as they are.
 
     Returns:
         The exit code of `work`, or the exit code for the error.
@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         command: Function that `run` calls with the parsed arguments. It returns the
-            exit code. None: the parser's subparsers have such functions instead.
+            exit code. None if the subparsers of this parser have such functions
+            instead.
         **options: Arguments of `argparse.ArgumentParser`.
     """
 

@@ -18,10 +18,10 @@ from fedexp.tracking.outlet import visible
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
-    The first columns have the identity and the outcome of a run. The columns
-    ``metrics.*`` (last values) and ``mean_last_10.*`` follow. The last columns,
-    ``config.*``, have every key of the config. Lists are JSON. A cell is empty if the
-    run has no value for the column.
+    The first columns contain the name, the choices, the status and the result of a run.
+    The columns ``metrics.*`` (last values) and ``mean_last_10.*`` follow. The last
+    columns, ``config.*``, contain every key of the config. Lists are JSON. A cell is
+    empty if the run has no value for the column.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -92,8 +92,8 @@ def to_wandb(
 ) -> int:
     """Send every finished run to W&B.
 
-    The ID of a run in W&B is determined by fedexp. With `mode` "online", a run that is
-    sent twice is therefore not duplicated. W&B's files are in ``<run>/wandb``.
+    fedexp determines the ID of a run in W&B. A run that is sent twice with `mode`
+    "online" is therefore not duplicated. W&B's files are in ``<run>/wandb``.
 
     Args:
         runs: Stored runs.

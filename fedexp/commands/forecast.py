@@ -1,6 +1,7 @@
 """An estimate of the cost of planned runs.
 
-It is made from stored runs whose configs differ from the planned ones at most in seeds.
+The estimate uses stored runs with the same configs as the planned runs. Only seeds may
+differ.
 """
 
 from __future__ import annotations
@@ -57,15 +58,16 @@ def print_forecast(configs: Sequence[ResolvedConfig]) -> None:
 def _mean_cost(
     config: ResolvedConfig, known_costs: dict[Path, dict[str, list[Cost]]]
 ) -> Cost | None:
-    """Return the mean cost of finished runs that have a given config up to the seeds.
+    """Return the mean cost of finished runs with the same config, except for seeds.
 
     Runs of every version of the code count. The result is None if there are no such
     runs.
 
     Args:
         config: Resolved config.
-        known_costs: Costs that earlier calls read, by method and data set. New costs
-            are added.
+        known_costs: Costs that earlier calls have read. The keys are the start of the
+            run folders' path (with method and data set) and the config without seeds.
+            This call adds the costs that it reads.
     """
     folder = RunFolder.of(config).path.parent
     # The name of the folder without the hash: method and data set of the run.

@@ -50,7 +50,7 @@ def topic_text(topic: str, *folders: Path) -> str:
     """Return the help on a group, an option of a group, or a key.
 
     The help on a group lists its options, each with the first sentence of its comment.
-    The help on an option (``GROUP=OPTION``) has the comment and the keys of the
+    The help on an option (``GROUP=OPTION``) contains the comment and the keys of the
     option's file. The help on a key is the part of ``config.yaml`` that sets the key.
 
     Raises:
@@ -91,9 +91,9 @@ def _path(group: str, option: str, folders: tuple[Path, ...]) -> Path:
 def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
     """Return the comment of an option, and its keys with their values and comments.
 
-    For a preset, such as an option of ``method``, the text also has the keys of the
-    parts that the preset chooses. If the preset sets such a key, the preset's value is
-    shown.
+    Some options are presets, for example the options of ``method``. A preset chooses
+    options of other groups, called its parts. For a preset, the text also contains the
+    keys of the parts. If the preset sets such a key, the preset's value is shown.
     """
     path = _path(group, option, folders)
     parts = [
@@ -102,7 +102,7 @@ def _option_text(group: str, option: str, folders: tuple[Path, ...]) -> str:
         if how == "override"
     ]
     own = [key for key in keys_of(path) if key.default is not None and key.top != "defaults"]
-    # A preset sets keys by their full names. In other files, a key is relative to the
+    # A preset sets keys by their full names. In other files, keys are relative to the
     # group.
     prefix = "" if "# @package _global_" in path.read_text() else f"{group}."
     shown = {f"{prefix}{key.name}": key for key in own}

@@ -16,13 +16,13 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextlib.contextmanager
 def mark_joblib_files() -> Iterator[None]:
-    """Delete files that joblib left for killed sweeps, and mark this sweep.
+    """Delete the files that joblib left for killed sweeps, and mark this sweep.
 
     joblib names its files by the ID of the process. Other programs that use joblib
-    leave such files, too, so the names do not show which files are fedexp's. Each sweep
-    therefore writes a mark, a file with its process ID in the folder of temporary
-    files. Files of processes without a mark are never deleted. The mark of this sweep
-    is deleted at the end of the block.
+    leave such files, too. The names therefore do not show which files belong to fedexp.
+    For this reason, each sweep writes a mark: a file in the folder for temporary files
+    that is named by the process ID. Files of processes without a mark are never
+    deleted. The mark of this sweep is deleted at the end of the `with` block.
     """
     folder = Path(tempfile.gettempdir()) / f"fedexp-{os.getuid()}"
     mark: Path | None = None
@@ -45,9 +45,10 @@ def mark_joblib_files() -> Iterator[None]:
 
 
 def _delete_files_of_dead(folder: Path) -> None:
-    """Delete joblib's files of the marked processes that are not alive.
+    """Delete joblib's files of the marked processes that have ended.
 
-    Marks of another container are ignored, because its processes are unknown here.
+    Marks of another container are ignored, because this process cannot see whether the
+    container's processes are alive.
     """
     for mark in folder.iterdir():
         if not (mark.name.isdecimal() and _is_own(mark) and mark.read_text() == _namespace()):
@@ -63,7 +64,7 @@ def _delete_files_of_dead(folder: Path) -> None:
 
 
 def _namespace() -> str:
-    """Return the name of the namespace that this process's ID belongs to."""
+    """Return the name of the Linux namespace of process IDs that this process is in."""
     return str(Path("/proc/self/ns/pid").readlink())
 
 

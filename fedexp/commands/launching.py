@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
-    """Call `launch` with the environment variables that the jobs of a sweep share.
+    """Set the environment variables that the jobs of a sweep share, and call `launch`.
 
     Args:
-        group: Name of the sweep, for trackers.
+        group: Name of the sweep. Trackers receive it.
         jobs: Number of jobs.
-        launch: Runs the jobs and returns an exit code.
+        launch: Function that runs the jobs and returns an exit code.
 
     Returns:
         The exit code of `launch`. If a signal interrupted it, the exit code is 128 plus
@@ -74,7 +74,7 @@ class JobFailedError(CompactHydraException):
 def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
     """Run `jobs` as Hydra's multirun would, through the chosen launcher.
 
-    A failed job is recorded in its run folder and does not stop the others.
+    A failed job is recorded in its run folder and does not stop the other jobs.
 
     Args:
         jobs: Overrides of each job.
@@ -191,7 +191,7 @@ def print_failure(label: str, error: object) -> None:
 def sweep_job(config: Any) -> float:
     """Execute one job of a sweep.
 
-    Hydra's launchers call this function, possibly in another process.
+    Hydra's launchers call this function, in this process or in a worker process.
 
     Returns:
         The value of the headline metric.
@@ -241,8 +241,8 @@ def sweep_job(config: Any) -> float:
             error if os.environ.get("HYDRA_FULL_ERROR") else None
         )
     except Exception as error:
-        # All other exceptions are bugs. They are reported at once. The traceback is in
-        # error.txt and is printed at the end of the sweep.
+        # All other exceptions are bugs. They are reported at once. The traceback is
+        # written to ``error.txt``, and is printed at the end of the sweep.
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
 
@@ -257,9 +257,9 @@ _CHECKED_JOBS: list[CheckedJob] = []
 
 @contextlib.contextmanager
 def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
-    """Store the experiments that were built to check a sweep.
+    """Provide the checked jobs of a sweep inside the `with` block.
 
-    Jobs that run in this process use them, and need not build them again.
+    Jobs that run in this process use their experiments and need not build them again.
     """
     _CHECKED_JOBS[:] = jobs
     try:
@@ -273,8 +273,8 @@ def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """Record the jobs of a sweep, in this process and in the launcher's processes.
 
     Yields:
-        A function that returns the stored form of each job's config, in the order in
-        which the jobs started. A job that ran twice is returned once.
+        A function that returns the config of each job (`ResolvedConfig.to_stored`), in
+        the order in which the jobs started. A config that ran twice is returned once.
     """
     with tempfile.TemporaryDirectory(prefix="fedexp-sweep-") as folder:
         path = Path(folder) / "jobs.jsonl"
@@ -313,7 +313,7 @@ def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | Non
     return _CHECKED_JOBS[number].experiment if same else None
 
 
-# Held while a job is executed.
+# Lock that is held while a job is executed.
 _JOB_RUNNING = threading.Lock()
 _POLL_SECONDS = 0.5
 
@@ -331,7 +331,7 @@ def _launcher_pid() -> int | None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """End this worker process once the process that launched the sweep has ended.
+    """End this worker process as soon as the process that launched the sweep has ended.
 
     Otherwise the worker process would execute the other jobs in its queue, and then
     stay idle for minutes. A run that is interrupted in this way can be resumed.

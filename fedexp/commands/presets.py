@@ -1,4 +1,8 @@
-"""The parts of a run's method that differ from those of the method's preset."""
+"""Comparison of a run's method with the preset of the method.
+
+A preset in ``conf/method`` chooses the parts of the method, such as ``trainer`` and
+``aggregator``. The user can replace each part.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from fedexp.storage.yaml_files import defaults_of, read_yaml
 
 
 def swapped_parts(run: StoredRun) -> list[str]:
-    """Return the parts that replace those of the method's preset in a run.
+    """Return the parts of a run's method that replace parts of the preset.
 
-    Each is returned as an override, such as ``trainer=NAME``.
+    Each part is returned as an override, such as ``trainer=NAME``.
     """
     own = _preset_parts(run.choice("method"))
     chosen = {part: run.choices.get(part) for part in own}
@@ -26,7 +30,7 @@ def swapped_parts(run: StoredRun) -> list[str]:
 
 @functools.cache
 def _preset_parts(method: str) -> dict[str, str]:
-    """Return the options that a method's preset chooses, by the name of the part.
+    """Return the option that a method's preset chooses for each part of the method.
 
     The result is empty if there is no such preset.
     """

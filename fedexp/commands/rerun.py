@@ -21,22 +21,24 @@ _NUMERICS = "numerics.json"
 def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     """Run the config of `run` under ``<root>/reruns`` and compare the results.
 
-    The rerun uses the numerics of the stored run. The client cache (memo) and trackers
-    are switched off. An earlier rerun is moved aside if it is finished, and resumed if
-    it was interrupted. The stored run is not changed.
+    The rerun uses the numerics of the stored run. The client cache (config key
+    ``memo``) and trackers are switched off. An earlier rerun is moved aside if it is
+    finished, and resumed if it was interrupted. The stored run is not changed.
 
     Args:
         run: Stored run.
         root: Output root of the stored runs. The rerun has the output root
             ``<root>/reruns``.
-        data_root: Folder of the data sets. None: the folder of the stored run.
+        data_root: Folder of the data sets. If None, the folder of the stored run is
+            used.
 
     Returns:
         The exit code: 0 if the results are bit-identical, and 1 otherwise.
 
     Raises:
-        ConfigError: The run has no result, or a file that it was made with has changed.
-            Also raised if the run is itself a rerun and would be replaced.
+        ConfigError: The run has no result, or a file that it used has changed. This
+            error is also raised if the run is itself a rerun, because it would be
+            replaced.
         StorageError: The run's ``config.yaml`` is damaged.
     """
     from fedexp.commands.launching import execute_job
@@ -113,7 +115,7 @@ def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
 
 
 def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
-    """Print whether two runs are bit-identical, and what else differs.
+    """Print whether the results of two runs are bit-identical, and other differences.
 
     Args:
         old: Stored run.

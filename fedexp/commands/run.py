@@ -84,9 +84,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _overrides_to_print(arguments: list[str]) -> list[str] | None:
-    """Return the overrides of a command line with ``--cfg job``, None for any other.
+    """Return the overrides if the command line has ``--cfg job``, and otherwise None.
 
-    Hydra answers ``--cfg hydra``, ``--cfg all`` and its other flags.
+    Hydra itself answers ``--cfg hydra``, ``--cfg all`` and its other flags.
     """
     given = [
         flag.partition("=")[2] or after
@@ -203,14 +203,14 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         # again.
         if done == len(configs) and grid:
             return _reuse_results(jobs)
-        # Hydra's parser refuses overrides that a flag separates, so the flag comes
-        # first.
+        # Hydra's parser refuses a flag between two overrides, so the flag is the first
+        # argument.
         return run_hydra(["--multirun", *overrides])
 
     with checked_jobs(jobs), recorded_jobs() as record:
         code = run_sweep(f"sweep-{name}", len(configs), launch)
-        # With a sweeper other than Hydra's basic one, other jobs than those in
-        # `configs` may have been run.
+        # Hydra's basic sweeper runs the jobs in `configs`. Another sweeper may have run
+        # other jobs.
         if not grid:
             configs = [resolve_stored(ResolvedConfig.from_stored(one)) for one in record()]
 

@@ -50,8 +50,8 @@ _COLOURS = {
     "stale": "yellow",
     "interrupted": "yellow",
 }
-# The runs or files that each flag of ``clean`` selects. With ``--yes``, they are
-# deleted.
+# Flags of the command ``clean``, and the runs or files that each flag selects. They are
+# deleted only with ``--yes``.
 _CLEAN_FLAGS = {
     "--failed": "runs that failed",
     "--damaged": "runs whose result or status cannot be read",
@@ -479,7 +479,7 @@ def _table(options: argparse.Namespace) -> int:
 
 def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:
     """Print the names of runs whose config is damaged. These configs are not used."""
-    # The warning is printed to standard error, because a program may read standard
+    # The warning is printed to standard error, because a program may parse the standard
     # output.
     for run, error in damaged_configs(runs):
         print(
@@ -562,9 +562,9 @@ def _action_text(options: argparse.Namespace) -> str:
 
 
 def _find_deletable(run: StoredRun, options: argparse.Namespace) -> tuple[Path | None, str]:
-    """Return the part of `run` that the flags select, and the reason.
+    """Return the folder of `run` that the flags select for deletion, and the reason.
 
-    The result is (None, "") if no flag selects a part.
+    The result is (None, "") if no flag selects a folder.
     """
     if options.set_aside and run.is_aside:
         return run.path, "set aside"
@@ -590,7 +590,7 @@ def _stale_paths(root: Path) -> Iterator[Path]:
 def _delete(folder: Path) -> None:
     """Rename a folder and then delete it.
 
-    Without the new name, a half-deleted folder could be taken for a run.
+    Without the new name, an incompletely deleted folder could be mistaken for a run.
     """
     renamed = temporary_path(folder, "deleted")
     # A process with the same ID may have left a folder of this name.
@@ -600,10 +600,10 @@ def _delete(folder: Path) -> None:
 
 
 def _clean_client_cache(folder: Path, delete: bool) -> tuple[int, int]:
-    """Count the entries of the client cache (memo) and their bytes.
+    """Return the number of entries of the client cache (memo), and their size in bytes.
 
-    If `delete` is true, the entries are also deleted. Runs that use the cache tolerate
-    this. Folders and locks are not deleted.
+    If `delete` is true, the entries are also deleted. This is safe while runs use the
+    cache. Folders and locks are not deleted.
     """
     count = size = 0
     for entry in folder.glob("*/*.safetensors"):

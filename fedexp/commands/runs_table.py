@@ -20,8 +20,9 @@ from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
-# Keys that change together with a row or column key, because a method's preset chooses
-# the method's parts. Differences of these keys are not reported.
+# For a row or column key, all keys that change together with it. A method's preset
+# chooses the method's parts, so these keys change with ``method``. Their differences
+# are not reported.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Largest number of keys or values in one message.
 _SHOWN = 4
@@ -185,7 +186,7 @@ def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> d
             always left out.
 
     Returns:
-        The different values of each such key.
+        For each of these keys, its different values.
     """
     sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
     keys = dict.fromkeys(key for side in sides for key in side)
@@ -280,7 +281,7 @@ def _print_notes(
     cols: str,
     value: str,
 ) -> None:
-    """Print the name of the measured value, and notes for comparing the cells.
+    """Print the name of the measured value, and notes on the comparison of cells.
 
     The notes are about runs that are left out, different code, and other keys that
     differ between cells.

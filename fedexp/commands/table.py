@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedexp.tables.lookup import CellRun
     from fedexp.tables.record import TableRecord
 
-# Prefixes of the keys whose overrides are for the sweep itself.
+# Prefixes of the keys that configure the whole sweep, and not a single run.
 _SWEEP_KEYS = ("hydra", "output_root")
 
 
@@ -230,7 +230,7 @@ class _Request:
 
     @property
     def root(self) -> Path:
-        """The output root."""
+        """The absolute path of ``output_root``."""
         from fedexp.config.compose import compose
 
         config = next((run.config for run in self.cell_runs.values() if run.config), None)
@@ -240,7 +240,10 @@ class _Request:
 
 
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
-    """Return the overrides for the sweep itself if `of_sweep`, otherwise the others."""
+    """Return the overrides that configure the whole sweep, or all other overrides.
+
+    The first kind is returned if `of_sweep` is true, the second kind otherwise.
+    """
     return [o for o in overrides if key_of(o).startswith(_SWEEP_KEYS) == of_sweep]
 
 
@@ -296,7 +299,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _report_of_records(options: argparse.Namespace) -> Report:
-    """Build the report of one or more records."""
+    """Build a report from the stored records of a table's runs."""
     from fedexp.tables import record
     from fedexp.tables.build_report import report_of_record
 
@@ -364,7 +367,7 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
 
 
 def _without_local_paths(typed: str) -> str:
-    """Return a typed command without paths of this machine, for readers of a report."""
+    """Return a typed command without paths of this machine, to be shown in a report."""
     words, remaining = iter(shlex.split(typed)), list[str]()
     for word in words:
         if word == "--out":
@@ -377,8 +380,8 @@ def _without_local_paths(typed: str) -> str:
 def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Experiment) -> None:
     """Raise `ConfigError` if the table reads a number that the run will not have.
 
-    The numbers are the value of a cell, the pooled rounds, and the value by which a
-    grid point is chosen.
+    The numbers are the value of a cell, the values of the last rounds if the table
+    pools them, and the value by which a grid point is chosen.
     """
     from fedexp.tables.paths import check_path
 

@@ -1,7 +1,7 @@
 """Choice of the engine that is expected to be fastest for a run.
 
-The engine is chosen just before the first clients train. From then on it is part of the
-run's numerics.
+The engine is chosen just before the first clients train. It is then stored in the run's
+numerics, so that a resumed run uses the same engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedexp.engines.workers import Workers
 
 @dataclass
 class Auto(Engine):
-    """The automatic choice among the engines, by the first of these rules that applies.
+    """An engine that chooses another engine, by the first of these rules that applies.
 
     1. `Vectorized`, if stacking is expected to be faster.
     2. `Workers`, if the device is a CPU and local workers are expected to be faster
@@ -37,8 +37,9 @@ class Auto(Engine):
     def restore(self, computing: Engine, threads: int, num_threads: int) -> Engine:
         """Return the engine that an earlier launch chose.
 
-        If that launch chose `Workers`, each process had only a part of the run's
-        threads. The choice of `Workers` is recognised by this.
+        `computing` is the engine that trained inside each process of that launch. If
+        each process had fewer threads than the run, there were several processes. The
+        earlier launch had then chosen `Workers`.
         """
         return (
             Workers().restore(computing, threads, num_threads)

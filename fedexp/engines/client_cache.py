@@ -1,8 +1,8 @@
-"""Cache of client work that is shared by all runs.
+"""Cache of client results that all runs of an output folder share.
 
-Jobs of the first step do not depend on other steps, so they are trained only once.
-One-shot methods then fuse the same local models. A sweep over methods trains its first
-round only once.
+Jobs of a run's first step do not depend on other steps. If several runs have equal jobs
+in their first step, the jobs are therefore trained only once. For example, a sweep over
+one-shot methods trains the local models once, and every method fuses the same models.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from fedexp.storage.tensors import load_sealed, save_sealed
 
 
 class ClientCache(Engine):
-    """A wrapper of an engine that looks up the jobs of the first step by their content.
+    """A wrapper of an engine that looks up results of a run's first step in a cache.
 
-    Only jobs that are not found are run. A cache key is a hash of the start model,
-    trainer, task, local training and seed. The hash also covers the broadcast trees,
-    the client's state and the bytes of the client's samples. If several processes
-    request the same jobs, one trains them and the others wait. If the folder cannot be
-    used or an entry is damaged, the jobs are trained again and the user sees a note.
+    The wrapped engine runs only the jobs whose results are not found. A cache key is a
+    hash of the start model, trainer, task, local training and seed. The hash also
+    covers the broadcast trees, the client's state and the bytes of the client's
+    samples. If several processes request the same jobs, one process trains them and the
+    others wait. If the folder cannot be used or an entry is damaged, the jobs are
+    trained again and the user sees a note.
 
     Args:
-        inner: Engine that trains what is missing.
-        root: Folder that runs share.
+        inner: Engine that runs the jobs whose results are not in the cache.
+        root: Folder of the cache, which several runs share.
         max_gb: Maximum size of the folder in GB. If it is larger, the least recently
             used entries are deleted.
-        numerics: Numerics of the run. They are a part of every key, because they affect
+        numerics: Numerics of the run. They are part of every key, because they affect
             the last bits of results.
-        code: Fingerprint of the code, a part of every key.
+        code: Fingerprint of the training code. It is part of every key.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ClientCache(Engine):
         self.hits = self.misses = 0
 
         self._written = 0
-        self._cached_steps = 0  # local steps of the hits, which were not executed
+        self._cached_steps = 0  # local steps of results read from the cache
         self._base = json.dumps([asdict(numerics), code])
         self._reported: set[str] = set()
 
@@ -106,10 +107,10 @@ class ClientCache(Engine):
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold the lock of these jobs, so that only one process trains them.
+        """Hold the lock file `path`, so that only one process trains the jobs.
 
-        If the folder cannot be written, there is no lock and each process trains all
-        its jobs.
+        If the folder cannot be written, there is no lock, and each process trains its
+        jobs.
         """
         lock = FileLock(path)
         try:
@@ -129,7 +130,9 @@ class ClientCache(Engine):
         try:
             yield
             with contextlib.suppress(OSError):
-                path.unlink()  # a process that waits for the lock finds every result
+                # A process that waits for the lock will find every result in the
+                # folder.
+                path.unlink()
         finally:
             lock.release()
 
@@ -154,12 +157,13 @@ class ClientCache(Engine):
         parts: list[list[int]],
         data: FederatedData,
     ) -> Generator[ClientResult, None, None]:
-        """Yield the result of each job, from the folder if the model is stored there.
+        """Yield the result of each job.
 
-        The wrapped engine trains the other models and answers the probes of `jobs`.
+        A model that is stored in the folder is read from there. The wrapped engine
+        trains the other models. It also answers the probes of `jobs` on all models.
         """
-        # Stored results whose models must still be probed, by position of the job. All
-        # of them are in memory at once.
+        # Stored results on whose models probes must still run, by position of the job.
+        # All of them are in memory at once.
         loaded = {
             i: stored
             for i, job in enumerate(jobs)
@@ -221,9 +225,10 @@ class ClientCache(Engine):
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
             for place, i in enumerate(part):
-                # The clients of a part are stacked. Their numbers of samples decide
-                # about padding, and which clients take a step together. The last bits
-                # of each result therefore depend on all these numbers.
+                # The clients of a part are trained in one stack. Their numbers of
+                # samples decide how batches are padded and which clients take a step
+                # together. The last bits of each result therefore depend on the numbers
+                # of samples of all clients in the part.
                 batch_group = [sizes, place] if len(part) > 1 else []
                 keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
@@ -259,7 +264,7 @@ class ClientCache(Engine):
     def _save(self, key: str, tree: Tree, facts: dict[str, Any]) -> None:
         """Store a tree and JSON values (`facts`) under a key.
 
-        Nothing is stored if this call of `map` has already written `max_gb` GB.
+        Nothing is stored if the current call of `map` has already written `max_gb` GB.
         """
         if self._written < self.max_bytes:
             try:
@@ -330,21 +335,22 @@ class ClientCache(Engine):
 
 
 class _InnerRequests:
-    """The requests to the wrapped engine.
+    """The requests of a `ClientCache` to its wrapped engine.
 
-    The wrapped engine trains the missing models and answers probes about stored models,
-    in one stream if possible. The last bits of a result may depend on all jobs of its
-    part. If one model of a part is missing, the whole part is therefore trained.
+    The wrapped engine trains the missing models and runs probes on stored models. If
+    possible, one call of `Engine.map` (a stream) does all this work. The wrapped engine
+    divides jobs into parts (`Engine.split`). The last bits of a result may depend on
+    all jobs of its part. If one model of a part is missing, the whole part is therefore
+    trained.
 
     Args:
         inner: Wrapped engine.
         jobs: All jobs of the call.
-        parts: Positions of the jobs in each part of the wrapped engine's split
-            (`Engine.split`).
+        parts: Positions of the jobs of each part.
         data: Data of the run.
-        is_stored: Whether each job needs no training, because its model is stored or
-            the job is `trained`.
-        loaded: Stored results whose models are to be probed, by position of the job.
+        is_stored: For each job, whether it needs no training. This is so if its model
+            is stored, or if the job only runs probes (`ClientJob.trained`).
+        loaded: Stored results on whose models probes must run, by position of the job.
 
     Attributes:
         missing: Positions of the jobs that the wrapped engine trains.
@@ -369,9 +375,10 @@ class _InnerRequests:
             if i not in self.missing
         }
         self._done: dict[int, ClientResult] = {}
-        # The wrapped engine might split a shorter list of jobs into other parts. One
-        # stream is used only in three cases, in which this cannot matter: every part
-        # has one job, no job is trained, or every job is trained.
+        # The wrapped engine might split a shorter list of jobs into other parts, which
+        # could change the last bits of results. One stream is therefore used only in
+        # three cases: every part has one job, no job is trained, or every job is
+        # trained.
         each_alone = all(len(part) == 1 for part in parts)
         self._together = each_alone or not self.missing or len(self.missing) == len(jobs)
         self._stream = self._from(0)
@@ -386,8 +393,9 @@ class _InnerRequests:
             if i in self._requests:
                 jobs = {j: self._requests[j] for j in part if j in self._requests}
             else:
-                # The entry was evicted or damaged after the check. The wrapped engine
-                # allows one stream at a time, so the current stream is closed.
+                # The entry was evicted or damaged after `is_stored` had been computed.
+                # The wrapped engine allows one stream at a time, so the current stream
+                # is closed.
                 self._stream.close()
                 jobs = {j: self._jobs[j] for j in part}
 

@@ -2,13 +2,15 @@
 
 The rule uses the model, the work and the number of threads.
 
-- Chains of linear layers are stacked in this process, with any number of threads.
-- All other jobs train one client after the other. They train in local workers of one
-  thread each if the training is expected to repay the start of the workers. Otherwise
-  they train in this process. Such jobs are stacked only if the user asks for it
-  (``engine.kernel=vmap``).
+- Clients whose networks are chains of linear layers are trained in stacks in this
+  process, with any number of threads. A stack trains several clients as one batched
+  computation.
+- Clients with other networks are not stacked, unless the user asks for it
+  (``engine.kernel=vmap``). They train in worker processes of one thread each if the
+  workers are expected to save more time than their start takes. Otherwise they train
+  one after the other in this process.
 
-Nothing is timed. Equal runs therefore have the same engine, also on a busy machine. The
+Nothing is timed. Equal runs therefore use the same engine, also on a busy machine. The
 constants were measured on two cores and are first estimates.
 ``scripts/bench_engines.py`` compares the choice with the fastest engine on a machine.
 """
@@ -21,17 +23,21 @@ from fedexp.core.engine import EngineContext
 from fedexp.core.kernel import num_steps
 from fedexp.core.trees import num_bytes
 
-# A stack saves calls and autograd: 20 small MLPs train three times as fast in a stack
-# as one by one. Every step reads and writes all weights of the stack, so there is no
-# gain if they do not fit into the cache. Stacks above 20 MiB are not faster.
+# Largest stack, in clients and in bytes of their parameters. Stacking saves the
+# overhead of many PyTorch calls and of autograd. For example, 20 small MLPs train three
+# times as fast in a stack as one after the other. Every step reads and writes all
+# weights of the stack. If they do not fit into the processor's cache, stacking gains
+# nothing: stacks above 20 MiB were not faster.
 _STACK, _STACK_BYTES = 32, 20 << 20
-# A network with 1.7 million parameters trained faster in workers. A network with 11
-# million (ResNet-18) did not. The limit between the two is not known.
+# Most parameters of a network that is trained in workers. A network with 1.7 million
+# parameters trained faster in workers. A network with 11 million (ResNet-18) did not.
+# The exact limit has not been measured.
 _WORKERS_PARAMETERS = 4_000_000
 # Amount of work, in parameters times samples, that takes one process a few seconds. For
 # less work, starting workers is assumed to cost more time than the workers save.
 _LONG = 1e10
-_STEP = 2_500_000  # overhead of a step besides its arithmetic, in the same unit
+# Overhead of a step besides its arithmetic, in the unit of `_LONG`.
+_STEP = 2_500_000
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class Workload:
         most_stacked: Upper bound on the clients of a stack (see `EngineContext`).
         parameters: Number of parameters of the largest client model.
         bytes: Bytes of the parameters of the largest client model.
-        steps: Number of local steps of all clients from this round on, if every round
-            has the same jobs.
+        steps: Number of local steps of all clients in this round and all later rounds.
+            It is assumed that every round has the same jobs.
         batch_size: Batch size of each step.
         threads: Number of threads that all processes of the run share.
     """
@@ -84,8 +90,8 @@ class Workload:
     def is_long(self) -> bool:
         """Whether training is expected to take at least a few seconds.
 
-        The work is measured in parameters times samples, plus a fixed overhead per
-        step. The answer is therefore the same on every machine.
+        The work is counted in parameters times samples, plus a fixed overhead per step.
+        No time is measured, so the answer is the same on every machine.
         """
         return self.steps * (_STEP + self.parameters * self.batch_size) >= _LONG
 

@@ -1,6 +1,7 @@
 """Reference engine, which trains one client after the other in this process.
 
-All jobs of a model spec use the same network. The data are already on the run's device.
+All jobs with the same model spec reuse one network object. The data are already on the
+run's device.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class Serial(Engine):
 
 @contextlib.contextmanager
 def named_client_errors(jobs: Sequence[ClientJob], data: FederatedData) -> Iterator[None]:
-    """Turn an unexpected exception into a `ClientError` that names the clients.
+    """Convert unexpected exceptions in the `with` block to `ClientError`.
 
-    A draw from a global random generator is reported as a `ClientError` too.
+    The error names the clients of `jobs`. If the block draws from a global random
+    generator, a `ClientError` is raised, too.
     """
     job = jobs[0]
     guard = GlobalRandomGuard(

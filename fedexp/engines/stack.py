@@ -1,15 +1,16 @@
-"""Training of several clients as one.
+"""Training of several clients as one batched computation, called a stack.
 
-The clients' tensors are stacked along a first axis, and their steps are taken together.
-The order of operations in a step is that of the step kernel (`fedexp.core.kernel`).
-Each client takes the same steps as if it trained on its own. Only the last bits of its
-results depend on other clients, namely on the numbers of samples of all clients in the
-stack.
+The clients' tensors are stacked along a new first axis, and their local steps are taken
+together. The order of operations in a step is that of the step kernel
+(`fedexp.core.kernel`). Each client takes the same steps as if it trained on its own.
+Only the last bits of its results depend on other clients, namely on the numbers of
+samples of all clients in the stack.
 
-If the kernel pads batches, all clients take a step together. For other kernels the
-clients are divided into groups in each step. The clients of a group have batches of the
-same length and are in the same epoch. Clients are sorted by their number of steps and
-samples, so a group is a range of clients and its tensors are views.
+A stack's kernel (`StackKernel`) computes the gradients of its clients. If the kernel
+pads batches, all clients take a step together. For other kernels, the clients are
+divided into groups in each step. The clients of a group have batches of the same length
+and are in the same epoch. Clients are sorted by their number of steps and samples. A
+group is therefore a range of clients, and its tensors are views.
 """
 
 from __future__ import annotations
@@ -79,17 +80,17 @@ def train_stack(
     num_classes: int,
     kind: type[StackKernel],
 ) -> tuple[list[int], Iterator[ClientResult]]:
-    """Train `jobs` as one.
+    """Train `jobs` as one stack.
 
-    The jobs agree in everything except client, start, seed and trees. Training is over
-    when this function returns. The payload and the new state of a client are computed
-    only when its result is requested. When the server reads them, they are then still
-    in the processor's cache.
+    The jobs may differ only in their client, start model, seed, and the values of
+    broadcast trees and client states. Training has finished when this function returns.
+    The payload and the new state of a client are computed only when its result is
+    requested. They are then still in the processor's cache when the server reads them.
 
     Args:
         jobs: Jobs of the stack.
         net: Network of the model spec that all jobs have.
-        samples: Training pool.
+        samples: Training samples of all clients.
         indices: For each client, the positions of its samples in `samples`, (n,) int64,
             on the CPU.
         num_classes: Number of classes.
@@ -105,9 +106,10 @@ def train_stack(
         ctx = context(job, net, samples, index, num_classes, len(schedule), noise)
         clients.append(_StackedClient(job, index, schedule, noise, ctx))
 
-    # Clients are ordered by descending number of steps. The clients that still train
-    # are then always the first ones. Clients with more samples take at least as many
-    # steps.
+    # Clients are ordered by descending number of steps, so the clients that still train
+    # are always the first ones. Without padding, clients with equally many steps are
+    # ordered by descending number of samples, so that batches of equal length are
+    # adjacent.
     def position(i: int) -> tuple[int, int]:
         return -len(clients[i].schedule), 0 if kind.pads else -len(clients[i].index)
 
@@ -265,21 +267,23 @@ class _Training:
     ) -> tuple[dict[str, list[list[float]]], bool]:
         """Return the measured values, and whether all models are known to be finite.
 
-        The device is synchronised only once. On a CPU, synchronisation costs nothing,
-        so models are not checked here. They are checked when the server reads them,
-        because they are then in the cache.
+        Reading a number from a GPU waits for all its work, so all numbers are read at
+        once. They include a number that shows whether the models are finite. On a CPU,
+        reading a number costs nothing, so the models are not checked here. They are
+        checked later, when the server reads them and they are in the processor's cache.
 
         Args:
             places: The clients of each batch, as a range of positions.
 
         Returns:
-            By name and client, the values in the order of the client's steps.
+            The measured values by name and client, in the order of the client's steps.
+            Then True if all models are finite, or False if this is not the case or not
+            known.
         """
         tree = {**self._whole.params, **self._whole.buffers}
         unknown = all(on_cpu(value.device) for value in tree.values())
         device = self._measured["loss"][0].device
-        # A trainer may measure numbers of another type, or on another device, than the
-        # loss.
+        # Values that a trainer measures may have another dtype or device than the loss.
         values = [wide(torch.cat(batches)).to(device) for batches in self._measured.values()]
         if not unknown:
             values.append(wide(trees.total(tree.values())).to(device).view(1))
@@ -395,9 +399,10 @@ def _part(stack: StackTrees, clients: slice) -> StackTrees:
 
 
 def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
-    """Return the context of an elementwise hook for all clients of a stack.
+    """Return one context for all clients of a stack, for hooks marked elementwise.
 
-    If a hook uses a field that elementwise hooks may not use, it gets an error or NaN.
+    An elementwise hook is called once with the stacked trees of all clients. Fields
+    that such a hook may not use raise an error or are NaN.
     """
 
     def refuse(*arguments: Any, **named: Any) -> NoReturn:
@@ -429,7 +434,7 @@ StackHook = Callable[..., Tree]  # (common context, context of each client, tree
 
 
 def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
-    """Return the ascent of the stack, or None.
+    """Return the ascent that all clients have, or None if the trainer has no ascent.
 
     Raises:
         UnlikeJobsError: The ascents differ from client to client.
@@ -443,7 +448,7 @@ def _ascent(trainer: Trainer, own: Sequence[Ctx]) -> Ascent | None:
 
 
 def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | None:
-    """Return the adjustment of the stack, or None.
+    """Return the stacked adjustments of all clients, or None if there are none.
 
     An elementwise adjustment is made once if all clients have the same tensors.
     Otherwise one adjustment is made per client, and its tensors are copied into the
@@ -512,7 +517,8 @@ def _parts(how: Adjustment | None) -> dict[str, Tree]:
 def _on_stack(trainer: Trainer, name: str, net: Net) -> StackHook:
     """Return a trainer's hook as a function of stacked trees.
 
-    The trainer's hook is called once if it is elementwise, else client by client.
+    If the trainer's hook is elementwise, it is called once for all clients. Otherwise
+    it is called once per client.
     """
     hook: Callable[..., Tree] = getattr(trainer, name)
 
@@ -535,14 +541,15 @@ def _batches(
 ) -> Iterator[StackBatch]:
     """Yield, for each step, the batches of the clients that still train.
 
-    Each client has its own order of samples. The samples of several steps are gathered
-    together.
+    Each client has its own order of samples. To save calls, the samples of several
+    steps are read from `samples` in one operation.
 
     Args:
         clients: Clients by descending number of steps.
-        samples: Training pool.
-        pads: Whether one batch has all clients of a step. Otherwise all clients of a
-            batch are in the same epoch, and each has equally many samples in the batch.
+        samples: Training samples of all clients.
+        pads: Whether one batch contains all clients that take the step. Otherwise the
+            clients of a batch are in the same epoch and have equally many samples in
+            it.
     """
     schedules = [client.schedule for client in clients]
     b = max(stop - start for schedule in schedules for _, start, stop in schedule)
@@ -563,7 +570,9 @@ def _batches(
             for epoch, group in groupby(
                 schedules[c][position : position + steps], key=itemgetter(0)
             ):
-                run = list(group)  # steps of one epoch. Their samples are adjacent.
+                # The steps of one epoch. Their samples are adjacent in the epoch's
+                # order.
+                run = list(group)
                 start, stop = run[0][1], run[-1][2]
                 if orders[c][0] != epoch:
                     orders[c] = epoch, epoch_order(clients[c].job, clients[c].index, epoch)

@@ -19,8 +19,8 @@ from fedexp.core.weights import Weights
 from fedexp.storage.client_data import CLIENT_DATA, ClientData, probe_name
 from fedexp.storage.model_folder import CLIENTS, Clients, ModelFolder
 
-# Facts about the clients that a method may need. For each fact, the file that contains
-# it and the argument of `fedexp.save_models` that stores it.
+# Facts about the clients that a method may need. `_STORED_BY` has, for each fact, the
+# file that contains it and the argument of `fedexp.save_models` that stores it.
 Fact = Literal["numbers of samples", "class counts", "samples"]
 _STORED_BY: dict[Fact, tuple[str, str]] = {
     "numbers of samples": (CLIENTS, "num_examples"),
@@ -28,8 +28,9 @@ _STORED_BY: dict[Fact, tuple[str, str]] = {
     "samples": (CLIENT_DATA, "data"),
 }
 
-# Key of `Partition.info` for the source of the clients' samples in a run with stored
-# models, and the values of this key.
+# Key of `Partition.info` that is set in runs with stored models. `FROM_FOLDER` means
+# that the clients' samples come from the folder of the models. `UNKNOWN` means that
+# they are not known. Without the key, they are those of the configured split.
 SAMPLES = "samples_of_clients"
 FROM_FOLDER, UNKNOWN = "client_models.path", "unknown"
 
@@ -86,7 +87,7 @@ class StoredModels:
         )
 
     def described(self, clients: Clients, data: FederatedData) -> Clients:
-        """Return `clients` with the folder's counts if their samples are not known."""
+        """Return `clients` with the folder's counts if the samples are not known."""
         if knows_samples(data):
             return clients
         records = [self.record(client) for client in clients.clients]
@@ -115,8 +116,8 @@ class StoredModels:
 
         Args:
             fact: The missing fact.
-            why: The reason why it is needed: a clause without a period, in which the
-                fact is called "them".
+            why: The reason why the fact is needed. It is a clause without a period that
+                calls the fact "them", for example "rounds=2 trains the models on them".
             do: Next step for the message. By default it is to save the models with the
                 fact.
             unfit: The reason why the folder's split cannot be used, if it has one.
@@ -162,7 +163,9 @@ class FromStoredModels(Engine):
 
         recorded = [self._recorded(job, data.train.x.device) for job in jobs]
         models: dict[int, ClientResult] = {}
-        asked = []  # jobs that run the missing probes. Each holds its model in memory.
+        # Jobs that run the probes without a stored answer. Each keeps its model in
+        # memory.
+        asked = []
 
         for i, job in enumerate(jobs):
             if missing := tuple(probe for probe in job.probes if probe.name not in recorded[i]):

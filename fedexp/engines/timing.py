@@ -33,7 +33,8 @@ def shortened_jobs(jobs: Sequence[ClientJob], steps: int) -> list[ClientJob]:
 def seconds_per_step(engine: Engine, jobs: Sequence[ClientJob], data: FederatedData) -> float:
     """Return the seconds per local step in the fastest of a few passes over `jobs`.
 
-    The jobs are shortened. The first pass does not count, because it builds networks.
+    A pass runs shortened copies of all jobs. The first pass does not count, because it
+    builds networks.
     """
     first = shortened_jobs(jobs, 1)
     _seconds(engine, first, data)  # builds networks and starts processes

@@ -1,6 +1,8 @@
-"""Engine that stacks jobs of the same kind and trains them as one.
+"""Engine that trains jobs of the same kind together, in stacks.
 
-Jobs that no kernel fits run one after the other. The stacked steps are counted.
+A stack is one batched computation for several clients, whose gradients a kernel
+computes. Jobs that no kernel can compute run one after the other. The engine counts the
+steps that were taken in stacks.
 """
 
 from __future__ import annotations
@@ -31,22 +33,25 @@ KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
 _STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
-_STACK_BEFORE_CHOICE = 8  # clients per stack before `choose` is called
-# Jobs are stacked within blocks of consecutive jobs. A block has this many stacks.
-# Results are returned in job order, so a finished result waits for earlier jobs. These
-# are all in its own block, so at most the results of one block wait in memory.
+_STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` has set the number
+# Number of stacks per block. A block consists of consecutive jobs, and only jobs of the
+# same block are stacked together. Results are returned in job order, so a finished
+# result waits in memory for earlier jobs. Because of the blocks, it waits only for jobs
+# of its own block.
 _WINDOW = 8
-_SLOW_STEP = 0.25  # seconds. If steps are slower, a single client already uses the whole device.
+# Seconds. If a step of one client takes longer, the client already uses the whole
+# device.
+_SLOW_STEP = 0.25
 
 
 @dataclass
 class Vectorized(Engine):
-    """An engine that stacks jobs of the same kind and trains them as one.
+    """An engine that trains jobs of the same kind together, in stacks.
 
     Args:
-        stack: Number of clients per stack, or ``auto``.
-        kernel: ``linear``, ``vmap``, or ``auto`` for the first of these that fits a
-            job.
+        stack: Maximum number of clients per stack, or ``auto``.
+        kernel: ``linear`` or ``vmap``. With ``auto``, ``linear`` is used if it can
+            compute a job, and otherwise ``vmap``.
     """
 
     stack: Literal["auto"] | int = "auto"
@@ -54,7 +59,7 @@ class Vectorized(Engine):
     _serial: Serial = field(init=False, default_factory=Serial)
     _stacked_steps: int = field(init=False, default=0)
     _unstackable: set[Hashable] = field(init=False, default_factory=set)
-    # Number of clients that fit into the device's memory.
+    # Maximum number of clients per stack after a larger stack ran out of memory.
     _limit: float = field(init=False, default=math.inf)
 
     def __post_init__(self) -> None:
@@ -67,10 +72,10 @@ class Vectorized(Engine):
         """Return an engine with a fixed stack and kernel, or `Serial`.
 
         If the user set `stack`, this engine is returned unchanged. Otherwise `Serial`
-        is returned if no kernel fits or stacking is not expected to be faster. On a
-        CPU, a rule decides this (`fedexp.engines.rule`). On a GPU, a short timing
-        decides for long runs, which repay the timing. Shorter runs use the first kernel
-        that fits, without a timing.
+        is returned if no kernel can compute the jobs, or if stacking is not expected to
+        be faster. On a CPU, a rule decides whether it is (`fedexp.engines.rule`). On a
+        GPU, a short timing decides, but only for long runs. Short runs use the first
+        kernel that can compute the jobs.
         """
         engine = self.choose_quietly(context)
         if (
@@ -92,8 +97,8 @@ class Vectorized(Engine):
     def choose_quietly(self, context: EngineContext) -> Engine:
         """Choose as `choose` does, but with fewer notes.
 
-        It is for callers that did not ask for stacks. On a CPU, no note is written if
-        the jobs could be stacked, but stacking is not expected to be faster.
+        This method is for callers that did not ask for stacks. On a CPU, it writes no
+        note if the jobs could be stacked but stacking is not expected to be faster.
         """
         jobs = context.jobs
         self.open(context.numerics, context.threads)
@@ -136,12 +141,12 @@ class Vectorized(Engine):
                 candidate.open(context.numerics, context.threads)
                 seconds = seconds_per_step(candidate, jobs[:stack], context.data)
                 if candidate._unstackable:
-                    break  # the loss cannot be stacked, so serial training was timed
+                    break  # the loss cannot be stacked, so this timed serial training
                 if not candidate.stacked_steps:
-                    continue  # the first jobs have nothing in common
+                    continue  # the first jobs cannot be stacked with each other
                 times[name, stack] = seconds
                 if times[name, stack] > 1.5 * min(serial, *times.values()):
-                    break  # larger stacks only exceed the cache
+                    break  # larger stacks would exceed the cache even more
 
         choice, best = min(times.items(), key=lambda item: item[1], default=(None, math.inf))
         each = ", ".join(f"{name} {stack}: {1e3 * s:.3g}" for (name, stack), s in times.items())
@@ -166,7 +171,7 @@ class Vectorized(Engine):
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
         """Return the positions of the jobs of each stack.
 
-        A job that no kernel fits is the only job of its stack.
+        A job that no kernel can compute is the only job of its stack.
         """
         size = self.jobs_at_once
         groups: dict[tuple[int, type[StackKernel] | None, Hashable, int | None], list[int]] = {}
@@ -232,20 +237,23 @@ class Vectorized(Engine):
                 stacked_steps, results = train_stack(
                     jobs, net, data.train, indices, data.num_classes, kind
                 )
-                # If the device has its own memory, all results are computed here. If
-                # memory is lacking here, smaller stacks are tried.
+                # On a GPU, all results are computed inside this `try` block. If the
+                # GPU's memory is too small for them, smaller stacks are tried.
                 if not on_cpu(data.train.x.device):
                     results = iter(list(results))
         except UnlikeJobsError as error:
-            # Clients with the same number of samples may be alike. Other stacks must
-            # not depend on this one, because processes divide the stacks.
+            # Clients with equally many samples may agree in the value that differs
+            # here, so the stack is divided by numbers of samples. Other stacks are not
+            # changed, because they may be trained in other processes.
             parts = _by_size(jobs, data)
             if len(parts) in (1, len(jobs)):
                 self.note(_one_by_one(jobs[0], str(error)))
             if len(parts) == 1:
                 parts = []
                 self._unstackable.add(_code_of(jobs[0]))
-        except NotStackableError as error:  # if the loss itself fails, the serial engine reports it
+        except NotStackableError as error:
+            # The jobs then run serially. If the loss itself has an error, it is raised
+            # there.
             self._unstackable.add(_code_of(jobs[0]))
             self.note(_one_by_one(jobs[0], str(error)))
         except OutOfMemoryError:
@@ -254,8 +262,8 @@ class Vectorized(Engine):
             results, self._limit = None, half
         finally:
             net.release()
-        # The retry starts after the `except` blocks. The frames of the failed attempt
-        # and their memory are then gone.
+        # The retry starts after the `except` blocks. The exception of the failed
+        # attempt, which keeps tensors in memory, is deleted by then.
         if parts:
             trained = chain(*(self._train([jobs[i] for i in part], data) for part in parts))
             positions = chain(*parts)
@@ -287,9 +295,9 @@ class Vectorized(Engine):
         )
 
     def _why_serial(self, job: ClientJob) -> str:
-        """Return the note that explains why no kernel fits `job`.
+        """Return the note that explains why no kernel can compute `job`.
 
-        The note has only the reason why the most general kernel does not fit.
+        The note contains only the reason for the most general kernel.
         """
         return _one_by_one(job, str(KERNELS[self._names[-1]].misfit(job, self._serial.net(job))))
 
@@ -310,9 +318,9 @@ def _one_by_one(job: ClientJob, reason: str) -> str:
 
 
 def _signature(job: ClientJob) -> Hashable:
-    """Return a key that is equal for all jobs of a stack.
+    """Return a key that must be equal for all jobs of a stack.
 
-    It does not contain the numbers of samples.
+    The key does not contain the numbers of samples.
     """
     trees = (*job.shared.items(), *(job.state or {}).items())
     names = tuple((name, tuple(tree)) for name, tree in trees)

@@ -1,4 +1,7 @@
-"""Composition and checks of all jobs of a sweep before the first one starts."""
+"""Functions that check all jobs of a sweep before the first job starts.
+
+A job is one run of the sweep, given by its overrides of the config.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tracking.logger import Logger
 
-# Importing torch takes seconds. It is imported later, so that a misspelled key is
-# reported at once.
+# These modules import torch, which takes seconds. Functions below import them when
+# needed, so that a misspelled key is reported before torch is imported.
 if TYPE_CHECKING:
     from fedexp.data.dataset import Arrays
     from fedexp.data.partition import Partitioner
     from fedexp.running.experiment import Experiment
 
-# Seconds of a silent computation after which a notice is printed.
+# A notice is printed if drawing a split takes more than this number of seconds.
 _NOTICE_AFTER_SECONDS = 3.0
 
 
@@ -44,10 +47,10 @@ class CheckedJob:
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> CheckedJob:
-        """Build and check everything that a resolved config names.
+        """Build and check all objects that a resolved config names.
 
         Raises:
-            FedexpError: Something cannot be built.
+            FedexpError: An object cannot be built, or a check fails.
         """
         from fedexp.running.experiment import Experiment
 
@@ -63,7 +66,7 @@ class CheckedJob:
 
 
 def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
-    """Compose and check every job before the first one starts.
+    """Compose and check the configs of all jobs before the first job starts.
 
     Args:
         jobs: Overrides of each job.
@@ -87,10 +90,10 @@ def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:
 
 
 def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
-    """Draw every split of several jobs before the first job starts.
+    """Draw the splits of all jobs before the first job starts.
 
-    A split that cannot be drawn is thus reported early. A job is skipped if files of
-    its data sets are absent.
+    A split assigns the training samples to clients. If it cannot be drawn, the error is
+    thus raised early. A job is skipped if files of its data sets are absent.
 
     Args:
         jobs: Pairs of a job's name, for messages, and its experiment.
@@ -99,7 +102,7 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
         FedexpError: A split cannot be drawn.
     """
     checked_splits: set[tuple[object, ...]] = set()
-    # Whole data sets are large, so only those of the last job are kept.
+    # Data sets are large, so only those of the latest job stay in memory.
     loaded: dict[tuple[object, ...], Arrays] = {}
     for name, experiment in jobs:
         with name_job_in_errors(name):
@@ -126,12 +129,12 @@ def check_splits(jobs: Iterable[tuple[str, Experiment]]) -> None:
 
 @contextmanager
 def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
-    """Print a notice if the work of the block takes more than 3 s.
+    """Print a notice if the code in the `with` block takes more than 3 s.
 
     Args:
-        what: Name of the block's work, for the message.
-        partitioner: Partitioner of the split. Its time limit, if it has one, is part of
-            the message.
+        what: Description of the code's work, for the notice.
+        partitioner: Partitioner that draws the split. If it has a time limit, the
+            notice mentions the limit.
     """
     from fedexp.data.partitions.bounded import BoundedPartitioner
 
@@ -150,9 +153,9 @@ def _notice_if_slow(what: str, partitioner: Partitioner) -> Iterator[None]:
 
 
 def check_split(job: CheckedJob) -> None:
-    """Draw the split of a single job, if the job is still to be run.
+    """Draw the split of a single job, unless the job's stored result is reused.
 
-    Nothing is written for a job whose split cannot be drawn.
+    If the split cannot be drawn, the error occurs before any file is written.
     """
     if not read_result_and_status(RunFolder.of(job.config))[0] or not job.config["reuse"]:
         check_splits([("", job.experiment)])
@@ -165,13 +168,13 @@ def job_name(number: int, overrides: Sequence[str]) -> str:
 
 @contextmanager
 def name_job_in_errors(job: str) -> Iterator[None]:
-    """Add the name of a job to the errors of a block.
+    """Add the name of a job to errors that are raised in the `with` block.
 
-    Exceptions of a user's own code become `FedexpError`.
+    Exceptions from the user's own code are converted to `FedexpError`.
 
     Args:
-        job: Name of one of several jobs. Empty if there is only one job, so that no
-            name is added.
+        job: Name of the job. If it is empty, no name is added. It is empty if there is
+            only one job.
     """
     try:
         yield

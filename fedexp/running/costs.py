@@ -1,4 +1,7 @@
-"""Costs of a run over all attempts: executed steps, seconds by phase, memory."""
+"""Costs of a run: executed local steps, seconds by phase, and peak memory.
+
+They cover all attempts of the run. An attempt is one launch: the first or a resume.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from fedexp.running.peak_memory import Peak, largest
 class Meter:
     """A counter of the local steps that an engine executes.
 
-    It is read once per step of the run. A local step is not counted if its result comes
-    from the client cache (memo).
+    The counter is read once per step of the run. A local step is not counted if its
+    result was read from the client cache (config key ``memo``).
 
     Args:
-        engine: Engine that runs the jobs, including a `ClientCache` around it.
+        engine: Engine that runs the jobs. If the client cache is enabled, this is the
+            `ClientCache` that wraps the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -29,11 +33,13 @@ class Meter:
         """Count the local steps of one step of the run.
 
         Args:
-            steps: Local steps in the step's results.
+            steps: Number of local steps that the clients report for this step of the
+                run.
 
         Returns:
             The number of local steps executed since the last call (``executed``), and
-            how many of them ran stacked with other clients' steps (``stacked``).
+            how many of them were computed together with steps of other clients in one
+            stack (``stacked``).
         """
         cached, stacked = self._totals()
         before, self._seen = self._seen, (cached, stacked)
@@ -44,17 +50,17 @@ class Meter:
 
 
 def read_timing(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Read ``timing.jsonl``, without the lines that are damaged.
+    """Read ``timing.jsonl`` and skip damaged lines.
 
-    Damaged lines are not an error. A run should not be refused only because its costs
+    A damaged line raises no error. A run should not be refused only because its costs
     cannot be read.
 
     Args:
         path: The file, which may be absent.
 
     Returns:
-        The rows, and the number of damaged lines. A last line that a crash cut short is
-        not counted.
+        The rows, and the number of damaged lines. An incomplete last line, which a
+        crash may leave, is not counted.
     """
     rows, damaged = [], 0
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
@@ -70,7 +76,7 @@ def read_timing(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _is_timing(row: Any) -> bool:
-    """Return whether `row` has the values that `costs` reads."""
+    """Return whether `row` contains the values that `costs` reads."""
     if not isinstance(row, dict) or not all(
         isinstance(row.get(name), int) for name in ("step", "executed", "stacked")
     ):
@@ -93,14 +99,15 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
     seconds. Training seconds are counted only for steps of the run in which a local
     step was executed. ``steps_per_second`` is None if no local step was executed.
 
-    ``stacked_share`` is the share of the executed local steps that ran stacked with
-    local steps of other clients. It is 0 if no local step was executed. A local step
-    that a client of a stack takes on its own is not counted as stacked.
+    ``stacked_share`` is the share of the executed local steps that were computed
+    together with local steps of other clients in one stack. It is 0 if no local step
+    was executed. A client of a stack takes a step on its own if no other client has a
+    batch of the same length. Such a step does not count as stacked.
 
     Args:
-        timing: Rows of ``timing.jsonl``. If a step was computed again, its last row
-            counts.
-        others: Seconds outside steps, by phase.
+        timing: Rows of ``timing.jsonl``. If a step was computed again after a crash,
+            only the seconds and steps in its last row count.
+        others: Seconds that were spent outside of steps, by phase.
         peak: Peak memory of this attempt. The peaks of earlier attempts are in
             `timing`.
     """

@@ -86,10 +86,11 @@ def execute(
         config: Config as `fedexp.config.compose.compose` returns it.
         experiment: Experiment that was already built from `config`. If None, it is
             built when the run is executed.
-        group: Sweep that the run belongs to, for trackers.
-        name: Prefix of every line that is shown. It tells apart runs that show lines at
-            the same time. Empty for no prefix.
-        say: Shows a note to the user. If None, neither notes nor progress are shown.
+        group: Name of the sweep that the run belongs to. Trackers receive it.
+        name: Prefix of every shown line. It distinguishes runs that show lines at the
+            same time. Empty for no prefix.
+        say: Function that shows a note to the user. If None, no notes and no progress
+            are shown.
 
     Returns:
         The content of ``result.json``.
@@ -106,7 +107,8 @@ def execute(
     try:
         folder.acquire(config["on_running"], announce)
     except StorageError:
-        # The lock cannot be taken if, for example, the folder is read-only.
+        # A folder that cannot be locked may still contain the result. One example is a
+        # read-only folder.
         if (stored := _reusable(config, folder)) is None:
             raise
         announce(f"already done: {folder.path}")
@@ -128,19 +130,19 @@ def execute(
 
 
 def _reusable(config: ResolvedConfig, folder: RunFolder) -> dict[str, Any] | None:
-    """Return the stored result of a folder, if the run may reuse it."""
+    """Return the stored result of a folder, or None if the run must be executed."""
     if not config["reuse"] or (stored := folder.result()) is None:
         return None
     _check_result_data(config, stored)
-    # The folder may have been moved.
+    # The folder may have been moved since the result was written.
     return {**stored, "folder": str(folder.path)}
 
 
 def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> None:
     """Refuse a stored result that was computed on other data.
 
-    Data that only the config determines, such as ``synthetic``, are not checked. Other
-    data are compared if their files are present.
+    Data that follow completely from the config, such as ``synthetic``, are not checked.
+    Other data are checked if their files are present.
     """
     present = data_content(config)
     if present is None:
@@ -161,11 +163,11 @@ def _check_result_data(config: ResolvedConfig, stored: Mapping[str, Any]) -> Non
 
 
 class _Notes:
-    """The notes of a run to the user, which are also written to the run's log.
+    """The messages of a run to the user, which are also written to the run's log.
 
     Args:
         log: Log file of the run.
-        say: Shows a line. If None, nothing is shown.
+        say: Function that shows a line. If None, nothing is shown.
         name: Prefix of every line.
     """
 
@@ -176,21 +178,23 @@ class _Notes:
     def show(self, text: str) -> None:
         """Show a note without writing it to the log.
 
-        The log may belong to another process.
+        Before this process has locked the folder, another process may be writing the
+        log.
         """
         self._say(visible(named(self.name, text)))
 
     def __call__(self, text: str) -> None:
         self.show(text)
-        # The note was shown already, so a log that cannot be written is ignored.
+        # The note was shown already, so an error in writing the log is ignored.
         with contextlib.suppress(OSError), self._log.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
     def shown_by(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Show notes with `say` inside a block.
+        """Show notes with the function `say` inside the `with` block.
 
-        A progress bar must not be interrupted by other output.
+        A progress bar passes its own function, which shows a note without breaking the
+        bar.
         """
         before, self._say = self._say, say
         try:
@@ -208,8 +212,8 @@ class _Run:
         experiment: Experiment that was already built from `resolved`, or None.
         folder: Folder of the run.
         group: Sweep that the run belongs to.
-        note: Shows and logs notes.
-        seconds: Seconds outside steps, by phase.
+        note: Callable that shows a message and writes it to the log.
+        seconds: Seconds that were spent outside of steps, by phase.
     """
 
     resolved: ResolvedConfig
@@ -246,8 +250,8 @@ class _Run:
                 else f"{type(described).__name__}: {described}"
             )
 
-            # Writing fails if, for example, the disk is full. Only the status then has
-            # the error.
+            # If ``error.txt`` cannot be written, for example because the disk is full,
+            # the error is recorded only in the status.
             with contextlib.suppress(OSError):
                 write_text(
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
@@ -323,7 +327,7 @@ class _Run:
         """Load the data and prepare them for the trained networks.
 
         The split is stored in the run folder. A resumed run must have the same data and
-        split.
+        split as the first launch.
         """
         data = experiment.load(device)
         facts = {
@@ -353,7 +357,7 @@ class _Run:
     def _check_stored_models(
         self, experiment: Experiment, env: Env, data: FederatedData, snapshot: Snapshot
     ) -> None:
-        """Check before the first step that every participating client has a model."""
+        """Check before the first step that every participant has a stored model."""
         if experiment.stored_models is None or snapshot.step:
             return
         jobs = next_jobs(experiment.aggregator, env, snapshot)
@@ -455,8 +459,8 @@ class _Run:
     def _store_trace(self, step: RecordedStep) -> None:
         """Store the trace of a step in the files of its round.
 
-        Iterations are stored by their numbers. A step that is executed again after a
-        crash therefore leaves the same files.
+        The values of an iteration replace stored values of the same iteration. A step
+        that is executed again after a crash therefore produces the same files.
         """
         folder, name = self.folder.path / "trace", str(step.row["round"])
         if step.traced.rows:
@@ -477,7 +481,7 @@ class _Run:
         engine: RunEngine,
         outcome: Outcome,
     ) -> dict[str, Any]:
-        """Write the outcome and the result. The status ``done`` is written last."""
+        """Write the final models and ``result.json``, and then the status ``done``."""
         began = time.perf_counter()
         path = self.folder.path
         config = experiment.config
@@ -562,7 +566,7 @@ class _Run:
 
 
 def _memory_gb(state: StateMemory, device: torch.device) -> float:
-    """Return how many GB of client states and stored models may be on the device."""
+    """Return the GB that client states and stored models may occupy on the device."""
     if state.memory_gb != "auto":
         return state.memory_gb
     free = free_device_memory(device)
@@ -575,7 +579,7 @@ def _config_text(config: ResolvedConfig) -> str:
 
 
 class _Saver:
-    """The recorded steps that are not yet in the checkpoint.
+    """A writer of checkpoints that remembers the latest recorded step.
 
     Args:
         checkpoint: Checkpoint of the run.
@@ -589,11 +593,11 @@ class _Saver:
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
 
     def note(self, step: RecordedStep) -> None:
-        """Remember a step whose row is in the journal."""
+        """Remember a step whose row is in the journal, for the next save."""
         self._pending = step.after, self._journal.mark
 
     def since_last_save(self, unit: str) -> float:
-        """Return the steps or seconds since the last save."""
+        """Return the number of steps, or of seconds, since the last save."""
         if unit == "seconds":
             return time.monotonic() - self._saved_at
         return self._pending[0].step - self._saved_step if self._pending else 0
@@ -603,7 +607,8 @@ class _Saver:
             return
         snapshot, mark = self._pending
         self._journal.sync()
-        # The client states of the snapshot are in the checkpoint already.
+        # The run's client states are stored in the checkpoint's own `client_states`, so
+        # no changed clients need to be copied.
         self._checkpoint.save(snapshot, set(), mark)
         self._pending = None
         self._saved_step, self._saved_at = snapshot.step, time.monotonic()
@@ -611,7 +616,7 @@ class _Saver:
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Raise `Interrupted` on SIGTERM or SIGHUP inside a block.
+    """Raise `Interrupted` on SIGTERM or SIGHUP inside the `with` block.
 
     SIGHUP is sent when the terminal is closed. If it was ignored before (``nohup``), it
     stays ignored. Ctrl-C raises KeyboardInterrupt, inside and outside the block. In a

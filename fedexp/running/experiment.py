@@ -1,6 +1,6 @@
-"""Checked objects, data and a runnable method from a resolved config.
+"""The experiment that a resolved config describes: its objects, checks and data.
 
-No code here trains.
+This module does not train. It builds what `fedexp.running.steps` executes.
 """
 
 from __future__ import annotations
@@ -60,18 +60,21 @@ class Experiment:
         dataset: Data set of the clients.
         partitioner: Splits the data set among clients.
         proxy: Data of the server.
-        specs: Trained networks, which take samples of `input_shape`. If the model has a
-            frozen extractor, they are the part behind the extractor. If training
-            batches are augmented, `specs` are the whole networks instead, because the
-            features of the extractor would change with every batch.
-        input_shape: Shape of one sample that the trained networks take.
-        extractor: Frozen network whose features the trained networks take, or None.
+        specs: Architectures of the networks of the server and the clients. If there is
+            an `extractor`, they cover only the part of the model after the extractor.
+        input_shape: Shape of one input sample of the networks in `specs`.
+        extractor: Frozen first part of the model. Its features are computed once and
+            are the inputs of the networks in `specs`. None if the model has no frozen
+            part, or if training batches are augmented. Augmentation would change the
+            features in every batch.
         task: Loss and metrics.
         trainer: Local training.
         aggregator: Work of the server.
-        server_optimizer: Step of the server with the averaged update.
-        engine: Executes the clients' jobs.
-        stored_models: Models that replace the first round's local training, or None.
+        server_optimizer: Optimizer that applies the averaged client update on the
+            server.
+        engine: Engine that executes the clients' jobs.
+        stored_models: Client models that were trained earlier. They replace the local
+            training of the first round. None if the first round trains.
     """
 
     config: Config
@@ -90,10 +93,11 @@ class Experiment:
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Experiment:
-        """Build an experiment and check everything that needs no data.
+        """Build an experiment and make all checks that need no data.
 
         Raises:
-            ConfigError: Something cannot be built, or two parts do not fit each other.
+            ConfigError: An object cannot be built, or two objects do not fit each
+                other.
         """
         partitioner = build(
             Partitioner,  # type: ignore[type-abstract]
@@ -225,9 +229,14 @@ class Experiment:
 
     @contextlib.contextmanager
     def _name_model_in_errors(self, spec: ModelSpec) -> Iterator[None]:
-        """Name the model of ``architectures`` in errors about the key ``model``."""
+        """Correct the key in errors about a model that ``architectures`` names.
+
+        Errors about models name the key ``model``. If the model comes from
+        ``architectures``, the error names its entry there instead.
+        """
         chosen = self.config.architectures
-        # `_apply_limits` has replaced ranges by one name per client.
+        # The config may name a model for a range of clients. `_apply_limits` has
+        # replaced the ranges by a list of names in the order of the clients.
         names = [str(name) for name in chosen.clients or ()]
         try:
             yield
@@ -243,7 +252,7 @@ class Experiment:
 
     @property
     def client_requirements(self) -> list[Requirement]:
-        """Facts about the clients that the run needs if it uses stored models."""
+        """Facts about the clients that a run with stored models must know."""
         plugins = {
             f"{group.replace('_', ' ')} {type(plugin).__name__}": plugin.needs
             for group, plugin in (
@@ -258,7 +267,7 @@ class Experiment:
     def extent(self) -> Extent:
         """Rounds, clients and client sampling of the config.
 
-        If the split drops clients, the run has fewer clients than this.
+        A split may drop clients. The run then has fewer clients than stated here.
         """
         config = self.config
         sampling = Sampling(config.sampling, min(config.expected_cohort_size, config.clients))
@@ -271,7 +280,7 @@ class Experiment:
 
     @property
     def has_validation(self) -> bool:
-        """Whether training samples are kept for validation.
+        """Whether training samples are set aside for validation.
 
         They are taken from the clients' samples, or from samples that no client has.
         """
@@ -281,8 +290,8 @@ class Experiment:
     def metric_names(self) -> list[str]:
         """Names of the metrics on the test set and on the validation set, if any.
 
-        The headline is first. Metrics of ``eval.per_client`` on training data are left
-        out, because runs must not be compared by them.
+        The default headline metric is first. Metrics of ``eval.per_client`` on training
+        data are left out, because runs must not be compared by them.
         """
         splits = ("test", "val") if self.has_validation else ("test",)
         delivers, classes = self.aggregator.delivers, self.dataset.num_classes
@@ -357,9 +366,10 @@ class Experiment:
         return place_clients(self.stored_models, data, self.division, self.client_requirements)
 
     def prepare(self, data: FederatedData, note: Callable[[str], None]) -> FederatedData:
-        """Return the samples that networks are trained on.
+        """Return the data that networks are trained on.
 
-        These are `data`, or their features if the model has a frozen extractor.
+        These are `data`, or the extractor's features of `data` if there is an
+        `extractor`.
         """
         if self.extractor is None:
             return data
@@ -371,12 +381,13 @@ class Experiment:
         return featured(data, self.extractor, memo, note)
 
     def server_work(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """Refuse draws from a global random generator in a block.
+        """Raise an error if the `with` block draws from a global random generator.
 
-        In the block, plug-ins work in the run's own process.
+        The block executes the server's work, which calls plug-ins in the run's own
+        process.
 
         Args:
-            where: Name of the block's work, for messages.
+            where: Description of the block's work, for messages.
         """
         plugins = {
             "aggregator": class_path(self.aggregator),
@@ -396,7 +407,7 @@ class Experiment:
         )
 
     def env(self, data: FederatedData, device: torch.device) -> Env:
-        """Build the environment of aggregators.
+        """Build the environment that the aggregator receives.
 
         Args:
             data: Data as `prepare` returned them.
@@ -431,12 +442,12 @@ class Experiment:
 def data_content(config: ResolvedConfig) -> list[str | None] | None:
     """Return the fingerprints of the clients' data set and of ``proxy.dataset``.
 
-    Files are read only if they changed.
+    A file is read again only if it has changed.
 
     Returns:
         The two fingerprints. Each is None if its data are absent. The second is also
-        None if there is no ``proxy.dataset``. The whole result is None if only
-        the config determines all data.
+        None if there is no ``proxy.dataset``. The whole result is None if the config
+        determines all data, as for synthetic data sets.
     """
     own = Config.of(config)
     dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
@@ -485,7 +496,7 @@ def _build_specs(
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:
-    """Refuse a task for targets that the data set does not have."""
+    """Refuse a task that needs other targets than the data set has."""
     if task.targets != dataset.targets:
         raise ConfigError(
             f"the task trains on {task.targets}, "
@@ -500,13 +511,13 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def check_classes(experiment: Experiment) -> None:
-    """Refuse metrics by class if they cannot be measured.
+    """Refuse metrics per class if they cannot be measured.
 
-    They cannot be measured if samples have no class, or if clients keep their own
-    models.
+    They cannot be measured if samples do not have one class each, or if every client
+    keeps its own model.
 
     Raises:
-        ConfigError: ``eval.per_class`` is set for such an experiment.
+        ConfigError: The metrics cannot be measured.
     """
     if experiment.dataset.targets != "labels":
         raise ConfigError(
@@ -601,15 +612,16 @@ def _check_model(
 def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
     """Apply ``limit.*`` to the config.
 
-    If the split cannot be scaled (for example one from a file), the clients and
-    training samples are not limited. With stored models (``client_models``), the number
-    of clients is not limited.
+    Some splits, such as one from a file, cannot be drawn for fewer clients or samples.
+    For such a split, ``limit.clients`` and ``limit.train`` are ignored. With stored
+    models (``client_models``), ``limit.clients`` is ignored.
     """
     limit = config.limit if partitioner.scales else replace(config.limit, clients=None, train=None)
     if config.client_models.path is not None:
         limit = replace(limit, clients=None)
     clients = min(config.clients, limit.clients or config.clients)
-    # Names are assigned to all clients first. The limit then keeps the first clients.
+    # Architectures are assigned to all clients before the limit is applied. The limit
+    # keeps the first clients.
     names = config.architectures.names(config.clients)
     m = config.clients_per_round
 

@@ -1,6 +1,7 @@
-"""Checks that the needs of all plug-ins are met.
+"""Checks that the requirements (`Needs`) of all plug-ins are met.
 
-A combination in which a need is not met is refused before any data are loaded.
+The plug-ins are the trainer, the aggregator and the server optimizer. If a requirement
+is not met, the config is refused before any data are loaded.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ def check_needs(
     dataset: Dataset,
     images: bool,
 ) -> None:
-    """Compare the needs of plug-ins with each other and with the config.
+    """Check that plug-ins fit each other, the config and the data set.
 
     Args:
         config: Typed keys.
         trainer: Local training.
         aggregator: Work of the server.
-        server_optimizer: Step of the server with the averaged update.
+        server_optimizer: Optimizer that applies the averaged client update on the
+            server.
         proxy: Data of the server.
         validation: Whether there are validation samples.
         specs: Trained networks.
         task: Loss and metrics.
         dataset: Data set of the clients.
-        images: Whether the networks take 8-bit images of `dataset`. False for other
-            samples and for features.
+        images: Whether the inputs of the networks are 8-bit images of `dataset`. False
+            if the samples are not 8-bit images, or if the inputs are features.
 
     Raises:
-        ConfigError: A need is not met.
+        ConfigError: A requirement is not met.
     """
     plugins: Plugins = {
         "trainer": trainer,
@@ -265,7 +267,7 @@ def _check_demand(name: str, demand: Demand, config: Config, plugins: Mapping[st
 
 
 def _options_with_class(group: str, target: str) -> list[str]:
-    """Return the options of `group` whose class is `target`."""
+    """Return the options of config group `group` whose ``_target_`` is `target`."""
     files = [path for folder in conf_dirs() for path in sorted((folder / group).glob("*.yaml"))]
     return [path.stem for path in files if f"_target_: {target}" in path.read_text().splitlines()]
 
@@ -277,7 +279,7 @@ def _are_compatible(a: object, b: object) -> bool:
 
 
 def _as_written(value: object) -> str:
-    """Return a value as a config writes it. A class becomes its ``_target_``."""
+    """Return the text of a value in a config. A class becomes its ``_target_``."""
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,8 +1,8 @@
 """The peak memory of a run in bytes.
 
-The peak is measured while the run computes. If an estimate is near the free memory, the
-peak is also measured before the first round, in two training steps and one evaluation
-batch (`probe_memory`).
+The peak is measured while the run computes. Before the first round, the peak is only
+estimated. If the estimate is more than half of the free memory, `probe_memory` measures
+the peak of two local steps and one evaluation batch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ _STEPS = 2
 # Size of the activations that are stored for the backward pass, as a multiple of the
 # input's size. 400 is the value of ResNet-18 on 32x32 pixels. For small CNNs it is 90.
 _ACTIVATIONS = 400
-# Share of the free memory that an estimate may reach. The estimate is rough.
+# If the estimate exceeds this share of the free memory, the peak is measured. The share
+# is low because the estimate is rough.
 _NEAR = 0.5
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peaks. Each run of a sweep in one process then reports its own peak."""
-    # Without Linux or permission, the RAM peak is that since the start of the process.
+    """Reset the peaks, so that each run of a process reports its own peak."""
+    # This file exists only on Linux, and writing it may not be permitted. The RAM peak
+    # is then measured from the start of the process.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     reset_device_peak(device)
@@ -54,9 +56,9 @@ def peak_memory(device: torch.device) -> Peak:
 
     Returns:
         ``ram`` is the sum of the peaks of this process and its living descendant
-        processes. Memory that a descendant shares is counted once. The processes need
-        not reach their peaks at the same time. ``gpu``, on CUDA and XPU only, is the
-        most memory that tensors of this process occupied.
+        processes. Memory that a descendant shares is counted once. The processes may
+        reach their peaks at different times. ``gpu``, on CUDA and XPU only, is the most
+        memory that tensors of this process occupied.
     """
     peak = {"ram": _ram()}
     gpu = device_peak(device)
@@ -71,9 +73,9 @@ def largest(a: Peak, b: Peak) -> Peak:
 def is_near_limit(
     jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, eval_batch: int
 ) -> bool:
-    """Return whether a round of `jobs` might nearly exhaust the memory.
+    """Return whether `jobs` may need more than half of the free memory.
 
-    The memory is that of the device that holds the data.
+    The free memory is that of the device on which the data are stored.
     """
     return bool(jobs) and (
         estimate(jobs, data, engine.jobs_at_once, eval_batch)
@@ -82,16 +84,16 @@ def is_near_limit(
 
 
 def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_batch: int) -> int:
-    """Estimate the bytes that a round takes once the data are loaded.
+    """Estimate the bytes that a round allocates after the data have been loaded.
 
-    The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)`` with these sizes:
+    The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)``. Sizes are in bytes:
 
-    - d: size of the training data, which worker processes hold a second time
+    - d: size of the training inputs, because worker processes may hold a copy of them
     - p: size of the largest model plus the largest state of a client
-    - c: number of the round's jobs, because all their results may wait at once
-    - s: number of clients that train at once. Each has weights, gradients and two
-      buffers of an optimizer.
-    - a: size of the activations of a sample, 400 times its input
+    - c: number of jobs of the round, because all results may be in memory at once
+    - s: number of clients that train at once. Each client needs 4 p, for weights,
+      gradients and two buffers of an optimizer.
+    - a: size of the activations of one sample, 400 times the size of its input
     - b, e: batch sizes of training and evaluation. Evaluation stores the activations of
       a few layers only, so e is divided by 4.
     """
@@ -109,8 +111,8 @@ def estimate(jobs: Sequence[ClientJob], data: FederatedData, at_once: int, eval_
 def free_memory(device: torch.device) -> int:
     """Return the bytes that this process may still allocate.
 
-    On the CPU, the limit may be lower than the machine's memory. It is then set by the
-    control group of a container or a Slurm job.
+    On the CPU, a container or a Slurm job may have less memory than the machine. This
+    limit is read from the Linux control groups of the process.
     """
     on_device = free_device_memory(device)
     if on_device is not None:
@@ -124,7 +126,7 @@ def free_memory(device: torch.device) -> int:
         group = Path("/proc/self/cgroup").read_text().partition("0::/")[2].splitlines()[0]
         own = Path("/sys/fs/cgroup", group)
         for folder in (own, *own.parents[:-3]):
-            # A folder may have no limit, or none that can be read.
+            # A control group may have no limit, or its limit may not be readable.
             with suppress(OSError, ValueError):
                 limit, taken = (
                     int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
@@ -137,11 +139,12 @@ def free_memory(device: torch.device) -> int:
 def probe_memory(
     jobs: Sequence[ClientJob], data: FederatedData, engine: Engine, task: Task, eval_batch: int
 ) -> dict[str, Any]:
-    """Measure the peak of the heaviest parts of the coming round.
+    """Measure the peak memory of the heaviest parts of the next round.
 
-    The largest clients of the round take two steps each. There are as many of them as
-    train at once. Ray's workers are not counted. The model from which the largest
-    client starts is evaluated on one test batch. The results are discarded.
+    The clients with the most samples take two local steps each. Their number is the
+    number of clients that train at once. Then the start model of the largest client is
+    evaluated on one test batch. The results are discarded. Memory of Ray's workers is
+    not counted.
 
     Returns:
         ``ram`` and ``gpu`` (see `peak_memory`), the ``clients`` that trained, the
@@ -163,7 +166,8 @@ def probe_memory(
 
 def _ram() -> int:
     own = _sizes(Path("/proc/self/status"))
-    # Without /proc, the system gives the peak in bytes on macOS, and otherwise in kB.
+    # Without /proc, `getrusage` returns the peak, in bytes on macOS and otherwise in
+    # kB.
     if "VmHWM" not in own:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
@@ -181,7 +185,7 @@ def _ram() -> int:
 
 
 def _sizes(file: Path) -> Peak:
-    """Read lines ``name: number kB`` as bytes.
+    """Return the sizes in a file with lines ``name: number kB``, in bytes.
 
     The result is empty if the file is absent.
     """
@@ -194,7 +198,7 @@ def _sizes(file: Path) -> Peak:
 
 
 def descendants(pid: str) -> Iterator[str]:
-    """Yield the processes that `pid` started, and their descendants."""
+    """Yield the IDs of the processes that `pid` started, and of their descendants."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         # Reading fails if the process has ended.
         with suppress(OSError):

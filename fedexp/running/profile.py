@@ -25,10 +25,11 @@ PROFILE = "profile.json"
 
 @contextmanager
 def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> Iterator[None]:
-    """Profile this process in a block. Worker processes are not profiled.
+    """Profile this process in the `with` block. Worker processes are not profiled.
 
-    If the block ends without an exception, the trace is written, and the file `PROFILE`
-    next to it. `PROFILE` has the trace's path and the costliest phases and ops. Each
+    If the block ends without an exception, two files are written: the trace and, next
+    to it, ``profile.json``. The second file contains the path of the trace, the five
+    phases with the most time and the five operations (ops) with the most time. Each
     entry has a name, seconds and the share of the profiled time. The time of a phase
     does not include nested phases. On CUDA, the time of an op is the time of its
     kernels.
@@ -36,8 +37,8 @@ def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> 
     Args:
         trace: File to write, ``.json`` or ``.json.gz``.
         device: Device that the run computes on.
-        note: Shows the user a note that the trace is being written, which takes
-            seconds.
+        note: Function that shows a note to the user. The note is that the trace is
+            being written, which takes seconds.
     """
     activities = profiler_activities(device)
     profiler = torch.profiler.profile(activities=activities, acc_events=True)
@@ -69,7 +70,7 @@ def profiled(trace: Path, device: torch.device, note: Callable[[str], None]) -> 
 
 
 class NamedEngine(Engine):
-    """An engine that names the training of the `inner` engine in the trace.
+    """An engine that marks the training of another engine as a phase of the trace.
 
     Args:
         inner: Engine that executes the jobs.

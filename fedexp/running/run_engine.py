@@ -1,7 +1,8 @@
 """The engine of a run.
 
-The engine is chosen when the first jobs are trained. From then on, the run's numerics
-contain the choice.
+The engine is chosen when the first jobs arrive. The choice is stored in the run's
+numerics, which are the settings besides config and code that affect the bits of
+results.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _FILE = "numerics.json"
 
 
 def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Numerics:
-    """Return the numerics of the run's first launch.
+    """Return the numerics of the run's first launch, which a resume uses again.
 
-    The first launch stores the numerics that the config asks for, without an engine.
-    The engine is added when it is chosen.
+    The first launch stores the numerics of the config without an engine. The engine is
+    added when it is chosen.
     """
     wanted = choose_numerics(config)
     stored = folder.once(_FILE, asdict(wanted))
@@ -57,18 +58,21 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
 
 
 class RunEngine(Engine):
-    """An engine that chooses and opens the config's engine when the first jobs come.
+    """An engine that passes its jobs to an engine that it chooses for the run.
 
-    If the client cache (memo) is enabled, it wraps the chosen engine.
+    When the first jobs arrive, it chooses the engine as the config asks and opens it.
+    If the client cache (config key ``memo``) is enabled, a `ClientCache` wraps the
+    chosen engine.
 
     Attributes:
-        save_steps: Function that saves the steps so far. It is called before the engine
-            is chosen, because the choice changes the numerics.
-        numerics: Numerics in the run's folder. They have the engine once it is chosen.
-        notes: Notes of the engine on its choices and fallbacks in this launch, each
-            once.
-        memory_probe: Result of `probe_memory` on the first jobs, or None if there was
-            enough memory without a probe.
+        save_steps: Function that saves the steps so far. It is called before the chosen
+            engine is stored, because storing the engine changes the numerics.
+        numerics: Numerics that are stored in the run's folder. They contain the engine
+            after it has been chosen.
+        notes: Messages of the engine about its choices and fallbacks in this launch. No
+            message is repeated.
+        memory_probe: Result of `probe_memory` on the first jobs. None if the estimated
+            memory was far below the free memory, so that nothing was measured.
     """
 
     def __init__(
@@ -111,8 +115,8 @@ class RunEngine(Engine):
     def choosing_seconds(self) -> float:
         """Return the seconds spent on choosing the engine since the last call.
 
-        Starting and probing the engine are included. The measured training time of a
-        step contains these seconds.
+        They include starting the engine and measuring its memory. The caller subtracts
+        them from the training time of the step in which the engine was chosen.
         """
         seconds, self._choosing = self._choosing, 0.0
         return seconds
@@ -126,18 +130,20 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        # Until the engine is chosen, the number of threads is that of the first launch.
+        # Before the engine is chosen, the numerics contain the number of threads of the
+        # whole run. Afterwards they contain the number of threads per process.
         num_threads = (
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )
         rounds = config.rounds - jobs[0].round
-        # Jobs with stored models do not train. If later rounds train, the engine is
-        # chosen as if these jobs had to train as well.
+        # Jobs with stored models do not train. If there are later rounds, which train,
+        # the engine is chosen as if these jobs had to train as well.
         if jobs[0].trained:
             jobs = [replace(job, trained=False) for job in jobs] if rounds > 1 else []
         context = EngineContext(jobs, data, rounds, num_threads, self.numerics, self._note)
         engine = self._choose(context)
-        # From here on the engine must be closed.
+        # After this assignment, `close` also closes the engine if one of the next steps
+        # fails.
         self._engine = engine
         engine.note = self._note
         torch.set_num_threads(self.numerics.threads)

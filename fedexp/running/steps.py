@@ -1,8 +1,8 @@
-"""The steps of a run, evaluated at the end of a round.
+"""The steps of a run, with an evaluation at the end of rounds.
 
-This module determines the rows of a run and is part of the run's code hash. The code
-that records the rows and writes checkpoints (`fedexp.running.execute`) is not part of
-the hash.
+This module computes the rows of ``metrics.jsonl``. It is therefore part of the run's
+code hash. The module `fedexp.running.execute`, which records the rows and writes
+checkpoints, is not part of the hash.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class RecordedStep:
 
     Args:
         after: Snapshot after the step.
-        row: Line of ``metrics.jsonl``. ``step`` counts the run's steps. If each
-            iteration of the method is a step, ``traced/...`` has the traced values of
-            this step.
+        row: Row for ``metrics.jsonl``. Its key ``step`` is the number of finished steps
+            of the run. If each iteration of the method is a step, keys ``traced/...``
+            contain the traced values of this step.
         within: Number of the step within its round, from 0.
         seconds: Seconds by phase.
-        ends_round: Whether it is the last step of its round.
-        ends_run: Whether it is the last step of the run.
-        traced: Trace of the method within the step, if the config asks for it.
+        ends_round: Whether this is the last step of its round.
+        ends_run: Whether this is the last step of the run.
+        traced: Values and weights that were traced within the step. Empty if the config
+            asks for no trace.
     """
 
     after: Snapshot
@@ -62,17 +63,17 @@ def steps(
 ) -> Iterator[RecordedStep]:
     """Yield the steps that follow `snapshot`.
 
-    The last one is the method's last step, or the first step that meets
-    ``stop.target``.
+    The last yielded step is the method's last step, or the first step whose metrics
+    reach ``stop.target``.
 
     Args:
         experiment: Checked experiment.
         env: Environment of the aggregator.
         data: Training, validation and test data.
-        engine: Executes the clients' jobs.
+        engine: Engine that executes the clients' jobs.
         snapshot: Snapshot to continue from.
-        on_client: Called with two numbers of a round: its finished clients, and all its
-            clients.
+        on_client: Function that is called after each client with the number of finished
+            jobs and the number of all jobs of the step.
 
     Raises:
         ConfigError: The headline, or the metric that stops the run, belongs to a class
@@ -149,7 +150,7 @@ def steps(
 
 
 def has_reached_target(experiment: Experiment, rows: list[dict[str, Any]]) -> bool:
-    """Return whether one of `rows` meets ``stop.target``."""
+    """Return whether the metric in one of `rows` reaches ``stop.target``."""
     metric, target = experiment.stop_metric, experiment.config.stop.target
     return target is not None and any(
         experiment.meets(metric, row.get(metric), target) for row in rows

@@ -1,6 +1,8 @@
 """Checks of a folder of stored models (``client_models.path``).
 
-Most checks run before any data are loaded. `check_clients` runs before the first round.
+The models were trained earlier, one per client. They replace the local training of the
+first round. Most checks run before any data are loaded. `check_clients` runs before the
+first round.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ def check_stored_models(
     dataset: Dataset,
     trainer: Trainer,
 ) -> None:
-    """Refuse stored models that do not fit the experiment, before any data are loaded.
+    """Refuse stored models that do not fit the experiment.
+
+    No data need to be loaded.
 
     Raises:
         ConfigError: The models do not fit.
@@ -123,7 +127,8 @@ def check_stored_models(
 
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
-        # Architectures are compared before a class of the folder is imported.
+        # Names and arguments are compared first, because no class that the folder names
+        # has been imported yet.
         if stored.arch != spec.arch or stored.arguments != spec.arguments:
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, "
@@ -151,8 +156,8 @@ def check_stored_models(
 def _check_tensors(models: StoredModels, specs: Sequence[ModelSpec], dtype: torch.dtype) -> None:
     """Refuse tensors that do not fit the networks.
 
-    This happens if the network's code has changed since the models were trained, or if
-    other code wrote the file.
+    The network's code may have changed since the models were trained, or other code may
+    have written the file.
     """
     initial = {
         spec: Weights.init(spec, seed_of("check"), _CPU, dtype) for spec in dict.fromkeys(specs)
@@ -196,9 +201,10 @@ class Requirement:
 
     Args:
         fact: The fact.
-        why: The reason why the run needs the fact: a clause without a period, in which
-            the fact is called "them".
-        by_probe: Whether stored answers to probes may replace the fact.
+        why: The reason why the run needs the fact. It is a clause without a period that
+            calls the fact "them", for example "rounds=2 trains the models on them".
+        by_probe: Whether stored answers to probes may replace the fact. A probe is a
+            function of a model and its client's data.
     """
 
     fact: Fact
@@ -209,11 +215,11 @@ class Requirement:
 def requirements(
     config: Config, plugins: Mapping[str, Needs], val_fraction: float
 ) -> Iterator[Requirement]:
-    """Yield the facts about the clients that a run needs.
+    """Yield the facts about the clients that a run with stored models needs.
 
     Args:
         config: Typed keys.
-        plugins: Needs of each plug-in, by its name in messages.
+        plugins: Requirements of each plug-in, by the plug-in's name in messages.
         val_fraction: Share of each client's samples that is cut for validation.
     """
     for name, needs in plugins.items():
@@ -240,14 +246,14 @@ def check_facts(
     has_samples: bool,
     unfit: str | None = None,
 ) -> None:
-    """Refuse a folder that lacks a fact about the clients.
+    """Refuse a folder that lacks a required fact about the clients.
 
     Args:
         models: The folder's models.
         required: Facts that the run needs.
-        has_samples: Whether the clients' samples are known.
-        unfit: The reason why the folder's split cannot be used. None if it can, or if
-            the folder has no split.
+        has_samples: Whether it is known which samples each client has.
+        unfit: The reason why the folder's split cannot be used. None if the split can
+            be used, or if the folder has no split.
 
     Raises:
         ConfigError: A fact is missing.
@@ -272,7 +278,11 @@ def check_facts(
 
 
 def has_samples(models: StoredModels, data: Literal["folder", "partition"]) -> bool:
-    """Return whether the clients' samples are configured or stored with the models."""
+    """Return whether it is known which samples each client has.
+
+    They follow from the configured split (``client_models.data=partition``), or they
+    are stored in the folder as samples, as positions of samples or as a split.
+    """
     return (
         data == "partition"
         or bool(models.data.samples or models.data.indices)
@@ -283,7 +293,7 @@ def has_samples(models: StoredModels, data: Literal["folder", "partition"]) -> b
 def place_clients(
     models: StoredModels, data: FederatedData, division: Division, required: Sequence[Requirement]
 ) -> FederatedData:
-    """Replace the configured split by that of the stored models.
+    """Replace the configured split by the split that the stored models were trained on.
 
     Args:
         models: The folder's models.
@@ -292,12 +302,12 @@ def place_clients(
         required: Facts about the clients that the run needs.
 
     Returns:
-        The data with the folder's split. If the folder has no split, or the split of
-        other data, the ``info`` of the partition says that the clients' samples are not
-        known.
+        The data with the folder's split. If the folder has no split, or a split that
+        does not fit the data, the data keep the configured split. The ``info`` of their
+        partition then marks the clients' samples as unknown.
 
     Raises:
-        ConfigError: The split is needed and cannot be used.
+        ConfigError: The run needs the folder's split, which cannot be used.
     """
     cut = isinstance(data.partition, CutPartition)
     if models.data.samples:
@@ -342,8 +352,8 @@ def _split_of_folder(
 ) -> tuple[Partition | None, str | None]:
     """Return the split that a folder contains, and the reason why it does not fit.
 
-    The split is None if the folder has none. The reason is None if the split fits or is
-    None.
+    The split is None if the folder has no split. The reason is None if the split fits
+    or if there is no split.
     """
     path = models.folder.path
     pool = _pool(
@@ -393,19 +403,21 @@ def _split_of_folder(
 def _pool(
     source: str, other: bool, size: object, limit: object, held_out: int, seed: int
 ) -> tuple[object, ...] | None:
-    """Return the values that decide which training samples are left for the clients.
+    """Return the values that decide which training samples clients may get.
 
-    The result is None if all training samples are left.
+    Server data (``proxy``) and ``eval.held_out`` can take away training samples. The
+    result is None if clients may get all training samples.
     """
     cut = source == "train" and not other
     return (held_out, size if cut else 0, limit if cut else None, seed) if cut or held_out else None
 
 
 def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
-    """Return the data with the clients' stored samples as the training pool.
+    """Return `data` with the clients' stored samples as training data.
 
     Raises:
-        ConfigError: The samples do not have the form of the data set's samples.
+        ConfigError: The stored samples have other shapes than the data set's samples,
+            or one of these two kinds of samples is 8-bit and the other is not.
     """
     parts, train = models.data.samples, data.train
     for x, y in parts:
@@ -437,7 +449,7 @@ def _with_samples(models: StoredModels, data: FederatedData) -> FederatedData:
 def check_clients(
     models: StoredModels, jobs: Sequence[ClientJob], data: FederatedData
 ) -> list[str]:
-    """Refuse a job without a stored model, and a stored model of a client without data.
+    """Refuse jobs without a stored model, and stored models of clients without data.
 
     The jobs are those of the first round.
 
@@ -509,7 +521,7 @@ def check_clients(
 
 
 def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
-    """Describe `spec` by those of its arguments that differ from `other`."""
+    """Describe `spec` by the arguments in which it differs from `other`."""
     if spec.arch != other.arch:
         return spec.arch
     own, others = spec.arguments, other.arguments
@@ -518,7 +530,7 @@ def _describe_difference(spec: ModelSpec, other: ModelSpec) -> str:
 
 
 def _nearest_folder_hint(folder: Path) -> str:
-    """Suggest a folder with models inside `folder`, or a folder of a similar name."""
+    """Return advice that names a folder inside `folder`, or one of a similar name."""
     if (folder / "result.json").is_file():
         return "restart that run with reuse=false, or name another folder"
     if folder.is_dir():

@@ -21,24 +21,26 @@ def summarise(
     is therefore also listed under ``oracle/``, and is never the headline.
 
     ``last_10`` has the values of the last ten evaluated rounds, or of all evaluated
-    rounds if there are fewer. With them, the values of several runs can be pooled.
-    ``mean_last_10`` and ``std_last_10`` are the mean and the standard deviation of
-    these values. The standard deviation divides by their number, as NumPy's does.
+    rounds if there are fewer. The values are stored so that a report can pool them over
+    several runs. ``mean_last_10`` and ``std_last_10`` are their mean and standard
+    deviation. The standard deviation of n values divides by n, as NumPy's does by
+    default.
 
-    ``rounds_to`` has, for each of ``headline.targets``, the first evaluated round that
-    reaches the target, or infinity. A key has two decimals (0.30), or as many as the
-    target (0.385).
+    ``rounds_to`` maps each target in ``headline.targets`` to the first evaluated round
+    that reaches it, or to infinity if no round does. A key has two decimals (0.30). If
+    the target has more decimals, the key has them too (0.385).
 
-    ``traced`` is about the headline's metric in the traced series of single models. For
-    each series, it has the ``last`` value, the ``best`` value, and the round and
+    ``traced`` summarises the values of the headline's metric that were traced within
+    rounds. The traced values of one model on one set of samples are a series. For each
+    series, ``traced`` has the ``last`` value, the ``best`` value, and the round and
     iteration of the best value (``at``). A best value on test data is also listed under
     ``oracle/``.
 
     Args:
         rows: Rows of ``metrics.jsonl``.
         experiment: Checked experiment.
-        traced: Iterations within rounds (``trace/<round>.json``) in their order, each
-            with its ``round``.
+        traced: Rows of the files ``trace/<round>.json``, one per iteration within a
+            round, in order. The key ``round`` is added to each row.
 
     Raises:
         FedexpError: The run has no evaluated round.
@@ -106,9 +108,10 @@ def summarise(
 def _summarise_trace(
     rows: Sequence[dict[str, Any]], metric: str, names: Sequence[str], higher_is_better: bool
 ) -> dict[str, Any]:
-    """Summarise each traced series that has all metrics `names`.
+    """Summarise `metric` in each traced series that has all metrics in `names`.
 
-    The result is empty if nothing was traced.
+    The keys of a row are ``<series>/<metric>``. The result is empty if nothing was
+    traced.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}

@@ -1,5 +1,5 @@
 """The files of runs: run folders, checkpoints, stored models and the tensor store.
 
-The identity of a run, which names its folder, is computed here too. The code that
-executes runs and decides what to store is in `fedexp.running`.
+This package also computes the identity of a run, which determines the name of its
+folder. The code that executes runs and decides what to store is in `fedexp.running`.
 """

@@ -1,8 +1,12 @@
 """Checkpoints of a run.
 
-A checkpoint is a manifest and the files that it refers to, which are written first.
-These files are the trees of the server's state, named by their content, and segments of
-client states.
+A checkpoint consists of a manifest (a JSON file) and the files that the manifest refers
+to. The manifest is written last. The other files are of two kinds:
+
+- A file with one tree of the server's state. A tree is a dict of tensors. The file's
+  name is a hash of the tree.
+- A segment, which is a file with the states of several clients
+  (`fedexp.storage.client_states`).
 """
 
 from __future__ import annotations
@@ -28,17 +32,19 @@ _VERSION = 3
 class Checkpoint:
     """The latest snapshot of a run, in ``<folder>/checkpoint``.
 
-    The server's state is stored by content, so a repeated tree is stored once. Between
-    saves, a run can also store data here that do not fit into memory. Client states are
-    stored if the run's first snapshot uses `client_states` of this object. Models are
-    stored if the run's environment (`Env`) uses its `models`. A save writes only what
-    is not on disk yet.
+    A save writes only what is not on disk yet. A tree that occurs several times in the
+    server's state is stored once.
+
+    Between saves, this object also stores data that do not fit into memory:
+
+    - client states, if the run's first snapshot uses the `client_states` of this object
+    - models, if the run's environment (`Env`) uses the `models` of this object
 
     Args:
         folder: Folder of the run.
         device: Device on which loaded tensors are put.
         memory_gb: Gigabytes of client states and stored models that may be in memory.
-            Models move to disk first.
+            If the limit is exceeded, models move to disk before client states.
     """
 
     def __init__(self, folder: Path, device: torch.device, memory_gb: float = 1.0) -> None:
@@ -63,8 +69,8 @@ class Checkpoint:
         Args:
             snapshot: Snapshot to write.
             changed: Clients whose states have changed.
-            journal: JSON value that says how much of the metrics file belongs to the
-                snapshot.
+            journal: JSON value that tells how much of ``metrics.jsonl`` belongs to the
+                snapshot (`Journal.mark`).
         """
         clients = snapshot.clients
         if (clients.before if isinstance(clients, After) else clients) is self.client_states:
@@ -83,8 +89,8 @@ class Checkpoint:
         }
 
         names = set(references(manifest["state"]))
-        # If the save is interrupted below, the last checkpoint may be the old or the
-        # new one. The models of both must stay.
+        # If the save is interrupted below, either the old or the new checkpoint is
+        # valid. The model files of both checkpoints must therefore stay.
         self.models.saved = self.models.saved | names
         write_text(self._manifest, json.dumps({**manifest, "sha256": _sha256(manifest)}))
         self.client_states.delete_obsolete()

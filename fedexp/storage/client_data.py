@@ -1,7 +1,8 @@
-"""Training samples of the clients whose models are in a folder, or facts about them.
+"""Data of the clients whose models are stored in a folder.
 
-``client_data.safetensors`` beside ``model.safetensors`` contains one of three things:
-answers to probes, the samples, or the positions of the samples in a data set.
+The file ``client_data.safetensors``, next to ``model.safetensors``, contains one of
+three things: the clients' training samples, the positions of these samples in a data
+set, or answers to probes. A probe is a function of a model and its client's data.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ class ClientData:
     content.
 
     Args:
-        answers: Answers to probes, by `probe_name`.
-        samples: Raw inputs (n, *shape) and targets (n, ...).
-        indices: Positions in the training split of a data set, (n,) int64.
-        data_sha256: Fingerprint of this data set, or None without `indices`.
+        answers: Answers of the model's client to probes. The keys are returned by
+            `probe_name`.
+        samples: Raw inputs of shape (n, *shape) and targets of shape (n, ...) of the
+            client's n samples.
+        indices: Positions of the client's n samples in the training split of a data
+            set, (n,) int64.
+        data_sha256: Fingerprint of the data set that `indices` refer to, or None
+            without `indices`.
     """
 
     answers: Sequence[Mapping[str, Tree]] = ()

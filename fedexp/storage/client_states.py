@@ -1,6 +1,7 @@
-"""Client states in segments, for checkpoints and for states that memory cannot hold.
+"""Storage of client states for checkpoints, and for states that memory cannot hold.
 
-A segment is a file of many states that is written once.
+States are stored in segments. A segment is a file with the states of many clients. It
+is never changed after it has been written.
 """
 
 from __future__ import annotations
@@ -19,29 +20,32 @@ from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
 from fedexp.storage.tensors import opened, read_facts, save_tree
 
-# Maximum number of states per segment. More states mean fewer files. Fewer states mean
-# shorter headers, which are read with every state.
+# Maximum number of states per segment. A larger number means fewer files. A smaller
+# number means shorter file headers. The header is read with every state.
 _MOST = 128
 _MOST_BYTES = 16e6  # maximum bytes per segment, which is composed in memory
 _SLACK = 1024  # see `_clean_up`
 
 
 class StoredClientStates(ClientStates):
-    """Client states in memory up to a limit. Further states are on disk.
+    """Client states that are in memory up to a limit, and otherwise on disk.
 
-    The states that changed last are in memory, the others in the folder. A segment is a
-    safetensors file with several states. Segments are numbered in the order of writing.
-    If several segments contain a state of a client, the one with the highest number has
-    the current state. The other states of the client are superseded. A segment is
-    deleted when all its states are superseded. Segments of the last checkpoint are not
-    deleted before the next checkpoint. When more than half of the states on disk are
-    superseded, the current states of the emptiest segments are written to new segments.
+    The states that changed last are in memory. All other states are in segments. A
+    segment is a safetensors file with several states. Segments are numbered in the
+    order of writing. If several segments contain a state of the same client, the
+    segment with the highest number contains the current state. The client's states in
+    the other segments are superseded.
+
+    A segment is deleted when all its states are superseded. If the last checkpoint
+    refers to the segment, it is deleted only after the next checkpoint. When there are
+    many superseded states, segments with few current states are replaced (`_clean_up`).
 
     Args:
         folder: Folder of the segments.
         device: Device on which states that are read from disk are put.
-        limit: Maximum bytes of tensors in memory, on the device where training left
-            them. If there are more, the states that changed longest ago move to disk.
+        limit: Maximum bytes of states in memory, on the device where training left
+            them. If they exceed the limit, the states that changed longest ago move to
+            disk.
     """
 
     def __init__(self, folder: Path, device: torch.device, limit: float) -> None:
@@ -57,31 +61,32 @@ class StoredClientStates(ClientStates):
             first: Number of the first segment that the next `flush` covers.
             last: Number of the last segment that exists.
         """
-        self._held: dict[int, Trees] = {}  # states in memory, the longest unchanged first
+        # The state that has been unchanged for longest is first.
+        self._held: dict[int, Trees] = {}  # states in memory, by client
         self.bytes = 0  # bytes of the states in memory
         self._unsaved: dict[int, None] = {}  # clients in memory whose states are not on disk
 
         self._place: dict[int, int] = {}  # number of the segment with each client's state
-        self._live: dict[int, int] = {}  # number of states in use, by segment
+        self._live: dict[int, int] = {}  # number of current states, by segment
         self._dead = 0  # number of superseded states on disk
         self._written: dict[int, int] = {}  # number of all states, by segment
         self._digests: dict[int, str] = {}  # digest of each segment's facts
 
-        self._obsolete: list[int] = []  # segments that only the last checkpoint refers to
+        self._obsolete: list[int] = []  # segments only the last checkpoint refers to
         self._first, self._next = first, last + 1
         # Segments up to this number may belong to the last checkpoint.
         self._durable = last
         # Segments up to this number were not written by this object.
         self._inherited = last
-        # States of those segments that were verified, as (segment, client).
+        # Verified states of these inherited segments, as pairs (segment, client).
         self._verified: set[tuple[int, int]] = set()
 
     def put(self, client: int, state: Trees) -> None:
         old = self._held.get(client)
         if old is state:
             return
-        # After an interruption anywhere below, an unused segment may be counted as in
-        # use. The reverse cannot happen.
+        # If this method is interrupted below, a segment without current states may stay
+        # on disk. A segment with current states is never deleted.
         self._unsaved[client] = None
         self._held.pop(client, None)
         self._held[client] = state
@@ -89,7 +94,7 @@ class StoredClientStates(ClientStates):
         self._supersede(client)
 
     def spill(self) -> None:
-        """Move states beyond the limit to disk."""
+        """Move states to disk until the states in memory do not exceed the limit."""
         leaving: list[int] = []
         excess = self.bytes - self._limit
         for client, state in self._held.items():
@@ -106,15 +111,15 @@ class StoredClientStates(ClientStates):
     def flush(self) -> dict[str, Any]:
         """Write the states that are not on disk.
 
-        After the returned values have been stored, call `delete_obsolete`.
+        The caller stores the returned values and then calls `delete_obsolete`.
 
         Returns:
             The values that `restore` needs.
         """
         self._save(list(self._unsaved))
         self._durable = self._next - 1
-        # The digests are stored to detect a missing or exchanged segment. If it were
-        # not detected, earlier states of clients would be used.
+        # With the stored digests, `restore` detects a segment that is missing or was
+        # replaced. Otherwise it could restore earlier states of clients.
         segments = [[number, self._digests[number]] for number in sorted(self._live)]
         return {
             "first": self._first,
@@ -132,7 +137,7 @@ class StoredClientStates(ClientStates):
             self._path(self._obsolete.pop()).unlink(missing_ok=True)
 
     def restore(self, range_: dict[str, Any] | None) -> None:
-        """Return to the states of the `flush` that returned `range_`, or to no states.
+        """Restore the states at the time of the `flush` that returned `range_`.
 
         Files written since that `flush` are deleted.
 
@@ -213,7 +218,7 @@ class StoredClientStates(ClientStates):
             self._place[client] = number
 
     def _supersede(self, client: int) -> None:
-        """Mark the state of `client` on disk as out of date."""
+        """Mark the state of `client` on disk, if there is one, as superseded."""
         number = self._place.pop(client, None)
         if number is None:
             return
@@ -232,11 +237,11 @@ class StoredClientStates(ClientStates):
             self._path(number).unlink(missing_ok=True)
 
     def _clean_up(self) -> None:
-        """Write the current states of the emptiest segments again.
+        """Write current states to new segments, so that old segments can be deleted.
 
-        In these segments at least half of the states are superseded. Nothing is written
-        unless the superseded states on disk outnumber the current states on disk by
-        more than `_SLACK`.
+        This is done if there are more than ``n + _SLACK`` superseded states on disk,
+        where n is the number of current states on disk. Segments are replaced if at
+        least half of their states are superseded.
         """
         if self._dead <= len(self._place) + _SLACK:
             return
@@ -252,7 +257,7 @@ class StoredClientStates(ClientStates):
         yield from self._read(number, clients).items()
 
     def _read(self, number: int, clients: Iterable[int]) -> dict[int, Trees]:
-        """Return the states of a segment's clients.
+        """Return the states of `clients` that segment `number` contains.
 
         States that another process wrote are verified when they are first read.
         """
@@ -273,8 +278,8 @@ class StoredClientStates(ClientStates):
     def _open(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Open the file of a segment and read its facts.
 
-        The facts have, by client, the tensor names of each group and the checksum of
-        the state.
+        The facts are JSON values that are stored with the tensors. For each client,
+        they contain the tensor names of each group and the checksum of the state.
         """
         path = self._path(number)
         try:
@@ -295,7 +300,7 @@ class StoredClientStates(ClientStates):
 
 
 def _batches(states: Iterable[tuple[int, Trees]]) -> Iterator[dict[int, Trees]]:
-    """Group states into segments."""
+    """Group states into parts, each of which becomes one segment."""
     part: dict[int, Trees] = {}
     size = 0
     for client, state in states:

@@ -48,8 +48,8 @@ def _processor() -> str:
 def _commit() -> str | None:
     """Return the Git commit of fedexp's checkout, or None for an installed package.
 
-    A ``+`` follows if tracked files have changes. Git is called only once per process,
-    because later changes of the checkout do not affect imported code.
+    If tracked files have changes, a ``+`` is appended to the commit. Git is called only
+    once per process, because later changes of the checkout do not affect imported code.
     """
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():

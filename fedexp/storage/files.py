@@ -25,10 +25,11 @@ from fedexp.core.errors import StorageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file next to `path` that replaces `path` after the block.
+    """Yield the path of a temporary file that replaces `path` after the `with` block.
 
-    At the end of the block, the temporary file is flushed to disk and renamed to
-    `path`. After an error it is deleted.
+    The block writes the temporary file, which is next to `path`. At the end of the
+    block, the file is flushed to disk and renamed to `path`. After an error, the
+    temporary file is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary_path(path, "part")
@@ -54,10 +55,10 @@ def temporary_path(path: Path, kind: Literal["part", "deleted"]) -> Path:
 def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
     """Yield the temporary files and folders that killed processes left in `folder`.
 
-    The processes ran on this machine, and the files are at least an hour old. The age
-    is checked, too, because a process of another container may have the same host name.
-    It may be alive although its ID is unknown here. No process needs a temporary file
-    for an hour.
+    A file is yielded if its process ran on this machine and is dead, and if the file is
+    at least an hour old. The age is checked because a container may have the host name
+    of this machine. A process in the container may be alive although its ID is unknown
+    here. No process needs a temporary file for an hour.
 
     Args:
         folder: Folder to search.
@@ -72,7 +73,7 @@ def stale_files(folder: Path, ours: bool = False) -> Iterator[Path]:
 
 
 def delete_path(path: Path) -> None:
-    """Delete a file or a folder. Another process may delete it first."""
+    """Delete a file or a folder. Errors are ignored, because it may be gone already."""
     with contextlib.suppress(OSError):
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
@@ -233,7 +234,7 @@ def refused(error: BaseException, where: Path | None = None) -> StorageError | N
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a JSON-lines file.
 
-    A last line that a crash cut short is left out.
+    An incomplete last line, which a crash may leave, is left out.
 
     Raises:
         StorageError: Another line is damaged.

@@ -18,7 +18,8 @@ from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import is_installed, is_ours
 
 # Keys that do not change the numbers of a result. They decide only where and how fast a
-# run computes, and what it shows. Increase this version when you change the list.
+# run computes, and what it shows. Increase `NON_SCIENTIFIC_VERSION` when you change the
+# list.
 NON_SCIENTIFIC_VERSION = 4
 NON_SCIENTIFIC = (
     "checkpoint",
@@ -36,8 +37,9 @@ NON_SCIENTIFIC = (
     "state",
     "threads",
 )
-# Keys that were added later, with the value that gives the earlier behaviour. A key
-# with this value is left out of the hash. Earlier results thus keep their run ID.
+# Keys that later versions of fedexp added, with the value that gives the earlier
+# behaviour. A key with this value is left out of the hash. Results of earlier versions
+# thus keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
     "client_models.data": "folder",
@@ -47,9 +49,10 @@ _LATER: Mapping[str, object] = {
     "limit.proxy": None,
     "proxy.resize": False,
 }
-# Arguments of plug-ins that were added later, with the same effect. They are listed by
-# class, because another class may have had an argument of the same name from the start.
-# Names are relative to the node of the plug-in.
+# Arguments of plug-ins that later versions added. They are left out of the hash as the
+# keys in `_LATER` are. They are listed by class, because another class may have had an
+# argument of the same name from the start. Names are relative to the plug-in's node in
+# the config.
 _LATER_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "fedexp.methods.dense.Dense": {"reestimate_batch_norm": False},
     "fedexp.methods.fedcda.FedCDA": {
@@ -75,13 +78,15 @@ _ALWAYS = (
     "fedexp.running.summary",
 )
 _FRAMEWORKS = ("torch", "torchvision")
-SEEDS = ("seed", "seed_data")  # config keys in which repetitions with other seeds differ
+# Config keys that differ between repetitions of an experiment with other seeds.
+SEEDS = ("seed", "seed_data")
 
 
 def scientific(config: ResolvedConfig) -> dict[str, Any]:
     """Return the part of a resolved config that decides the result.
 
-    A file is represented by the hash in the config's ``contents``, not by its path.
+    A file that the config names is represented by its hash in ``contents``, not by its
+    path.
     """
     left_out = {*NON_SCIENTIFIC, *config.contents}
     return {**_without(left_out, config.values), "contents": dict(config.contents)}
@@ -95,14 +100,15 @@ def _without(
 ) -> dict[str, Any]:
     """Return the nested values of `config` without the dotted keys in `left_out`.
 
-    Keys in `later` and in `_LATER_ARGUMENTS` are left out too, if they have the value
-    that is given for them there.
+    Keys in `later` and `_LATER_ARGUMENTS` are also left out if they have the value that
+    is listed there.
 
     Args:
         left_out: Dotted keys, from the top of the config.
         config: The config, or a node of it.
         prefix: Dotted key of the node with a final dot. Empty for the whole config.
-        later: Dotted keys with their values, from the top of the config.
+        later: Values by dotted key, from the top of the config. A key with the listed
+            value is left out.
     """
     arguments = _LATER_ARGUMENTS.get(str(config.get("_target_")), {})
     later = {**later, **{f"{prefix}{name}": value for name, value in arguments.items()}}
@@ -126,11 +132,11 @@ def config_hash(config: ResolvedConfig) -> str:
 def code_hash(config: Mapping[str, Any]) -> str:
     """Return the fingerprint of the modules that a run uses, plug-ins included.
 
-    It covers syntax trees without docstrings and comments. Imports are followed inside
-    fedexp and inside the packages of plug-ins. They are also followed into modules that
-    are not installed, such as a plug-in's own helpers. An installed package that such a
-    module imports is represented by its version. So are torch and torchvision, in every
-    run.
+    It covers the syntax trees of the modules, without docstrings and comments. Imports
+    are followed inside fedexp and inside the packages of plug-ins. They are also
+    followed into modules that are not installed, such as a plug-in's own helpers. An
+    installed package that such a module imports is represented by its version. The
+    versions of torch and torchvision are part of every fingerprint.
     """
     return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
 
@@ -221,7 +227,8 @@ def versions() -> str:
 def _versions_used(sources: Mapping[str, Source]) -> str:
     """Return the versions of the installed packages that a user's modules import.
 
-    The text is empty if no module is a user's. Packages of `versions` are left out.
+    The text is empty if no module belongs to a user. torch and torchvision are left
+    out, because `versions` already contains them.
 
     Args:
         sources: Sources by module.
@@ -269,9 +276,10 @@ class Source(NamedTuple):
 
 @functools.cache
 def _module(name: str, even_installed: bool) -> Source | None:
-    """Return the source of a module, or None if it has none or belongs to a library.
+    """Return the source of a module, or None if it has no Python file.
 
-    With `even_installed`, modules of libraries have a source too.
+    If `even_installed` is False, the result is also None for a module of an installed
+    library.
     """
     spec = find_module(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -303,7 +311,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     locations = _locations(parent)
     try:
         return importlib.machinery.PathFinder.find_spec(name, locations) if locations else None
-    except KeyError:  # a namespace package in a package that is not imported
+    except KeyError:  # `name` is a namespace package whose parent is not imported
         return None
 
 

@@ -1,10 +1,10 @@
-"""Folders of models, in the format in which every run delivers models.
+"""Folders of models, in the format in which every run stores its models.
 
-Models from elsewhere are read in the same format. ``model.safetensors`` has parameters
-and buffers. If there are several models, keys begin with the number of the model
-(``<index>/``). The metadata have the class and the constructor arguments of each model.
-If each model belongs to a client, ``clients.json`` has the numbers of the clients and
-describes their training data.
+Models that were trained outside of fedexp are read in the same format.
+``model.safetensors`` has parameters and buffers. If there are several models, keys
+begin with the number of the model (``<index>/``). The metadata have the class and the
+constructor arguments of each model. If each model belongs to a client, ``clients.json``
+has the numbers of the clients and describes their training data.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Clients:
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
     ) -> Clients | None:
-        """Return the clients of an outcome, or None if its models have no clients."""
+        """Return the clients of the models, or None if the models have no clients."""
         if outcome.clients is None:
             return None
         chosen = list(outcome.clients)
@@ -113,7 +113,8 @@ _KIND_IN_FILE: dict[Delivers, str] = {
 def save_outcome(outcome: Outcome, clients: Clients | None, folder: Path) -> None:
     """Write the models of an outcome and the clients that they belong to, if any.
 
-    The weights of an ensemble are stored as ``weights``.
+    The weights with which an ensemble combines its models are stored as tensor
+    ``weights``.
     """
     tensors: Tree = {}
     buffers: list[str] = []
@@ -147,7 +148,8 @@ class ModelFolder:
         kind: Kind of the outcome as the file names it: ``model``, ``ensemble`` or
             ``per_client``.
         specs: Spec of each model.
-        buffers: Keys in the file that are not parameters.
+        buffers: Keys in the file whose tensors are buffers. All other tensors are
+            parameters.
         keys: For each model, a mapping from each tensor's name to its key in the file.
             The tensors are in the order of the network.
         clients: Clients that the models belong to, if the folder has them.
@@ -267,7 +269,7 @@ def verify(folder: Path) -> None:
 def refuse_other_classes(
     classes: Iterable[str], allowed: Iterable[str], path: Path, do: str
 ) -> None:
-    """Refuse classes of networks that a file names and that may not be imported.
+    """Refuse a file that names a network class that may not be imported.
 
     Classes of fedexp are accepted.
 
@@ -353,6 +355,6 @@ def _by_model(keys: list[str], kind: str, count: int) -> tuple[dict[str, str], .
     groups: dict[str, dict[str, str]] = {str(number): {} for number in range(count)}
     for key in keys:
         number, slash, name = key.partition("/")
-        if slash:  # the other keys belong to the ensemble
+        if slash:  # a key without a slash belongs to the whole ensemble
             groups[number][name] = key
     return tuple(groups.values())

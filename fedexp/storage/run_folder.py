@@ -48,9 +48,9 @@ class RunFolder:
 
     Args:
         path: Path of the folder.
-        hashes: The whole ``config`` and ``code`` hashes of the run. `acquire` and
-            `result` raise a `StorageError` if the folder belongs to another run. None
-            disables this check.
+        hashes: The ``config`` and ``code`` hashes of the run in full length. `acquire`
+            and `result` raise a `StorageError` if the folder belongs to another run.
+            None disables this check.
     """
 
     def __init__(self, path: Path, hashes: Mapping[str, str] | None = None) -> None:
@@ -167,7 +167,8 @@ class RunFolder:
     def set_aside(self) -> Path | None:
         """Move earlier contents to ``<name>.<k>`` next to this folder.
 
-        The lock and the identity stay.
+        The number k is the first free one, from 1. The lock file and ``identity.json``
+        stay.
 
         Returns:
             The new folder, or None if there were no contents.
@@ -179,8 +180,9 @@ class RunFolder:
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1
         aside.mkdir()
-        # These are moved first. Wherever a crash stops the move, the remaining files
-        # are then those of a run that can resume or begin.
+        # The result and then the checkpoint are moved first. If a crash interrupts the
+        # moves, the remaining files then belong to a run that can be resumed or
+        # started.
         first = {"result.json": 0, "checkpoint": 1}
         for entry in sorted(contents, key=lambda entry: first.get(entry.name, 2)):
             entry.replace(aside / entry.name)
@@ -253,15 +255,16 @@ class RunFolder:
 
 
 def _plain(name: object) -> str:
-    """Return `name` as a part of a folder's name.
+    """Return `name` without characters that are not allowed in a folder's name.
 
-    An option may be in a subfolder of its group, and a method may have any name.
+    An option in a subfolder of its group has a slash in its name, and a method may have
+    any name.
     """
     return re.sub(r"[^\w.+=-]+", "_", str(name))[:_LONGEST].lstrip(".")
 
 
 def rows_of(folder: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of ``metrics.jsonl`` that a result was made from.
+    """Return the rows of ``metrics.jsonl`` from which a result was computed.
 
     Args:
         folder: Folder of the run.
@@ -289,13 +292,15 @@ def trace_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    """The files ``metrics.jsonl`` (deterministic) and ``timing.jsonl`` of a run.
+    """The files ``metrics.jsonl`` and ``timing.jsonl`` of a run.
+
+    Only the values in ``metrics.jsonl`` are deterministic.
 
     Args:
         folder: Folder of the run.
         mark: Value of the property `mark` when the resumed checkpoint was saved, or
-            None without a checkpoint. Later rows are cut off. The run computes the same
-            rows again.
+            None without a checkpoint. Rows that were written later are cut off, because
+            the run computes them again.
         attempt: Number of the attempt, stored with timings.
 
     Raises:
@@ -381,8 +386,8 @@ def read_result_and_status(run: RunFolder) -> tuple[dict[str, Any], dict[str, An
         is gone. Both are empty if there is no run.
     """
     state = read_mapping(run.path / "status.json")
-    # The lock is checked before the result is read. A run that finishes in between is
-    # therefore not mistaken for a dead run.
+    # The lock is checked before the result is read. A run that finishes between these
+    # two steps is therefore not mistaken for a dead run.
     dead = state.get("status") == "running" and not StoredRun(run.path).is_locked()
 
     try:

@@ -1,7 +1,8 @@
 """Storage of the user code that a run used.
 
-The user's modules that are part of the run's code hash are stored by content, each
-version once. The Git commits that contain them are recorded.
+The user's modules that are part of the run's code hash are stored. Each version of a
+module is stored once, in a file that is named by the module's hash. The Git commits
+that contain the modules are recorded, too.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def store_sources(config: Mapping[str, Any], folder: Path) -> None:
 
     The sources are stored in ``<output_root>/sources``. Nothing is written if the run
     uses no user code. In ``sources.json``, ``modules`` maps each module to its file and
-    sha256, and ``commits`` maps each folder to its Git commit. A ``+`` follows a commit
-    if files of the run differ from it or are not in it. Outside of Git, the commit is
-    None.
+    sha256, and ``commits`` maps each folder to its Git commit. If files of the run
+    differ from the commit or are not in it, a ``+`` is appended to the commit. Outside
+    of Git, the commit is None.
 
     Args:
         config: Resolved config.
@@ -62,7 +63,7 @@ def _path(folder: Path, sha256: str) -> Path:
 def commit(folder: Path, files: tuple[Path, ...]) -> str | None:
     """Return the Git commit of the checkout around `folder`, or None outside of Git.
 
-    A ``+`` follows if `files` have changes or are not in the commit.
+    If `files` have changes or are not in the commit, a ``+`` is appended to the commit.
     """
     described = git(folder, "describe", "--always", "--exclude=*")
     if not described:
@@ -84,7 +85,7 @@ def git(folder: Path, *arguments: str) -> str | None:
 def own_code(folder: Path) -> tuple[dict[str, str], dict[str, str | None]]:
     """Return the user code of a run as (sha256 by module, commit by folder).
 
-    Both are empty if the run has no user code, or if its record is damaged.
+    Both are empty if the run has no user code, or if its ``sources.json`` is damaged.
     """
     found = read_mapping(folder / FILE)
     modules = {name: str(facts["sha256"]) for name, facts in (found.get("modules") or {}).items()}
@@ -109,9 +110,9 @@ def differences(a: Path, b: Path) -> Iterator[str]:
 
 
 def _text(folder: Path, sha256: str | None) -> str | None:
-    """Return a stored source, or None if it is gone.
+    """Return the stored source with the digest `sha256`, or None if it is gone.
 
-    The source is empty for a module that the run did not have.
+    If `sha256` is None, the run did not have the module, and the source is empty.
     """
     if sha256 is None:
         return ""

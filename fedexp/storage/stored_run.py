@@ -21,7 +21,7 @@ from fedexp.core.errors import ConfigError, FedexpError, StorageError, nearest
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import damaged, parse_yaml, read_json, refused
 
-# <codehash8>, or <codehash8>.<k> for files that were set aside.
+# Name of a run folder: <codehash8>, or <codehash8>.<k> if it was set aside.
 _FOLDER = re.compile(r"[0-9a-f]{8}(\.\d+)?")
 _SHOWN_MATCHES = 8
 
@@ -37,12 +37,12 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """``<method>-<dataset>-<confighash16>/<codehash8>``."""
+        """Name of the run: ``<method>-<dataset>-<confighash16>/<codehash8>``."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def is_aside(self) -> bool:
-        """Whether the folder has files of earlier runs that ``reuse=false`` moved."""
+        """Whether the folder contains files that ``reuse=false`` moved aside."""
         return "." in self.path.name
 
     @cached_property
@@ -124,7 +124,9 @@ class StoredRun:
         try:
             with self.lock():
                 return False
-        except (StorageError, OSError):  # OSError: a folder of another user, which we may not lock
+        except (StorageError, OSError):
+            # An OSError is raised if the folder belongs to another user and cannot be
+            # locked.
             return True
 
     @contextlib.contextmanager
@@ -191,7 +193,7 @@ class StoredRun:
 
     @cached_property
     def updated(self) -> datetime.datetime:
-        """Time of the last status. If there is no status, the folder's last change."""
+        """Time of the last status or, without a status, of the folder's last change."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             moment = datetime.datetime.fromisoformat(self.state["updated"])
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
@@ -211,7 +213,9 @@ class StoredRun:
         from fedexp.storage.identity import code_hash, find_module, targets
 
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # `fedexp` looks there for the user's modules too
+            # The command `fedexp` also looks in the working directory for the user's
+            # modules.
+            sys.path.insert(0, str(Path.cwd()))
         if not self.config or not all(find_module(module) for module in targets(self.config)):
             return False
         return code_hash(self.config)[:8] != self.path.name.partition(".")[0]

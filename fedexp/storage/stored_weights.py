@@ -1,7 +1,7 @@
-"""Models that the state of a run refers to.
+"""Storage of the models that the state of a run refers to.
 
-The models are in memory up to a limit. Models beyond the limit, and models of
-checkpoints, are files in the tensor store.
+Models are in memory up to a limit. Models that exceed the limit, and models that a
+checkpoint refers to, are stored in files (`TensorStore`).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class FileBackedModelStore(ModelStore):
     """A store of the models that a run's state refers to.
 
     Models and client states share one memory limit and are saved in the same
-    checkpoints. A model moves to disk when a checkpoint refers to it or when the limit
-    is exceeded. The model that was stored first moves first. A file is deleted when the
-    last checkpoint and the state of the last step no longer refer to it.
+    checkpoints. A model is written to disk when a checkpoint refers to it. If the limit
+    is exceeded, models move to disk in the order in which they were stored. A file is
+    deleted when neither the last checkpoint nor the state of the last step refers to
+    it.
 
     Args:
         store: Store of the files.
@@ -65,7 +66,7 @@ class FileBackedModelStore(ModelStore):
         self, store: TensorStore, device: torch.device, free_bytes: Callable[[], float]
     ) -> None:
         self._store, self._device, self._free_bytes = store, device, free_bytes
-        # Models in memory by id, the longest stored first.
+        # Models in memory by `id`, in the order in which they were stored.
         self._held: dict[int, FileBackedWeights] = {}
         self._bytes = 0
         self._spilled: set[str] = set()  # names of files written since the last checkpoint
@@ -118,9 +119,9 @@ class FileBackedModelStore(ModelStore):
         return reference.digest
 
     def reference_to(self, spec: ModelSpec, name: str) -> StoredWeights:
-        """Return a reference to the model that `name_of` named.
+        """Return a reference to the model whose file has the name `name`.
 
-        The model is not read yet.
+        The file is not read yet.
         """
         model = FileBackedWeights(self._store, self._device, spec, None)
         model.digest = name
@@ -137,7 +138,7 @@ class FileBackedModelStore(ModelStore):
         self._store.keep_only(names)
 
     def _spill(self) -> None:
-        """Move models beyond the limit to disk."""
+        """Move models to disk until the models in memory do not exceed the limit."""
         free_bytes = self._free_bytes()
         while self._held and self._bytes > free_bytes:
             key, model = next(iter(self._held.items()))

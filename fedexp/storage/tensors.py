@@ -1,6 +1,7 @@
-"""Store of trees (safetensors) that are addressed by content.
+"""Files of trees, and a store that names each file by its content.
 
-Nested state is encoded as JSON that refers to the stored trees.
+A tree is a dict of tensors. It is stored as one safetensors file. Nested state is
+encoded as JSON that refers to the stored trees.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> in
         flat = value.detach().cpu().contiguous()
         data[key] = flat.clone() if flat.untyped_storage().data_ptr() in seen else flat
         seen.add(data[key].untyped_storage().data_ptr())
-    # All metadata is under one key, because several keys are written in random order.
+    # All metadata are stored under one key. Several keys would be written in random
+    # order, and the bytes of the file would differ from run to run.
     about = {"fedexp": json.dumps({"order": list(tree), **(facts or {})})}
-    # The tensors are written directly from their memory.
+    # `save_file` writes tensors directly from memory, without a copy of the whole file.
     with replacing(path) as part:
         try:
             safetensors.torch.save_file(data, part, metadata=about)
@@ -70,7 +72,7 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
         path: File to read.
         device: Device on which tensors are put.
         verify: Whether the contents are compared with the digest that `save_sealed`
-            stores. Files of `save_tree` have none.
+            stores. Files that `save_tree` wrote have no digest.
 
     Raises:
         StorageError: The file is damaged. The message names it.
@@ -105,7 +107,7 @@ def opened(path: Path, device: torch.device) -> Iterator[Any]:
 
 
 def save_sealed(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
-    """Write a tree as `save_tree` does, with a digest (seal) of tree and facts."""
+    """Write a tree as `save_tree` does, with a digest (seal) of the tree and facts."""
     size = save_tree(path, tree, {**(facts or {}), _SEAL: _seal(tree, facts or {})})
     _trusted.add(path)
     return size
@@ -157,15 +159,15 @@ def read_facts(file: Any) -> dict[str, Any]:
 
 
 class TensorStore:
-    """A store with one file per tree, named by its content.
+    """A store with one file per tree. The file's name is a hash of the tree.
 
-    A tree that does not change is written once.
+    A tree that is stored again without a change is not written again.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._quick_hashes: set[int] = set()  # quick hashes of the stored trees
-        self._trusted: set[str] = set()  # names of the files that were written or verified here
+        self._trusted: set[str] = set()  # names of files written or verified by this object
 
     def put(self, tree: Tree, name: str | None = None) -> str:
         """Store `tree` unless it is already stored, and return its name.
@@ -245,7 +247,7 @@ class TensorStore:
             ) from error
 
     def names(self) -> set[str]:
-        """Return the names of all stored trees."""
+        """Return the names of all stored trees, without the suffix of the files."""
         return {path.stem for path in self.folder.glob("*.safetensors")}
 
     def delete(self, name: str) -> None:
@@ -264,7 +266,7 @@ class TensorStore:
 
 
 def encode(value: Any, put: Callable[[Tree], str], name_of: Callable[[StoredWeights], str]) -> Any:
-    """Return nested state as JSON.
+    """Encode nested state as a JSON value. Tensors are stored as trees.
 
     Args:
         value: Nested dict, list, tuple, scalars, Tensor, Weights and StoredWeights.

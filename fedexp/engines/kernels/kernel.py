@@ -29,17 +29,17 @@ class NotStackableError(Exception):
 
 
 class UnlikeJobsError(NotStackableError):
-    """The jobs differ in something that a stack must have in common.
+    """The jobs of a stack differ in a value that must be equal for all of them.
 
-    Jobs of clients with the same number of samples may be alike.
+    Jobs of clients with equally many samples may still agree in the value.
     """
 
 
 class UnlikeClientsError(Exception):
     """A loss has read a number that differs between the clients of a batch.
 
-    The kernel has added the name of the number to its attribute `alike`. It has not
-    changed anything else, so the step can be repeated with fewer clients.
+    Before raising this error, the kernel adds the name of the number to its attribute
+    `alike`. It changes nothing else, so the step can be repeated with fewer clients.
     """
 
 
@@ -47,8 +47,9 @@ class UnlikeClientsError(Exception):
 class StackBatch:
     """The batches of k clients in one step.
 
-    The clients are consecutive in the stack. The number of the step is the same for all
-    of them. If the kernel does not pad, the epoch is also the same.
+    The clients are consecutive in the stack. They all take the step of the same number.
+    If the kernel does not pad, they are also in the same epoch. The longest of their
+    batches has b rows, one per sample.
 
     Args:
         x: Inputs of shape (k, b, ...). Rows beyond a client's own batch are padding.
@@ -78,7 +79,7 @@ class StackBatch:
 
 @dataclass(eq=False)
 class StackTrees:
-    """The trees of k clients, with a leading axis of k in each tensor.
+    """The trees of k clients. Each tensor has a leading axis of length k.
 
     Tensors of `received` and `shared` may be views that repeat one tensor for all
     clients.
@@ -111,9 +112,9 @@ class StackTrees:
 
 
 class StackedVectors(Vectors):
-    """Vectors of several clients.
+    """Operations on the tensors of k clients at once.
 
-    Tensors have a leading axis of k. Norms and factors have shape (k,).
+    Tensors have a leading axis of length k. Norms and factors have shape (k,).
     """
 
     @staticmethod
@@ -135,7 +136,7 @@ class StackedVectors(Vectors):
 
 
 def _each(factor: Tensor, value: Tensor) -> Tensor:
-    """Reshape the factor of each client to apply to all of the client's entries."""
+    """Reshape factors of shape (k,) to multiply all entries of each client."""
     return factor.reshape(-1, *[1] * (value.dim() - 1))
 
 
@@ -156,8 +157,8 @@ class StackKernel(ABC):
     def misfit(cls, job: ClientJob, net: Net) -> str | None:
         """Return why this kernel cannot compute the job, or None if it can.
 
-        A kernel can compute a job if it computes exactly what the job's trainer, task
-        and network define.
+        The kernel can compute the job if it returns exactly the gradients that the
+        job's trainer, task and network define.
         """
 
     @classmethod
@@ -180,8 +181,8 @@ class StackKernel(ABC):
         The training statistics in ``stack.buffers`` are updated.
 
         Returns:
-            The gradients by the names of ``stack.live``, and the losses and scalars of
-            shape (k,).
+            The gradients by the names in ``stack.live``, and the losses and scalars of
+            shape (k,), where k is the number of clients.
         """
 
     def gradients_uphill(
@@ -190,8 +191,10 @@ class StackKernel(ABC):
         """Return the gradients after an ascent, and the losses and scalars before it.
 
         Returns:
-            The gradients at the point w + e that `ascent` climbs to, the losses and
-            scalars at w, and the norms of e, of shape (k,).
+            The gradients at the point w + e, the losses and scalars at w, and the norms
+            of e. Here w are the parameters of a client, and e is the perturbation that
+            `ascent` defines. Losses, scalars and norms have shape (k,), where k is the
+            number of clients.
         """
 
         def gradient_at(there: Tree) -> Tree:
@@ -212,7 +215,7 @@ class StackKernel(ABC):
 
 
 class FusedKernel(StackKernel):
-    """A kernel that can compute gradient and step as one."""
+    """A kernel that can compute the gradient and take the step in one operation."""
 
     @property
     @abstractmethod
@@ -229,9 +232,10 @@ class FusedKernel(StackKernel):
     ) -> dict[str, Tensor]:
         """Take a whole step of plain SGD or of SGD with heavy-ball momentum, in place.
 
-        It is called only if no operation (such as clipping) is between gradient and
-        optimizer, except an ascent and an adjustment.
+        The optimizer must use the gradient directly, without operations such as
+        clipping in between. Only an ascent and an adjustment are allowed.
 
         Returns:
-            The losses of shape (k,) and everything else that is measured, by name.
+            The losses and all other measured values by name. Each has shape (k,), where
+            k is the number of clients.
         """

@@ -25,25 +25,28 @@ Layer = tuple[str, str | None]  # names of weight and bias
 # (number, input, gradient at the output) of each layer, last layer first.
 Layers = Iterator[tuple[int, Tensor, Tensor]]
 
-_BLOCK_BYTES = 1 << 20  # bytes, about the cache of one core
+_BLOCK_BYTES = 1 << 20  # about the cache size of one core
 
 
 @dataclass(frozen=True, eq=False)
 class _Climb:
-    """The climb ``e = rho g / (||g|| + eps)``, stored as the factors of g.
+    """The perturbation e of an ascent from w to w + e, stored in factors.
 
-    For a layer with inputs a and gradients d at its outputs, the gradient g of the
-    weights is ``d^T a``. Its rank is at most the batch size b. g itself is not stored.
+    It is ``e = rho g / (||g|| + eps)``, where g is the gradient at the parameters w of
+    one client, and rho and eps are those of `Ascent`. For a layer with inputs a and
+    gradients d at its outputs, the gradient of the weights is ``d^T a``. Only the
+    factors a and d are stored. The arrays have shape (k, b, width) for k clients, batch
+    size b and the width of the layer.
 
     Args:
         inputs: Inputs a of the lowest trained layer and of all layers above it, in the
-            pass at w, by layer number. Each has shape (k, b, width).
+            pass at w, by layer number.
         uphill: Gradients d at the outputs of these layers times
-            ``rho / (||g|| + eps)``, by layer number. Each has shape (k, b, width).
-        lowest: Output of the lowest trained layer at w, (k, b, width). The input of
-            this layer is the same at w + e. The pass at w + e therefore only adds to
-            this output, in place.
-        norm: Norms of e, (k,).
+            ``rho / (||g|| + eps)``, by layer number.
+        lowest: Output of the lowest trained layer at w. The input of this layer is the
+            same at w + e. The pass at w + e therefore only adds to this output, in
+            place.
+        norm: Norms of e, of shape (k,).
     """
 
     inputs: dict[int, Tensor]
@@ -54,14 +57,15 @@ class _Climb:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """A forward pass, and the gradients of the losses at its end.
+    """A forward pass of k clients, and the gradients of the losses at its end.
 
     Args:
-        measured: Losses and the scalars of a feature term by name, of shape (k,).
-        inputs: Input of every layer, (k, b, width).
+        measured: Losses and scalars by name, of shape (k,). The scalars are those of
+            the trainer's `FeatureTerm`, if it has one.
+        inputs: Input of every layer, of shape (k, b, width) for batch size b.
         top: Gradient at the output of the last layer.
-        term_gradient: Gradient of a feature term at the input of the last layer, or
-            None.
+        term_gradient: Gradient of the `FeatureTerm` at the input of the last layer.
+            None if there is no term, or if it is a function of the logits.
         lowest: Output of the lowest layer that is trained.
     """
 
@@ -75,8 +79,8 @@ class _Forward:
 class Linear(FusedKernel):
     """A kernel for chains of linear layers.
 
-    Padding rows have zero weight in the loss, so clients of unequal sizes can be
-    stacked together.
+    Padding rows have zero weight in the loss. Clients with unequal numbers of samples
+    can therefore take steps together.
     """
 
     pads: ClassVar[bool] = True
@@ -144,14 +148,14 @@ class Linear(FusedKernel):
         return {name: grads[name] for name in stack.live}
 
     def _pays(self, job: ClientJob) -> bool:
-        """Return whether a climb by factors is assumed to be less work.
+        """Return whether an ascent should use the factors of gradients (`_Climb`).
 
-        The alternative is a climb that forms the gradients. Factors are less work if
-        the batch size b is small compared with the layers. In a layer with `i` inputs
-        and `o` outputs, factors cost 3 b (i + o) products per sample, and save the i o
+        The alternative is to compute the gradients themselves. Factors are less work if
+        the batch size b is small compared with the layers. In a layer with i inputs and
+        o outputs, factors cost 3 b (i + o) products per sample, and save the i o
         products of one gradient. The saving is counted twice, because the gradient
-        would also be stored, enter a norm and be added to w. The factor of two is a
-        first estimate.
+        would also be stored, enter a norm and be added to the parameters. The factor of
+        two is a first estimate.
         """
         shapes = [
             job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
@@ -167,9 +171,10 @@ class Linear(FusedKernel):
         adjustment: Adjustment | None,
         ascent: Ascent | None,
     ) -> dict[str, Tensor]:
-        """Accumulate the products into the weights or the momentum buffer.
+        """Add the gradients to the weights or to the momentum buffers.
 
-        No gradient is stored.
+        The matrix products of a gradient are accumulated there, and no gradient is
+        stored.
         """
         how = adjustment or Adjustment()
         if self._momentum and not self._buffer:
@@ -197,9 +202,9 @@ class Linear(FusedKernel):
         return measured
 
     def _blocks(self, w: Tensor, how: Adjustment) -> list[slice]:
-        """Return the groups of clients in which a parameter `w` is updated.
+        """Return the groups of clients whose parameter `w` is updated at once.
 
-        On a CPU, if a pull or a shift is added to the gradient, a group has as many
+        If `how` adds a pull or a shift to the gradient on a CPU, a group has as many
         clients as fit into the cache of a core. Otherwise all clients are one group.
         With momentum but no pull or shift, smaller groups were not faster.
         """
@@ -214,17 +219,19 @@ class Linear(FusedKernel):
     def _prepared(
         self, name: str, rows: slice, stack: StackTrees, how: Adjustment
     ) -> tuple[Tensor, float, float]:
-        """Return the tensor that gets the gradient g of parameter `name`, and factors.
+        """Return the tensor that the gradient g of parameter `name` is added to.
 
-        This method returns (into, keep, factor), for the clients in `rows`. The caller
-        then computes ``into = keep * into + factor * g``. Before this method returns,
-        it adds everything else that is added in the same step:
+        This method returns (into, keep, factor) for the clients in `rows`. The caller
+        then computes ``into = keep * into + factor * g``. All other terms of the step
+        are added here. In the formulas, w is the parameter, lr is the learning rate,
+        and `pull`, `toward` and `shift` are those of `how`.
 
-        - Without momentum, it computes ``w -= lr * (pull * (w - toward) + shift)``, and
-          `into` is w.
-        - With momentum, `into` is the momentum buffer b. It computes
-          ``b = momentum * b + pull * (w - toward) + shift``. If there is no pull and no
-          shift, b does not change, and `keep` is the momentum.
+        - Without momentum, this method computes
+          ``w -= lr * (pull * (w - toward) + shift)``, and `into` is w.
+        - With momentum, this method computes
+          ``b = momentum * b + pull * (w - toward) + shift``, and `into` is the momentum
+          buffer b. If there is no pull and no shift, b does not change here, and `keep`
+          is the momentum.
         """
         w = stack.live[name][rows]
         if not self._momentum:
@@ -245,18 +252,20 @@ class Linear(FusedKernel):
         return b, 1.0, how.gradient
 
     def _follow_buffer(self, name: str, rows: slice, stack: StackTrees) -> None:
-        """Apply ``w -= lr * b`` if there is momentum."""
+        """If there is momentum, apply ``w -= lr * b`` with the momentum buffer b."""
         if self._momentum:
             stack.live[name][rows].add_(self._buffer[name][rows], alpha=-self._lr)
 
     def _passes(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None
     ) -> tuple[dict[str, Tensor], Layers]:
-        """Return the values measured at w, and each layer's input and output gradient.
+        """Return the measured values, and each layer's input and output gradient.
 
-        Inputs and gradients are those at w, or at the point that `ascent` climbs to.
-        They are yielded from the last layer down to the lowest layer that is trained.
-        The weights of a layer are read before the layer is yielded.
+        The values are measured at the current parameters w. Inputs and gradients are
+        those at w. If `ascent` is given, they are those at the point w + e that it
+        defines. Layers are yielded from the last one down to the lowest trained layer.
+        The weights of a layer are read before the layer is yielded, so the caller may
+        change them.
         """
         here = self._forward(stack, batch, keeps_lowest=ascent is not None)
         layers = self._backward(stack.params, here)
@@ -348,9 +357,10 @@ class Linear(FusedKernel):
         )
 
     def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
-        """Return the representation by the received models, (k, b, width).
+        """Return the batch's representations by the received models, (k, b, width).
 
-        It is computed once per batch.
+        The layer is the one that the `FeatureTerm` names. They are computed once per
+        batch.
         """
         assert self._term is not None
         if self._anchor is None or self._anchor[0] is not batch:

@@ -31,14 +31,14 @@ Draw = tuple[str, tuple[int, ...]]
 
 
 class _UnansweredError(Exception):
-    """An error for noise or class counts that the loss did not request in the trial."""
+    """The loss requested noise or class counts that it did not request in the trial."""
 
 
 class _SharedCtx(Ctx):
     """The context that a loss reads for several clients.
 
-    It is the first client's context. Reading a number that differs between the clients
-    raises `UnlikeClientsError`.
+    Its values are those of the first client. Reading a number that differs between the
+    clients raises `UnlikeClientsError`.
     """
 
     unlike: frozenset[str] = frozenset()
@@ -100,7 +100,9 @@ class Vmapped(StackKernel):
             raise
         except (OutOfMemoryError, NotStackableError):
             raise
-        except Exception as error:  # if the loss itself is at fault, serial training reports it
+        except Exception as error:
+            # The job then runs serially. If the loss itself has an error, it is raised
+            # there.
             text = str(error).partition("\n")[0]
             raise NotStackableError(
                 f"its loss cannot be vectorised ({type(error).__name__}: {text})"
@@ -122,7 +124,7 @@ class Vmapped(StackKernel):
 
         if not on_cpu(batch.x.device):
             # If one gradient had other strides than its parameter, the update of all
-            # parameters would need one launch per tensor.
+            # parameters would need one kernel launch per tensor.
             grads = tuple(
                 grad if grad.stride() == value.stride() else grad.contiguous()
                 for grad, value in zip(grads, live, strict=True)
@@ -132,10 +134,11 @@ class Vmapped(StackKernel):
         return dict(zip(stack.live, grads, strict=True)), found
 
     def _answered_losses(self, stack: StackTrees, batch: StackBatch) -> tuple[Tensor, Tree]:
-        """Return the losses, after a new trial if the loss requests more than before.
+        """Return the losses, after a new trial if the last trial is out of date.
 
-        A loss may use more noise from some epoch on. The buffers change only if the
-        losses are returned.
+        A trial finds the noise and the class counts that the loss requests (`_ask`). A
+        loss may request more from some epoch on. The buffers change only if the losses
+        are returned.
         """
         before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
         try:
@@ -184,8 +187,9 @@ class Vmapped(StackKernel):
         """Return the losses of shape (k,) and other scalars.
 
         If `asked` is given, this is a trial. Each draw of noise that the loss requests
-        is added to `asked`, and the loss gets zeros. If the loss requests class counts,
-        it gets those of the first client. Later passes have the counts of all clients.
+        is added to `asked`, and the loss receives zeros. If the loss requests class
+        counts, it receives those of the first client. In other passes, it receives the
+        noise and the class counts of every client.
 
         Raises:
             UnlikeClientsError: The loss reads a number in which the clients differ.
@@ -234,7 +238,9 @@ class Vmapped(StackKernel):
                 received=received,
                 shared=shared,
                 state=state,
-                once=lambda name, make: make(),  # a tensor of this pass is not valid in the next
+                # A tensor that `make` returns is valid only in this pass, so it is not
+                # stored.
+                once=lambda name, make: make(),
                 noise=draw,
                 full_gradient=refuse,
                 count_classes=count_classes,
@@ -245,8 +251,8 @@ class Vmapped(StackKernel):
 
         reads = self.reads_context(job.trainer)
         received, shared = (stack.received, stack.shared) if reads else (Received({}, {}), {})
-        # In a trial, the loss may build a second network, which is initialised at
-        # random.
+        # In a trial, the loss may build a second network. Its initialisation draws
+        # random numbers, which `torch.vmap` must then allow.
         randomness = "error" if asked is None else "same"
 
         try:
