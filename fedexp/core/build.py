@@ -270,7 +270,7 @@ def _rewritten(value: Any, hint: Any, where: str) -> str | None:
 
 
 def describe(hint: Any) -> str:
-    """Describe a type in words for an error message."""
+    """Describe a type for an error message."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(a) for a in arguments)

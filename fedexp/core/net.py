@@ -336,18 +336,20 @@ def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
     return chain if sorted(named) == sorted(name for name, _ in module.named_parameters()) else ()
 
 
-@lru_cache(maxsize=256)  # asked for every job
 def same_author(kind: type, claim: str, about: str) -> bool:
     """Return whether the attributes `claim` and `about` are defined in one class.
 
     The attribute `claim` describes the attribute `about`. If a subclass overrides only
     one of the two attributes, the description may be wrong.
     """
+    author = _author(kind, claim)
+    return author is not None and author is _author(kind, about)
 
-    def author(name: str) -> type | None:
-        return next((base for base in kind.__mro__ if name in vars(base)), None)
 
-    return author(claim) is not None and author(claim) is author(about)
+@lru_cache(maxsize=256)  # asked for every job
+def _author(kind: type, name: str) -> type | None:
+    """Return the class that defines the attribute `name` of `kind`, or None."""
+    return next((base for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _module(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -239,7 +239,7 @@ def _mismatch(name: str, own: Any, replaced: Any) -> tuple[str, str] | None:
 def _place_of_member(own: Any, cls: type) -> str:
     """Return ``file:line`` of the method or property `own`.
 
-    If `own` has no code of its own, return the place of its class `cls`.
+    If `own` has no Python code, return the place of its class `cls`.
     """
     function = getattr(own, "__func__", None) or getattr(own, "fget", None) or own
     code = getattr(function, "__code__", None)

@@ -37,7 +37,7 @@ _STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` has set the number
 # Number of stacks per block. A block consists of consecutive jobs, and only jobs of the
 # same block are stacked together. Results are returned in job order, so a finished
 # result waits in memory for earlier jobs. Because of the blocks, it waits only for jobs
-# of its own block.
+# of the same block.
 _WINDOW = 8
 # Seconds. If a step of one client takes longer, the client already uses the whole
 # device.

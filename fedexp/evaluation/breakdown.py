@@ -138,8 +138,8 @@ class Breakdown:
     ) -> Metrics:
         """Measure the global model, or the ensemble, on the data of every client.
 
-        If there is one model per client, each model is measured on the data of its own
-        client.
+        If there is one model per client, each model is measured on the data of
+        that client.
         """
         train = self.data.train
         if outcome.kind == "local":

@@ -432,7 +432,8 @@ def _assumptions(table: Table, present: set[str]) -> Iterable[tuple[str, str]]:
     """Yield the report's assumptions as (what, why).
 
     The order is: the table's assumptions, hyper-parameter grids whose best point is
-    chosen by a number of its own (`Grid.by`), tolerances, the paper's number of runs.
+    chosen by a number other than the column's (`Grid.by`), tolerances, the paper's
+    number of runs.
     """
     yield from ((a.what, a.why) for a in table.assumptions)
 

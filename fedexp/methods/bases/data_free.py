@@ -1,8 +1,8 @@
 """The base of data-free distillation.
 
 In each round the clients train their models first. These models are the teachers. Then
-the server trains the student, a network of its own, in several epochs. Each epoch is
-one step of the run.
+the server trains another network, the student, in several epochs. Each epoch is one
+step of the run.
 """
 
 from __future__ import annotations
