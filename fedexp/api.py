@@ -59,8 +59,8 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved config: the value of every key.
 
-        Two more keys tell where the values come from. ``choices`` has the chosen option
-        of each config group, and ``overrides`` has the overrides of the run.
+        The chosen options of the config groups are under the key ``choices``. The
+        overrides of the run are under ``overrides``.
         """
         return self._require(StoredRun(self.folder).read_config() or None, "config.yaml")
 
@@ -202,8 +202,8 @@ def load(
             module or package allows all its classes.
 
     Raises:
-        FedexpError: No run has this name, or several runs do. The error names the run
-            with the most similar name.
+        FedexpError: No run, or more than one, fits `run`. If none fits, the error names
+            the run with the most similar name.
         ConfigError: `allow_classes` is a text. It must be a list of texts.
     """
     if isinstance(allow_classes, str):
@@ -249,7 +249,7 @@ def save_models(
             networks, a list with one path or node per client.
         input_shape: Shape of one sample, e.g. (1, 28, 28). It is passed to the
             constructor of a network that has an argument of this name.
-        num_classes: Number of classes. It is passed to constructors like `input_shape`.
+        num_classes: Number of classes. It is passed in the same way.
         class_counts: Number of training samples of each client and class, of shape
             (clients, classes). If None and `data` has labels, the labels are counted.
         num_examples: Number of training samples of each client. By default it is the
@@ -265,12 +265,12 @@ def save_models(
             Alternatively each entry has the positions of the client's samples in the
             training split of a data set, like ``run.partition.of(i)``.
         keep_data: Whether the samples themselves are stored. By default only the
-            answers to `probes` are stored in their place.
-        data_sha256: Fingerprint of the data set, if `data` has positions. An example is
-            ``run.result["partition"]["data_sha256"]``.
+            answers to `probes` are stored.
+        data_sha256: Fingerprint of the data set to which positions in `data` refer,
+            like ``run.result["partition"]["data_sha256"]``.
         probes: Functions of a client's model and data whose results (answers) a method
-            uses. Their answers are computed here and stored. The default is the probe
-            of ``method=ma_echo`` with its default keys.
+            uses. They are computed here if `data` has samples, unless `keep_data` is
+            true. The default is the probe of ``method=ma_echo`` with its default keys.
 
     Raises:
         ConfigError: A state dict does not fit its network, or the counts, networks or

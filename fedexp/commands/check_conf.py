@@ -15,7 +15,7 @@ _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "outputs", "site-pac
 
 
 def check_conf(paths: Sequence[Path]) -> int:
-    """Print all lines that use a class path, an import or a config key of version 0.1.
+    """Print all lines that use a dotted path, import or config key of version 0.1.
 
     Args:
         paths: Files, and folders of configs. For a folder, the Python files below its

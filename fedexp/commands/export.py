@@ -18,10 +18,10 @@ from fedexp.tracking.outlet import visible
 def as_csv(runs: Sequence[StoredRun]) -> str:
     """Return the runs as CSV, one row per run.
 
-    The first columns contain the name, the choices, the status and the result of a run.
-    The columns ``metrics.*`` (last values) and ``mean_last_10.*`` follow. The last
-    columns, ``config.*``, contain every key of the config. Lists are JSON. A cell is
-    empty if the run has no value for the column.
+    The first columns identify a run (its name, choices, seeds and hashes) and contain
+    its status, result and costs. The columns ``metrics.*`` (last values) and
+    ``mean_last_10.*`` follow. The last columns, ``config.*``, contain every key of the
+    config. Lists are JSON. A cell is empty if the run has no value for the column.
     """
     rows = [_run_row(run) for run in runs]
     columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -65,9 +65,9 @@ def _mean_cost(
 
     Args:
         config: Resolved config.
-        known_costs: Costs that earlier calls have read. The keys are the start of the
-            run folders' path (with method and data set) and the config without seeds.
-            This call adds the costs that it reads.
+        known_costs: Costs that earlier calls have read. The outer key is a path with
+            method and data set. The inner key is the config without seeds. This call
+            adds the costs that it reads.
     """
     folder = RunFolder.of(config).path.parent
     # The name of the folder without the hash: method and data set of the run.

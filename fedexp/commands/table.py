@@ -299,7 +299,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _report_of_records(options: argparse.Namespace) -> Report:
-    """Build a report from the stored records of a table's runs."""
+    """Build the report of a table from one or more stored records."""
     from fedexp.tables import record
     from fedexp.tables.build_report import report_of_record
 

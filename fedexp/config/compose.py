@@ -121,7 +121,7 @@ def _secret_interpolations(
 ) -> dict[str, Any]:
     """Return the interpolations whose values must not be stored, by dotted key.
 
-    These are interpolations of environment variables, whose values may be passwords.
+    Their values contain the value of an environment variable, which may be a password.
     Values that affect the result of a run are stored nevertheless, because they
     identify the run. If an entry of a list is an interpolation, the whole list is not
     stored.
@@ -153,7 +153,7 @@ def _is_free(key: str, contents: Mapping[str, str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in (*NON_SCIENTIFIC, *contents))
 
 
-# Upper bound on the length of a value. Paths are the longest values, and Linux accepts
+# A valid value is shorter than this. Paths are the longest values, and Linux accepts
 # only shorter paths.
 _LONGEST_TEXT = 4096
 

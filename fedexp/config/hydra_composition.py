@@ -120,7 +120,8 @@ def _composed_groups(
     The returned config is cached and must not be changed.
 
     Args:
-        groups: Overrides that choose options of config groups.
+        groups: Overrides that the config is composed with. If the result is cached,
+            they do not set single keys, so that jobs can share it.
         user_files: Result of `user_conf_hash`. It is part of the cache's key, because
             the result depends on the user's files.
     """

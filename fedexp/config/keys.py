@@ -251,7 +251,8 @@ class Limit:
         steps: Bound on the number of local steps per round.
         train: Bound on the number of training samples.
         test: Bound on the number of test samples.
-        server_steps: Bound on the number of training steps of the server per round.
+        server_steps: Bound on the server's work per round, in a unit that depends on
+            the method (see ``conf/config.yaml``).
         proxy: Bound on the number of server samples (proxy data).
     """
 
@@ -308,7 +309,7 @@ class CheckpointEvery:
 class ClientCacheConfig:
     """Keys ``memo.*``: the client cache, which stores results of client jobs.
 
-    All runs share this cache.
+    All runs with the same ``output_root`` share this cache.
 
     Args:
         enabled: Whether results of client jobs are cached.

@@ -19,9 +19,9 @@ def expand(overrides: list[str]) -> list[list[str]]:
     """Expand a sweep into the overrides of its jobs.
 
     The jobs have the order of Hydra's basic sweeper. Overrides of Hydra's own keys
-    (``hydra.*``) are left out. Overrides with an interval of values are left out, too,
-    because only sweepers from plug-ins understand them. Such a key then has its value
-    from the config files.
+    (``hydra.*``), except ``hydra.searchpath``, are left out. Overrides with an interval
+    of values are left out, too, because only sweepers from plug-ins understand them.
+    Such a key then has its value from the config files.
 
     Raises:
         ConfigError: An override is invalid, or the launcher would run no job.

@@ -35,8 +35,8 @@ class Aggregator(ABC):
     # The kind of `Outcome` that the method delivers. It is the same after every step.
     delivers: ClassVar[Delivers] = "global"
 
-    # Whether the server trains the delivered model. If it does not, a run with one
-    # round delivers a model that was merged and never trained afterwards.
+    # Whether the server trains the delivered model. If so, the model is trained even if
+    # the run has only one round. A model that was only merged is not.
     trains_on_server: ClassVar[bool] = False
 
     # Whether models are sent in every round. If not, no bytes are counted.

@@ -30,7 +30,7 @@ class ClientStates(Mapping[int, Trees]):
     def spill(self) -> None:
         """Move states from memory to disk if the subclass limits its use of memory.
 
-        It is called after every commit. By default all states stay in memory.
+        It is called after every commit. By default it does nothing.
         """
 
     def commit(self, changes: Mapping[int, Trees]) -> None:
@@ -67,9 +67,9 @@ class StatesInMemory(ClientStates):
 class After(Mapping[int, Trees]):
     """The client states after step k, as the states before step k and pending changes.
 
-    The run commits the changes of step k only when it begins step k + 1. The stored
-    states are therefore always those after a finished step. This mapping can be read
-    until the run begins step k + 2. Later reads raise RuntimeError.
+    The run commits the changes of step k only when it begins step k + 1. After an
+    interruption, the stored states are therefore those of a finished step. This mapping
+    can be read until the run begins step k + 2. Later reads raise RuntimeError.
 
     Args:
         before: The states before step k.

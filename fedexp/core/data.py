@@ -1,6 +1,6 @@
 """Data of a run: samples on the device, and the indices of each client's samples.
 
-The device holds each sample only once. Clients refer to samples by index.
+The device holds each sample only once.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ class FederatedData:
             clients' data, or samples that no client ever had.
         proxy: Data that the server may use (proxy data), or None.
         proxy_source: Source of `proxy`: ``none``, ``train``, ``test`` or ``noise``.
-        proxy_dataset: Name of the data set that `proxy` was taken from. None if it is
-            the clients' data set.
+        proxy_dataset: Name of the data set that `proxy` was taken from, if it is not
+            the clients' data set, else None.
         proxy_fingerprint: Fingerprint of the data set `proxy_dataset`, or None.
         after_split: State of NumPy's legacy generator (``RandomState.get_state``) after
             this generator sampled the partition, or None.

@@ -39,8 +39,8 @@ class EngineContext:
         numerics: Numerics of the run. Their fields `engine` and `threads` are set after
             the engine has made its choices.
         note: Callback that shows the user what was chosen and why.
-        most_stacked: Upper bound on the number of clients that are stacked. It is set
-            if several processes share the jobs of a step. Without it, one stack could
+        most_stacked: Upper bound on the number of clients per stack. It is set if
+            several processes share the jobs of a step. Without it, one stack could
             contain all jobs and leave other processes without work.
     """
 

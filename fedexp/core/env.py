@@ -71,7 +71,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _LimitedServerWork:
-    """An upper bound on the steps that the server trains, for small test runs.
+    """An upper bound on the steps of server work, for small test runs.
 
     Args:
         limit_server_steps: The config's ``limit.server_steps``, or None for no bound.
@@ -155,7 +155,7 @@ class Env(_LimitedServerWork):
         round: Communication round, from 0.
         step: Step within the round, from 0.
         trace: Receiver of the server's intermediate models within a round. It ignores
-            these models unless ``trace.every`` is set in the config.
+            these models unless ``trace.every`` or ``trace.weights`` is set.
         models: The storage in which `store` puts models.
         legacy: State of NumPy's legacy generator after it sampled the partition, or
             None. Methods call `after_split` instead of reading it.
@@ -286,7 +286,8 @@ class Env(_LimitedServerWork):
         Args:
             client: Index of the client.
             start: The model that training starts from.
-            shared: Named tensors that the server broadcasts besides the model.
+            shared: Trees (`fedexp.core.trees`) that the server broadcasts besides the
+                model, by name.
             frozen: Names of parameters that must not change. Parameters that the
                 model's class declares as frozen never change.
             probes: Functions of the trained model and the client's data (see `Probe`).

@@ -29,8 +29,8 @@ class ClientJob:
         local_training: The local training of this round.
         round: Communication round, from 0.
         seed: Seed of batch order, augmentation and random layers.
-        shared: Named tensors that the server broadcasts besides the model (control
-            variate, momentum ...).
+        shared: Trees (`fedexp.core.trees`) that the server broadcasts besides the
+            model, by name (control variate, momentum ...).
         step: Step within the round, from 0.
         state: This client's state from earlier rounds. The runner adds it to the job
             and stores the new state of the result.
@@ -85,7 +85,7 @@ class ClientResult:
         num_examples: Number of training samples of the client, or 0 if it is not known
             (models from ``client_models.path``).
         num_steps: Number of optimizer steps taken (tau_i).
-        payload: Named tensors that are sent to the server besides the model.
+        payload: Trees that are sent to the server besides the model, by name.
         state: The new client state, or None if the client has no state.
         metrics: ``loss`` is the mean training loss over the steps. ``loss_last_epoch``
             is the mean over the steps of the last epoch. Scalars that the trainer
@@ -189,7 +189,7 @@ def _laid(tree: Tree, channels_last: bool) -> Tree:
 def bytes_down(job: ClientJob) -> int:
     """Return the bytes that a server would send for a job.
 
-    These are the bytes of the model and of the broadcast tensors `shared`.
+    These are the bytes of the model and of the broadcast trees `shared`.
     """
     return sum(map(num_bytes, (job.start.params, job.start.buffers, *job.shared.values())))
 

@@ -324,10 +324,10 @@ def _slots(module: nn.Module, kind: str) -> dict[str, list[tuple[dict[str, Any],
 
 
 def _linear_chain(module: nn.Module) -> tuple[tuple[str, str | None], ...]:
-    """Return the ``linear_chain`` that the module's class declares, if it can be right.
+    """Return the module's declared ``linear_chain``, or () if it may be wrong.
 
-    Two conditions must hold. The class that defines `forward` must also declare the
-    chain, and the chain must name every parameter. Otherwise the result is ().
+    A chain is trusted if the class that defines `forward` also declares the chain, and
+    if the chain names every parameter.
     """
     if not same_author(type(module), "linear_chain", "forward"):
         return ()

@@ -24,8 +24,9 @@ class Outcome:
             of the logits, ``probs`` the mean of the probabilities.
         weights: Weights of an ensemble's members, (models,), or None for equal weights.
             With ``combine=logits`` the shape may also be (models, classes). Then the
-            logit of class c is ``sum_i w_ic z_ic / sum_i w_ic``, where w_ic is the
-            weight of model i and z_ic is its logit. It is 0 if every w_ic is 0.
+            logit of class c is ``sum_i w_ic z_ic / sum_i w_ic``, where w_ic and z_ic
+            are the weight and the logit of model i for class c. It is 0 if every w_ic
+            is 0.
         clients: The client of each model, or None if the models are not clients'
             models.
     """

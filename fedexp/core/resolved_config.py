@@ -21,9 +21,9 @@ class ResolvedConfig:
             key that names the file.
         choices: Chosen option of each config group.
         overrides: Overrides as the user typed them, without those of Hydra's own keys.
-        interpolations: Interpolations of environment variables, by dotted key. The
-            value of such a variable may be secret. The file ``config.yaml`` therefore
-            contains the interpolation in place of the value.
+        interpolations: Interpolations whose values come from environment variables, by
+            dotted key. The value of such a variable may be secret. The file
+            ``config.yaml`` therefore contains the interpolation in place of the value.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The interface through which an aggregator shows its models during server training."""
+"""The interface through which an aggregator passes on its models within a round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trace:
     def wants(self, iteration: int) -> bool:
         """Return whether the aggregator shall pass on the models of `iteration`.
 
-        Iterations of server training are counted across all steps of a round. Number 0
+        Iterations on the server are counted across all steps of a round. Number 0
         stands for the models before the first iteration.
         """
         return False

@@ -114,7 +114,7 @@ class Ctx:
     Args:
         start: Those parameters of the received model that are trained, w^t.
         received: The whole received model.
-        shared: Named tensors that the server broadcasts besides the model.
+        shared: Trees that the server broadcasts besides the model, by name.
         state: The client's state from earlier rounds.
         task: The task, which defines the loss.
         local_training: The local training of this round.
@@ -344,7 +344,7 @@ class Trainer:
     (`init_shared`, `update_shared`). A local step at the parameters w runs in this
     order:
 
-    1. ``grad`` computes the gradient at w. If ``ascent`` returns a perturbation e,
+    1. ``grad`` computes the gradient at w. If ``ascent`` defines a perturbation e,
        ``grad`` runs again at w + e, and w itself does not change.
     2. The gradient is changed by ``adjustment``, then by ``correct``.
     3. The gradient is clipped, weight decay is added, and the local optimizer steps.
@@ -425,7 +425,7 @@ class Trainer:
         return None
 
     def ascent(self, ctx: Ctx) -> Ascent | None:
-        """Return the constants of SAM's perturbation of w, or None for none.
+        """Return the constants of SAM's perturbation, or None for no perturbation.
 
         Methods of the SAM family override this hook.
         """

@@ -178,7 +178,7 @@ def joined(parts: Trees) -> Tree:
 
 
 def part_of(tree: Tree, part: str) -> Tree:
-    """Return the tree of the name `part` from a tree that `joined` returned."""
+    """Return the tree with the name `part` from a tree that `joined` returned."""
     prefix = f"{part}/"
     return {
         name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)

@@ -49,7 +49,7 @@ def is_installed(file: Path) -> bool:
 
 @cache
 def _names_installed_in(folder: str) -> frozenset[str]:
-    """Return the names of files and folders that packages installed into `folder`."""
+    """Return the top-level names that installed packages have in `folder`."""
     records = Path(folder).glob("*.dist-info/RECORD")
     lines = (line for path in records for line in path.read_text(errors="replace").splitlines())
     return frozenset(line.partition(",")[0].partition("/")[0] for line in lines)
@@ -196,7 +196,7 @@ def _problems(kind: type) -> tuple[tuple[str, str, str, str | None], ...]:
 
 
 def _old_names(kind: type, cls: type) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield a problem for each old name or value, renamed in version 0.2, in `cls`.
+    """Yield a problem for each name or value in `cls` that was renamed in version 0.2.
 
     `cls` is `kind` or one of its base classes outside fedexp. Without this check, a
     method with an old name would never be called.

@@ -90,7 +90,7 @@ def train_stack(
     Args:
         jobs: Jobs of the stack.
         net: Network of the model spec that all jobs have.
-        samples: Training samples of all clients.
+        samples: Training pool, which contains the samples of all clients.
         indices: For each client, the positions of its samples in `samples`, (n,) int64,
             on the CPU.
         num_classes: Number of classes.
@@ -546,7 +546,7 @@ def _batches(
 
     Args:
         clients: Clients by descending number of steps.
-        samples: Training samples of all clients.
+        samples: Training pool, which contains the samples of all clients.
         pads: Whether one batch contains all clients that take the step. Otherwise the
             clients of a batch are in the same epoch and have equally many samples in
             it.

@@ -73,9 +73,9 @@ class Vectorized(Engine):
 
         If the user set `stack`, this engine is returned unchanged. Otherwise `Serial`
         is returned if no kernel can compute the jobs, or if stacking is not expected to
-        be faster. On a CPU, a rule decides whether it is (`fedexp.engines.rule`). On a
-        GPU, a short timing decides, but only for long runs. Short runs use the first
-        kernel that can compute the jobs.
+        be faster. On a CPU, a rule decides this (`fedexp.engines.rule`). On a GPU, a
+        short timing decides it for long runs, which repay the timing. Shorter runs use
+        the first kernel that can compute the jobs.
         """
         engine = self.choose_quietly(context)
         if (

@@ -38,9 +38,9 @@ def class_names(task: Task, delivers: Delivers, split: str, classes: int) -> lis
 def client_names(task: Task, split: str) -> list[str]:
     """Return the names of two statistics of the task's first metric over the clients.
 
-    ``<split>/clients/<metric>_mean`` is the mean over all clients.
-    ``<split>/clients/<metric>_worst_10`` is the mean over the worst 10 % of the
-    clients.
+    ``<split>/clients/<metric>_mean`` is the mean over the clients with samples in the
+    split. ``<split>/clients/<metric>_worst_10`` is the mean over the worst 10 % of
+    them.
     """
     return [f"{split}/clients/{task.metric_names[0]}_{ending}" for ending in ("mean", "worst_10")]
 

@@ -44,7 +44,7 @@ class ConvNet(nn.Module):
             ``xavier_normal`` draws weights from N(0, 2 / (fan_in + fan_out)).
             Convolutions always have torch's default initialisation.
         norm: ``batch`` puts a BatchNorm (momentum 0.1, affine, eps 1e-5) after each
-            convolution. ``none`` puts none.
+            convolution. ``none`` means no BatchNorm.
         cosine_scale: Scale of a cosine head (`fedexp.models.heads.CosineHead`). None
             means a linear head.
     """

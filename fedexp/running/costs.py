@@ -101,8 +101,8 @@ def costs(timing: Sequence[dict[str, Any]], others: dict[str, float], peak: Peak
 
     ``stacked_share`` is the share of the executed local steps that were computed
     together with local steps of other clients in one stack. It is 0 if no local step
-    was executed. A client of a stack takes a step on its own if no other client has a
-    batch of the same length. Such a step does not count as stacked.
+    was executed. A step that a client of a stack takes on its own, for example because
+    no other client has a batch of the same length, does not count as stacked.
 
     Args:
         timing: Rows of ``timing.jsonl``. If a step was computed again after a crash,

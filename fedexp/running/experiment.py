@@ -511,7 +511,7 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def check_classes(experiment: Experiment) -> None:
-    """Refuse metrics per class if they cannot be measured.
+    """Refuse metrics per class (``eval.per_class``) if they cannot be measured.
 
     They cannot be measured if samples do not have one class each, or if every client
     keeps its own model.

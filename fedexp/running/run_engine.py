@@ -71,8 +71,8 @@ class RunEngine(Engine):
             after it has been chosen.
         notes: Messages of the engine about its choices and fallbacks in this launch. No
             message is repeated.
-        memory_probe: Result of `probe_memory` on the first jobs. None if the estimated
-            memory was far below the free memory, so that nothing was measured.
+        memory_probe: Result of `probe_memory` on the first jobs. None if nothing was
+            measured, because the estimate was at most half of the free memory.
     """
 
     def __init__(
@@ -130,8 +130,9 @@ class RunEngine(Engine):
             return self._engine
         began = time.perf_counter()
         config = self._experiment.config
-        # Before the engine is chosen, the numerics contain the number of threads of the
-        # whole run. Afterwards they contain the number of threads per process.
+        # Before the engine is chosen, the numerics contain the number of threads that
+        # the first launch gave to the whole run. Afterwards they contain the number of
+        # threads per process.
         num_threads = (
             num_threads_of_run(config.threads) if self.numerics.engine else self.numerics.threads
         )

@@ -127,8 +127,8 @@ def check_stored_models(
 
     wanted = [specs.of(client) for client in models.clients.clients]
     for number, (stored, spec) in enumerate(zip(models.folder.specs, wanted, strict=True)):
-        # Names and arguments are compared first, because no class that the folder names
-        # has been imported yet.
+        # Class names and arguments are compared before a class that the folder names is
+        # imported.
         if stored.arch != spec.arch or stored.arguments != spec.arguments:
             raise ConfigError(
                 f"model {number} of the folder, client {models.clients.clients[number]}'s, "

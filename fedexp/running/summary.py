@@ -31,10 +31,10 @@ def summarise(
     the target has more decimals, the key has them too (0.385).
 
     ``traced`` summarises the values of the headline's metric that were traced within
-    rounds. The traced values of one model on one set of samples are a series. For each
-    series, ``traced`` has the ``last`` value, the ``best`` value, and the round and
-    iteration of the best value (``at``). A best value on test data is also listed under
-    ``oracle/``.
+    rounds. Series with one model per client are left out. For each other series, on
+    test and on validation samples, ``traced`` has the ``last`` value, the ``best``
+    value, and the round and iteration of the best value (``at``). A best value on test
+    data is also listed under ``oracle/``.
 
     Args:
         rows: Rows of ``metrics.jsonl``.

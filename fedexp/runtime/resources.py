@@ -14,8 +14,8 @@ def concurrent_jobs(launcher: Mapping[str, Any], jobs: int, cores: int) -> int:
 
     The number depends on Hydra's launcher:
 
-    - joblib: ``n_jobs``. A negative number counts down from the number of cores: -1
-      stands for all cores, -2 for one core fewer.
+    - joblib: ``n_jobs``, but at most `jobs`. A negative ``n_jobs`` counts down from the
+      number of cores: -1 stands for all cores, -2 for one core fewer.
     - submitit_local: all jobs.
     - Slurm and Ray: 1, because every job gets its own cores.
     - Hydra's basic launcher: 1, because jobs run one after the other.

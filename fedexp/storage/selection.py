@@ -139,7 +139,7 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
             continue
 
         known = {name for run in runs for name in _keys(run)}
-        ends: dict[str, str] = {}  # for each last part of a key, the shortest dotted key
+        ends: dict[str, str] = {}  # shortest dotted key, by the key's last part
         for name in sorted(known, key=lambda name: (name.count("."), name)):
             ends.setdefault(name.rpartition(".")[2], name)
 

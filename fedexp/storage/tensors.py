@@ -167,7 +167,7 @@ class TensorStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._quick_hashes: set[int] = set()  # quick hashes of the stored trees
-        self._trusted: set[str] = set()  # names of files written or verified by this object
+        self._trusted: set[str] = set()  # files written or verified by this object
 
     def put(self, tree: Tree, name: str | None = None) -> str:
         """Store `tree` unless it is already stored, and return its name.

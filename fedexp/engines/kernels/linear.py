@@ -359,8 +359,7 @@ class Linear(FusedKernel):
     def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
         """Return the batch's representations by the received models, (k, b, width).
 
-        The layer is the one that the `FeatureTerm` names. They are computed once per
-        batch.
+        The `FeatureTerm` names their layer. They are computed once per batch.
         """
         assert self._term is not None
         if self._anchor is None or self._anchor[0] is not batch:
