@@ -68,7 +68,8 @@ from fedexp.core.weights import Weights
 from fedexp.methods.bases.averaging import AveragingState
 from fedexp.methods.fedavg import Mean
 
-# Size in bytes of the float64 block of candidates from which products are summed
+# The inner products of candidates are summed over blocks of parameters. This is the
+# largest size of a float64 block, in bytes.
 BLOCK_BYTES = 1 << 22
 # Largest number of combinations of candidates in one group. A table with one float64
 # value per combination then has 128 MiB.

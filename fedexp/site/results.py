@@ -34,8 +34,8 @@ from fedexp.tables.report.report import (
 )
 from fedexp.tables.report.shown_cells import shown_rows
 
-# For a table with a single row, the largest number of columns whose results the first
-# page gives.
+# Largest number of columns whose results the first page prints for a table with a
+# single row.
 _FEW = 6
 # If a table has more columns than this, a hint says that it can be scrolled.
 _MOST_COLUMNS = 8

@@ -134,11 +134,12 @@ class Vmapped(StackKernel):
         return dict(zip(stack.live, grads, strict=True)), found
 
     def _answered_losses(self, stack: StackTrees, batch: StackBatch) -> tuple[Tensor, Tree]:
-        """Return the losses, after a new trial if the last trial is out of date.
+        """Return the losses of the batch, and the numbers that the trainer measured.
 
-        A trial finds the noise and the class counts that the loss requests (`_ask`). A
-        loss may request more from some epoch on. The buffers change only if the losses
-        are returned.
+        The loss receives the noise and the class counts that it requested in the last
+        trial (`_ask`). From some epoch on, a loss may request more than in that trial.
+        Then a new trial is made, and the losses are computed again. The buffers change
+        only if the losses are returned.
         """
         before = trees.clone(stack.buffers) if overrides(self._job.trainer, "loss") else {}
         try:
