@@ -506,7 +506,7 @@ class Trainer:
     def normalizer(self, tau: int, local_training: LocalTraining) -> float:
         """Return the distance that `tau` steps with a constant unit gradient move w.
 
-        The distance is in units of the step size (a_i in FedNova, Wang et al. 2020).
+        The distance is in units of the step size (a_i in Wang et al. 2020).
         For plain SGD it is ``tau``. For SGD with momentum rho it is
         ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``.
 

@@ -16,7 +16,7 @@ from fedexp.core.layers import check_head, layers_of
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.outcome import Outcome
-from fedexp.core.weights import ModelSpec, Weights, computes_channels_last
+from fedexp.core.weights import ModelSpec, Weights
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.engines.workers import Workers
@@ -220,5 +220,5 @@ def test_networks_cached_by_spec_are_evicted() -> None:
     gc.collect()
     alive = [o for o in gc.get_objects() if type(o) is Net and o.spec in specs]
     assert 2 <= len(alive) <= 32  # of two owners
-    for kept in (layers_of, structure_of, check_head, computes_channels_last):
+    for kept in (layers_of, structure_of, check_head):
         assert kept.cache_info().currsize <= 16
