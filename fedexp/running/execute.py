@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -621,6 +623,9 @@ def interrupt_on_sigterm() -> Iterator[None]:
     SIGHUP is sent when the terminal is closed. If it was ignored before (``nohup``), it
     stays ignored. Ctrl-C raises KeyboardInterrupt, inside and outside the block. In a
     thread other than the main thread, nothing is changed.
+
+    Python ignores an exception that a signal handler raises inside a destructor or the
+    callback of a weak reference. The signal is then sent again, so that it is not lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -633,6 +638,21 @@ def interrupt_on_sigterm() -> Iterator[None]:
             signal.signal(signum, signal.SIG_IGN)
         raise Interrupted(signum)
 
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        match unraisable.exc_value:
+            case Interrupted() as error:
+                signum = error.exit_code - 128
+                signal.signal(signum, interrupt)
+            case KeyboardInterrupt():
+                signum = signal.SIGINT
+            case _:
+                previous_hook(unraisable)
+                return
+        # The handler must not run inside this hook, where its exception is ignored too.
+        threading.Timer(0.01, os.kill, (os.getpid(), signum)).start()
+
+    previous_hook = sys.unraisablehook
+    sys.unraisablehook = send_again
     previous = {
         signum: signal.signal(signum, interrupt)
         for signum in (signal.SIGTERM, signal.SIGHUP)
@@ -641,5 +661,6 @@ def interrupt_on_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = previous_hook
         for signum, handler in previous.items():
             signal.signal(signum, handler)

@@ -173,6 +173,31 @@ def test_closed_terminal_saves_every_finished_step_even_if_it_signals_twice(
     assert read_json(run_folder(tmp_path) / "checkpoint" / "manifest.json")["step"] == 1
 
 
+@pytest.mark.usefixtures("_hears_hangups")
+@pytest.mark.parametrize(
+    ("signum", "raised"),
+    [
+        (signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, Interrupted),
+        (signal.SIGHUP, Interrupted),
+    ],
+)
+def test_a_signal_during_a_destructor_is_not_lost(
+    signum: int, raised: type[BaseException], capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Signals:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signum)
+
+    before = sys.unraisablehook
+    with pytest.raises(raised), interrupt_on_sigterm():
+        held = Signals()
+        del held
+        time.sleep(30)
+    assert sys.unraisablehook is before
+    assert capfd.readouterr().err == ""
+
+
 def test_run_that_ignores_the_end_of_the_terminal_goes_on() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
