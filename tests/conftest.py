@@ -34,14 +34,15 @@ def unflushed(file: int) -> None:
 os.fsync = unflushed
 
 
-TOGETHER = ("/test_ray.py", "/test_page_in_browser.py")
+TOGETHER = ("/test_ray.py", "/test_page_in_browser.py", "/site/test_docs.py")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return a scheduler that runs each file in `TOGETHER` in one process.
 
-    Then there is one Ray cluster and one browser, instead of one per process of pytest.
+    Then there is one Ray cluster, one browser and one set of the documentation's pages,
+    instead of one per process of pytest.
     pytest 9.2 has no marks for groups.
     """
     from xdist.scheduler import LoadScopeScheduling
