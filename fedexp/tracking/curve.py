@@ -28,6 +28,7 @@ _MARKED = 25  # maximum number of points with markers. More markers would hide t
 # smallest loss.
 _LOG_RATIO = 100
 _TITLE_WIDTH, _TITLE_LINES = 110, 2
+_LINE_INCHES = 0.17  # height of one line of the title or of a legend
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
@@ -56,10 +57,21 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     ]
 
     panels = [(label, group) for label, group in (("score", scores), ("loss", losses)) if group]
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     lines = textwrap.wrap(title, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" ...")
-    figure.suptitle("\n".join(lines), fontsize=9, parse_math=False)
+    legend_rows = max((math.ceil(len(group) / 2) for _, group in panels), default=0)
+    above = _LINE_INCHES * (len(lines) + legend_rows + 0.7)
+    height = max(3.8, above + 2)
+    if len(rows) > 1:
+        # The constrained layout draws every text twice. That takes 40 % of the time.
+        figure = Figure(figsize=(9, height))
+        figure.subplots_adjust(
+            left=0.075, right=0.985, bottom=0.48 / height, top=1 - above / height, wspace=0.2
+        )
+    else:
+        # The bars are labelled with the names of metrics, whose widths differ.
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle("\n".join(lines), y=1 - 0.06 / height, fontsize=9, parse_math=False)
 
     for position, (label, group) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), position)
