@@ -221,11 +221,16 @@ def test_git_ignores_only_the_html_of_a_record() -> None:
     assert ignored == [f"{folder}/report.html"]
 
 
-@pytest.mark.slow
-def test_every_record_has_a_table_page_and_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_record_has_a_table_page_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One record of each paper. `make site` builds the pages of all records.
+    for paper in (path for path in RESULTS.iterdir() if path.is_dir()):
+        chosen = min(paper.glob("*/record.json")).parent
+        shutil.copytree(chosen, tmp_path / paper.name / chosen.name)
     # One process reads the records, for they are few.
     monkeypatch.setattr(records, "ProcessPoolExecutor", lambda _, mp_context: ThreadPoolExecutor(1))
-    read = records.read(RESULTS)
+    read = records.read(tmp_path)
     reports = {
         path: data.decode()
         for path, data in results.files_of(read)
@@ -233,7 +238,7 @@ def test_every_record_has_a_table_page_and_a_report(monkeypatch: pytest.MonkeyPa
     }
 
     expected = set()
-    for about in RESULTS.glob("*/*/record.json"):
+    for about in tmp_path.glob("*/*/record.json"):
         name = json.loads(about.read_text())["table"]
         table = name.rpartition("/")[2]
         form = about.parent.name.removeprefix(table).removeprefix("-") or "full"
