@@ -5,11 +5,14 @@
 
 The numbers are copied by this script, so that no digit is typed by hand. A table's file
 in ``conf/table`` has an entry `published: {file, table}`. DIR contains the file
-<file>.yaml, which has the rows of the published table. In the table's file, everything
-from the line MARK to the end is generated. A published row belongs to the column whose
-`published` values it has (default: ``{method: <key>}``). The row's values of the
-table's `keys` are its conditions. Digits stay as printed. With ``--check``, nothing is
-changed, and the exit code is 1 if a file would change.
+<file>.yaml, which has the rows of the published table. With `only: {key: value}` beside
+`table`, the other rows are left out.
+
+In the table's file, everything from the line MARK to the end is generated. A published
+row belongs to the column whose `published` values it has (default: ``{method:
+<key>}``). The row's values of the table's `keys` are its conditions. Digits stay as
+printed. With ``--check``, nothing is changed, and the exit code is 1 if a file would
+change.
 """
 
 from __future__ import annotations
@@ -99,7 +102,13 @@ def generate(path: Path, published: Path) -> str | None:
         raise FedexpError(
             f"unknown table '{source['table']}'", where=str(file), expected=", ".join(tables)
         )
-    return f"{head}{MARK}\n{reference(table, tables[source['table']]['rows'], str(path))}"
+    only = source.get("only", {}).items()
+    rows = [
+        row
+        for row in tables[source["table"]]["rows"]
+        if all(row.get(key) == str(value) for key, value in only)
+    ]
+    return f"{head}{MARK}\n{reference(table, rows, str(path))}"
 
 
 def main() -> int:
