@@ -235,7 +235,7 @@ def sweep_job(config: Any) -> float:
 
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
-    _record_job(resolved)
+    _record_job(hydra_config.job.num, resolved)
     print(label, flush=True)
 
     try:
@@ -292,20 +292,21 @@ def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def recorded_jobs() -> Iterator[Callable[[], list[tuple[int, dict[str, Any]]]]]:
     """Record the jobs of a sweep, in this process and in the launcher's processes.
 
     Yields:
-        A function that returns the config of each job (`ResolvedConfig.to_stored`), in
-        the order in which the jobs started. A config that ran twice is returned once.
+        A function that returns the number and the config (`ResolvedConfig.to_stored`)
+        of each job, in the order of the numbers.
     """
     with tempfile.TemporaryDirectory(prefix="fedexp-sweep-") as folder:
         path = Path(folder) / "jobs.jsonl"
         os.environ["FEDEXP_SWEEP_RECORD"] = str(path)
 
-        def read() -> list[dict[str, Any]]:
+        def read() -> list[tuple[int, dict[str, Any]]]:
             lines = path.read_text().splitlines() if path.exists() else []
-            return [json.loads(line) for line in dict.fromkeys(lines)]
+            rows = [json.loads(line) for line in lines]
+            return sorted(((int(job), config) for job, config in rows), key=lambda row: row[0])
 
         try:
             yield read
@@ -313,13 +314,13 @@ def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
             del os.environ["FEDEXP_SWEEP_RECORD"]
 
 
-def _record_job(config: ResolvedConfig) -> None:
+def _record_job(number: int, config: ResolvedConfig) -> None:
     path = os.environ.get("FEDEXP_SWEEP_RECORD")
     if path is None:
         return
     # A launcher may run jobs on another machine, which does not have the folder.
     with contextlib.suppress(OSError), Path(path).open("a") as file:
-        file.write(json.dumps(config.to_stored()) + "\n")
+        file.write(json.dumps([number, config.to_stored()]) + "\n")
 
 
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import CheckedJob
     from fedexp.storage.run_folder import RunFolder
+    from fedexp.tuning.objective import Objective
 
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
@@ -174,11 +176,19 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     """
     from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
     from fedexp.config.compose import resolve_stored
-    from fedexp.config.sweep_expansion import is_grid
+    from fedexp.config.sweep_expansion import sweeper_plugin
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
+
+    sweeper = sweeper_plugin(overrides)
+    grid = sweeper is None
+    objective = None
+    if sweeper is not None:
+        from fedexp.commands.sweepers import objective_of_sweep
+
+        objective = objective_of_sweep(sweeper, jobs)
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
     configs = [job.config for job in jobs]
@@ -193,9 +203,9 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     )
 
     done = todo.count(False)
-    grid = is_grid(overrides)
     counted = f"{len(configs)} jobs - {done} done, {len(configs) - done} to run"
-    print(f"sweep {name}: {counted if grid else 'its sweeper chooses the jobs'}", flush=True)
+    by = "" if objective is None else f", by {objective.text}"
+    print(f"sweep {name}: {counted if grid else f'its sweeper chooses the jobs{by}'}", flush=True)
     _print_weights_note(configs)
 
     def launch() -> int:
@@ -208,21 +218,31 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         return run_hydra(["--multirun", *overrides])
 
     with checked_jobs(jobs), recorded_jobs() as record:
-        code = run_sweep(f"sweep-{name}", len(configs), launch)
+        code = run_sweep(f"sweep-{name}", len(configs), launch, objective=objective)
         # Hydra's basic sweeper runs the jobs in `configs`. Another sweeper may have run
         # other jobs.
         if not grid:
-            configs = [resolve_stored(ResolvedConfig.from_stored(one)) for one in record()]
+            configs = [resolve_stored(ResolvedConfig.from_stored(one)) for _, one in record()]
 
     if not configs:
         print("no job was recorded here: see the sweeper's own output")
         return code
-    rows = [_job_row(RunFolder.of(config), config) for config in configs]
-    print_sweep(rows)
+    rows = [_job_row(RunFolder.of(config), config, objective) for config in configs]
+    metric = None if objective is None else objective.metric
+    print_sweep(rows, metric, _best_job(rows, objective))
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
 
     return code
+
+
+def _best_job(rows: Sequence[Mapping[str, Any]], objective: Objective | None) -> int | None:
+    """Return the number of the first job with the best objective, or None."""
+    if objective is None:
+        return None
+    sign = 1 if objective.higher_is_better else -1
+    done = [number for number, row in enumerate(rows) if row["objective"] is not None]
+    return max(done, key=lambda number: sign * rows[number]["objective"], default=None)
 
 
 def _print_weights_note(configs: list[ResolvedConfig]) -> None:
@@ -261,7 +281,9 @@ def _reuse_results(jobs: list[CheckedJob]) -> int:
     return JOB_ERROR if failed else 0
 
 
-def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
+def _job_row(
+    folder: RunFolder, config: ResolvedConfig, objective: Objective | None = None
+) -> dict[str, Any]:
     from fedexp.storage.run_folder import read_result_and_status
 
     result, state = read_result_and_status(folder)
@@ -275,5 +297,6 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
         "status": status,
         "error": state.get("error"),
         "headline": result.get("headline"),
+        "objective": None if objective is None else objective.value(result),
         "folder": str(folder.path),
     }

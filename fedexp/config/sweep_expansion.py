@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedexp.config.hydra_composition import use_hydra
 from fedexp.config.hydra_private import uses_basic_sweeper
@@ -37,15 +38,19 @@ def expand(overrides: list[str]) -> list[list[str]]:
         return [list(job) for job in itertools.product(*(given | axes).values())]
 
 
-def is_grid(overrides: list[str]) -> bool:
-    """Return whether Hydra's basic sweeper, which runs a grid, would run the sweep.
+def sweeper_plugin(overrides: list[str]) -> dict[str, Any] | None:
+    """Return the node ``hydra.sweeper`` of a sweeper that chooses the jobs itself.
 
-    If so, `expand` returns all jobs of the sweep.
+    The result is None for Hydra's basic sweeper, which runs a grid. `expand` then
+    returns all jobs of the sweep.
     """
     with use_hydra(overrides):
-        return uses_basic_sweeper(
-            _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper
-        )
+        node = _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper
+        if uses_basic_sweeper(node):
+            return None
+        plain = OmegaConf.to_container(node, resolve=False)
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
 
 
 def check_launcher(config: DictConfig) -> None:
