@@ -57,12 +57,14 @@ def _run(arguments: list[str]) -> int:
         return _help([argument for argument in arguments if not argument.startswith("-")])
 
     from fedexp.commands.launching import run_hydra
+    from fedexp.commands.wandb_agent import without_dashes
     from fedexp.config.messages import refuse_flags
     from fedexp.config.search_path import register
     from fedexp.config.sweep_expansion import expand
     from fedexp.running.check import check_jobs, check_split, check_splits, job_name
 
     register()
+    arguments = without_dashes(arguments)
     if (asked := _overrides_to_print(arguments)) is not None:
         return _print_config(asked)
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
@@ -159,11 +161,16 @@ def _single(job: CheckedJob) -> int:
     returned.
     """
     from fedexp.commands.launching import execute_job
+    from fedexp.commands.wandb_agent import log_stored_run
+    from fedexp.storage.run_folder import RunFolder, read_result_and_status
     from fedexp.tracking.terminal import print_result
 
+    stored = job.config["reuse"] and read_result_and_status(RunFolder.of(job.config))[0]
     result = execute_job(job, "this run")
     if isinstance(result, int):
         return result
+    if stored:
+        log_stored_run(job.config, Path(result["folder"]))
     print_result(result, Path(result["folder"]))
     return 0
 
@@ -176,7 +183,7 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     """
     from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
     from fedexp.config.compose import resolve_stored
-    from fedexp.config.sweep_expansion import sweeper_plugin
+    from fedexp.config.sweep_expansion import sweep_title, sweeper_plugin
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
@@ -218,7 +225,8 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         return run_hydra(["--multirun", *overrides])
 
     with checked_jobs(jobs), recorded_jobs() as record:
-        code = run_sweep(f"sweep-{name}", len(configs), launch, objective=objective)
+        title = sweep_title(overrides, name)
+        code = run_sweep(f"sweep-{name}", len(configs), launch, title=title, objective=objective)
         # Hydra's basic sweeper runs the jobs in `configs`. Another sweeper may have run
         # other jobs.
         if not grid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from fedexp.config.hydra_composition import use_hydra
 from fedexp.config.hydra_private import uses_basic_sweeper
 from fedexp.config.search_path import names_group
 from fedexp.core.errors import ConfigError
+from fedexp.storage.identity import NON_SCIENTIFIC
+
+_TITLE = 100  # maximum characters of the overrides in the name of a sweep
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
@@ -51,6 +55,28 @@ def sweeper_plugin(overrides: list[str]) -> dict[str, Any] | None:
         plain = OmegaConf.to_container(node, resolve=False)
         assert isinstance(plain, dict)
         return {str(key): value for key, value in plain.items()}
+
+
+def sweep_title(overrides: list[str], number: str) -> str:
+    """Return a readable name of a sweep, under which trackers group its runs.
+
+    Overrides with several values come first. Overrides that do not change results are
+    left out, and the text is cut to the length that trackers allow.
+
+    Args:
+        overrides: Overrides of the sweep.
+        number: Hash of the sweep, which keeps the names of different sweeps apart.
+    """
+    neutral = ("hydra", *NON_SCIENTIFIC)
+    shown = [one for one in overrides if re.split("[=./]", one)[0] not in neutral]
+    with use_hydra(overrides):
+        swept = [any(len(values) > 1 for values in _axes([one]).values()) for one in shown]
+    words = [one for one, is_swept in zip(shown, swept, strict=True) if is_swept]
+    words += [one for one, is_swept in zip(shown, swept, strict=True) if not is_swept]
+    text = " ".join(words)
+    if len(text) > _TITLE:
+        text = f"{text[:_TITLE]} ..."
+    return f"{text} ({number})".strip()
 
 
 def check_launcher(config: DictConfig) -> None:
