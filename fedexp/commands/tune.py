@@ -121,7 +121,13 @@ def _print_plan(plan: SearchPlan, batch: int) -> None:
     if len(rungs) > 1:
         print(f"halving:   one trial in {search.factor} goes on after {_listed(rungs[:-1])} rounds")
     print(f"test:      {plan.headline} of the best point, seeds {_listed(plan.test_seeds)}")
-    print(f"files:     {search.folder}", flush=True)
+    print(f"files:     {_shown(search.folder)}", flush=True)
+
+
+def _shown(folder: Path) -> Path:
+    """Return a path that starts at the working directory, if it can."""
+    here = Path.cwd().resolve()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -262,7 +268,7 @@ def _print_summary(summary: Summary, folder: Path) -> None:
         *(f"note:  {warning}" for warning in summary.edges),
         f"test:  {summary.test_text}",
         f"again: {summary.best_command}",
-        f"files: {folder}/result.json, trials.csv, trials.png, journal.log",
+        f"files: {_shown(folder)}/result.json, trials.csv, trials.png, journal.log",
     ]
     for line in lines:
         out.print(line, markup=False, soft_wrap=True)

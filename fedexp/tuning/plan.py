@@ -349,16 +349,26 @@ def _place(
 ) -> tuple[str, Path, int]:
     """Return the name, the folder and the sampler's seed of a study.
 
-    They depend on everything that changes values of trials, also on the code. They do
-    not depend on the number of trials, so a study can get more trials later.
+    They depend on everything that changes values of trials. The folder also depends on
+    the code. They do not depend on the number of trials, so a study can get more trials
+    later.
     """
     run = RunFolder.of(first.config)
     ranges = sorted(one.text for one in space)
-    facts = [run.hashes, ranges, deciding, keys.seeds, keys.sampler, keys.objective, keys.halving]
+    facts = [
+        run.hashes["config"],
+        ranges,
+        deciding,
+        keys.seeds,
+        keys.sampler,
+        keys.objective,
+        keys.halving,
+    ]
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
 
     method, dataset = first.config["method"], first.config.choices.get("dataset", "data")
     words = "-".join([str(method), str(dataset), *(one.key for one in space)])
-    name = re.sub(r"[^\w.-]+", "_", words)[:80]
+    plain = re.sub(r"[^\w.-]+", "_", words)[:80]
+    name = f"{plain}-{digest}"
     root = Path(first.config["output_root"]).expanduser().resolve()
-    return f"{name}-{digest}", root / "tuning" / f"{name}-{digest}", int(digest, 16)
+    return name, root / "tuning" / name / run.hashes["code"][:8], int(digest, 16)

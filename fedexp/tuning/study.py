@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from fedexp.config.compose import compose
@@ -38,6 +39,9 @@ Launch = Callable[[Sequence[Sequence[str]]], int]
 _JOURNAL = "journal.log"
 _ERROR = "error"  # attribute of a failed trial: the reason
 _ROUNDS = "rounds"  # attribute of a trial: the rounds for which it was trained
+# Number of trials that TPE samples at random before it learns from them. Optuna's
+# default of 10 would leave too few of the usual 20 trials.
+_STARTUP = 5
 _RUNGS = 3  # largest number of different numbers of rounds
 
 
@@ -205,7 +209,7 @@ class TuningStudy:
         path = str(self.search.folder / _JOURNAL)
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
-            study_name=self.search.folder.name,
+            study_name=self.search.folder.parent.name,
             direction="maximize" if self.search.objective.higher_is_better else "minimize",
             load_if_exists=True,
         )
@@ -249,7 +253,8 @@ class TuningStudy:
         has the same points as one that was not interrupted.
         """
         number = sum(one.state.name != "WAITING" for one in self._study.get_trials(deepcopy=False))
-        self._study.sampler = self._sampler((self.search.seed + number) % 2**32)
+        state = np.random.SeedSequence([self.search.seed, number]).generate_state(1)
+        self._study.sampler = self._sampler(int(state[0]))
         trial = self._study.ask()
         self._point(trial)
         return trial
@@ -264,7 +269,7 @@ class TuningStudy:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 # Without the constant liar, trials of one batch would be alike.
-                return TPESampler(seed=seed, constant_liar=True)
+                return TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=True)
         return RandomSampler(seed=seed)
 
     def _point(self, trial: Trial) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def summary() -> dict[str, Any]:
-    (path,) = Path("outputs/tuning").glob("*/result.json")
+    (path,) = Path("outputs/tuning").glob("*/*/result.json")
     return dict(json.loads(path.read_text()))
 
 
@@ -103,7 +103,7 @@ def test_best_point_is_chosen_on_held_out_data_and_tested_on_other_seeds(
     assert again in said and again.startswith("fedexp -m method=scaffold clients=2")
     assert again.endswith(f"local.lr={best:g} seed=4,5")
 
-    folder = next(Path("outputs/tuning").iterdir())
+    folder = next(Path("outputs/tuning").glob("*/*"))
     rows = list(csv.DictReader((folder / "trials.csv").open()))
     assert len(rows) == 6 and {row["state"] for row in rows} <= {"done", "failed"}
     assert (folder / "trials.png").read_bytes().startswith(b"\x89PNG")
@@ -153,7 +153,7 @@ def test_study_without_a_finished_trial_gives_1(
 ) -> None:
     assert run_command(["local.lr=0.8,0.9", "sampler=grid", *TINY]) == 1
     assert "all 2 trials failed" in capfd.readouterr().err
-    assert not list(Path("outputs/tuning").glob("*/result.json"))
+    assert not list(Path("outputs/tuning").glob("*/*/result.json"))
 
 
 def test_values_that_do_not_fit_each_other_fail_their_trial() -> None:
