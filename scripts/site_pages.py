@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page as SitePage
 from nbconvert import MarkdownExporter
 
-from fedexp.commands import data, runs, table
+from fedexp.commands import data, runs, table, tune
 from fedexp.commands.help import help_text
 from fedexp.config.folders import conf_dir
 from fedexp.site import (
@@ -62,7 +62,8 @@ def _pages(docs: Path) -> list[Page]:
         docs: Folder of the handwritten pages. It contains the formulas of the methods.
     """
     formulas = {path.stem: path.read_text() for path in (docs / FORMULAS).glob("*.md")}
-    parsers = {one.prog: one for one in (data.parser(), runs.parser(), table.parser())}
+    commands = (data, runs, table, tune)
+    parsers = {one.prog: one for one in (command.parser() for command in commands)}
     return [
         *methods.pages(results.mentions(_results()), _results(), formulas),
         *results.pages(_results()),

@@ -1,4 +1,4 @@
-"""The command lines ``fedexp``, ``fedexp-data``, ``fedexp-runs`` and ``fedexp-table``.
+"""The commands ``fedexp``, ``fedexp-data``, ``fedexp-runs``, ``-table`` and ``-tune``.
 
 They parse arguments, call the other packages and print. No other package imports them.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import ConfigError
@@ -13,6 +13,9 @@ from fedexp.storage.selection import dotted_items
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.report.csv import csv_text, inert
 from fedexp.tracking.outlet import visible
+
+if TYPE_CHECKING:
+    from fedexp.tracking.logger import Logger
 
 
 def as_csv(runs: Sequence[StoredRun]) -> str:
@@ -109,8 +112,7 @@ def to_wandb(
         ConfigError: No run is finished.
     """
     from fedexp.core.build import build
-    from fedexp.tracking.feed import Feed
-    from fedexp.tracking.logger import Logger, RunInfo
+    from fedexp.tracking.logger import Logger
 
     finished = [run for run in runs if run.status == "done" and run.config and not run.is_aside]
     if not finished:
@@ -125,29 +127,21 @@ def to_wandb(
     build(Logger, node, "logger").check()  # type: ignore[type-abstract]
     failed = 0
     for run in finished:
-        logger = build(Logger, node, "logger")  # type: ignore[type-abstract]
-        with run.lock():
-            rows = rows_of(run.path, run.result)
-            notes: list[str] = []
-            feed = Feed(logger, notes.append)
-            feed.open(
-                RunInfo.of(
-                    run.resolved_config, run.result["hashes"], run.path, group, resumed=False
-                ),
-                rows,
-            )
-            feed.close("done", run.result)
-
-        if feed.failure is not None:
+        notes, failure = send_run(
+            run,
+            build(Logger, node, "logger"),  # type: ignore[type-abstract]
+            group,
+        )
+        if failure is not None:
             failed += 1
-            print(visible(f"FAILED {run.name}: {feed.failure}"))
+            print(visible(f"FAILED {run.name}: {failure}"))
             continue
 
         for note in notes:
             print(note)
         print(
             visible(
-                f"sent   {run.name}: {len(rows)} rows"
+                f"sent   {run.name}: {run.rounds[0]} rounds"
                 + (f", {run.path}" if mode == "offline" else "")
             )
         )
@@ -160,3 +154,28 @@ def to_wandb(
     )
 
     return JOB_ERROR if failed else 0
+
+
+def send_run(run: StoredRun, logger: Logger, group: str | None) -> tuple[list[str], str | None]:
+    """Send the rows and the result of a finished run to a tracker.
+
+    Args:
+        run: Finished run.
+        logger: Logger of the tracker.
+        group: Group under which the tracker shows the run, or None for no group.
+
+    Returns:
+        The notes of the logger, and the reason if it failed.
+    """
+    from fedexp.tracking.feed import Feed
+    from fedexp.tracking.logger import RunInfo
+
+    notes: list[str] = []
+    with run.lock():
+        feed = Feed(logger, notes.append)
+        feed.open(
+            RunInfo.of(run.resolved_config, run.result["hashes"], run.path, group, resumed=False),
+            rows_of(run.path, run.result),
+        )
+        feed.close("done", run.result)
+    return notes, None if feed.failure is None else str(feed.failure)

@@ -36,6 +36,7 @@ Examples:
 Also: fedexp-data list|show|prepare
       fedexp-runs list|show|diff|rerun|export|table|clean
       fedexp-table list|run|report
+      fedexp-tune                 choose hyper-parameters on held-out data
 """
 
 

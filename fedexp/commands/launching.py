@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +33,25 @@ if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import CheckedJob
     from fedexp.running.experiment import Experiment
+    from fedexp.tuning.objective import Objective
 
 
-def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
+def run_sweep(
+    name: str,
+    jobs: int,
+    launch: Callable[[], int],
+    *,
+    title: str | None = None,
+    objective: Objective | None = None,
+) -> int:
     """Set the environment variables that the jobs of a sweep share, and call `launch`.
 
     Args:
-        group: Name of the sweep. Trackers receive it.
+        name: Name of the sweep, which Hydra's folder of the sweep has, too.
         jobs: Number of jobs.
         launch: Function that runs the jobs and returns an exit code.
+        title: Readable name of the sweep, for trackers. None: `name`.
+        objective: Number that a job returns and shows. None: the headline.
 
     Returns:
         The exit code of `launch`. If a signal interrupted it, the exit code is 128 plus
@@ -51,9 +61,11 @@ def run_sweep(group: str, jobs: int, launch: Callable[[], int]) -> int:
     from fedexp.running.execute import Interrupted, interrupt_on_sigterm
 
     os.environ |= {
-        "FEDEXP_SWEEP": group,
+        "FEDEXP_SWEEP": name,
+        "FEDEXP_GROUP": name if title is None else title,
         "FEDEXP_SWEEP_JOBS": str(jobs),
         "FEDEXP_LAUNCHER_PID": str(os.getpid()),
+        "FEDEXP_OBJECTIVE": "" if objective is None else objective.path,
     }
     # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -194,7 +206,8 @@ def sweep_job(config: Any) -> float:
     Hydra's launchers call this function, in this process or in a worker process.
 
     Returns:
-        The value of the headline metric.
+        The number that the sweep optimises (`run_sweep`). If the sweep optimises none,
+        the value of the headline metric.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -222,7 +235,7 @@ def sweep_job(config: Any) -> float:
 
     job = f"job {hydra_config.job.num}"
     label = f"{job}: {' '.join(overrides)}"
-    _record_job(resolved)
+    _record_job(hydra_config.job.num, resolved)
     print(label, flush=True)
 
     try:
@@ -230,7 +243,7 @@ def sweep_job(config: Any) -> float:
             result = execute(
                 resolved,
                 experiment=_checked_experiment(hydra_config.job.num, resolved),
-                group=os.environ.get("FEDEXP_SWEEP"),
+                group=os.environ.get("FEDEXP_GROUP"),
                 name=job if concurrent > 1 else "",
             )
     except Interrupted as stop:
@@ -246,9 +259,19 @@ def sweep_job(config: Any) -> float:
         print_failure(label, f"{type(error).__name__}: {error}")
         raise
 
+    metric, value = _returned(result)
+    print(f"done   {label}: {metric} {number_text(value)}", flush=True)
+    return value
+
+
+def _returned(result: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the metric and the number that a job of a sweep returns."""
+    place, _, metric = os.environ.get("FEDEXP_OBJECTIVE", "").partition(".")
+    # The test runs of a tuning hold out no samples.
+    if metric in (result.get(place) or {}):
+        return metric, float(result[place][metric])
     headline = result["headline"]
-    print(f"done   {label}: {headline['metric']} {number_text(headline['value'])}", flush=True)
-    return float(headline["value"])
+    return headline["metric"], float(headline["value"])
 
 
 # Checked jobs of the sweep that this process launches. The index is the job's number.
@@ -269,20 +292,21 @@ def checked_jobs(jobs: Sequence[CheckedJob]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def recorded_jobs() -> Iterator[Callable[[], list[tuple[int, dict[str, Any]]]]]:
     """Record the jobs of a sweep, in this process and in the launcher's processes.
 
     Yields:
-        A function that returns the config of each job (`ResolvedConfig.to_stored`), in
-        the order in which the jobs started. A config that ran twice is returned once.
+        A function that returns the number and the config (`ResolvedConfig.to_stored`)
+        of each job, in the order of the numbers.
     """
     with tempfile.TemporaryDirectory(prefix="fedexp-sweep-") as folder:
         path = Path(folder) / "jobs.jsonl"
         os.environ["FEDEXP_SWEEP_RECORD"] = str(path)
 
-        def read() -> list[dict[str, Any]]:
+        def read() -> list[tuple[int, dict[str, Any]]]:
             lines = path.read_text().splitlines() if path.exists() else []
-            return [json.loads(line) for line in dict.fromkeys(lines)]
+            rows = [json.loads(line) for line in lines]
+            return sorted(((int(job), config) for job, config in rows), key=lambda row: row[0])
 
         try:
             yield read
@@ -290,13 +314,13 @@ def recorded_jobs() -> Iterator[Callable[[], list[dict[str, Any]]]]:
             del os.environ["FEDEXP_SWEEP_RECORD"]
 
 
-def _record_job(config: ResolvedConfig) -> None:
+def _record_job(number: int, config: ResolvedConfig) -> None:
     path = os.environ.get("FEDEXP_SWEEP_RECORD")
     if path is None:
         return
     # A launcher may run jobs on another machine, which does not have the folder.
     with contextlib.suppress(OSError), Path(path).open("a") as file:
-        file.write(json.dumps(config.to_stored()) + "\n")
+        file.write(json.dumps([number, config.to_stored()]) + "\n")
 
 
 def _checked_experiment(number: int, config: ResolvedConfig) -> Experiment | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import CheckedJob
     from fedexp.storage.run_folder import RunFolder
+    from fedexp.tuning.objective import Objective
 
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("--help", "-h")
@@ -55,12 +57,14 @@ def _run(arguments: list[str]) -> int:
         return _help([argument for argument in arguments if not argument.startswith("-")])
 
     from fedexp.commands.launching import run_hydra
+    from fedexp.commands.wandb_agent import without_dashes
     from fedexp.config.messages import refuse_flags
     from fedexp.config.search_path import register
     from fedexp.config.sweep_expansion import expand
     from fedexp.running.check import check_jobs, check_split, check_splits, job_name
 
     register()
+    arguments = without_dashes(arguments)
     if (asked := _overrides_to_print(arguments)) is not None:
         return _print_config(asked)
     if any(argument.partition("=")[0] in HYDRA_FLAGS for argument in arguments):
@@ -157,11 +161,16 @@ def _single(job: CheckedJob) -> int:
     returned.
     """
     from fedexp.commands.launching import execute_job
+    from fedexp.commands.wandb_agent import log_stored_run
+    from fedexp.storage.run_folder import RunFolder, read_result_and_status
     from fedexp.tracking.terminal import print_result
 
+    stored = job.config["reuse"] and read_result_and_status(RunFolder.of(job.config))[0]
     result = execute_job(job, "this run")
     if isinstance(result, int):
         return result
+    if stored:
+        log_stored_run(job.config, Path(result["folder"]))
     print_result(result, Path(result["folder"]))
     return 0
 
@@ -174,11 +183,19 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     """
     from fedexp.commands.launching import checked_jobs, recorded_jobs, run_hydra, run_sweep
     from fedexp.config.compose import resolve_stored
-    from fedexp.config.sweep_expansion import is_grid
+    from fedexp.config.sweep_expansion import sweep_title, sweeper_plugin
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import check_splits, job_name
     from fedexp.storage.run_folder import RunFolder
     from fedexp.tracking.terminal import print_sweep
+
+    sweeper = sweeper_plugin(overrides)
+    grid = sweeper is None
+    objective = None
+    if sweeper is not None:
+        from fedexp.commands.sweepers import objective_of_sweep
+
+        objective = objective_of_sweep(sweeper, jobs)
 
     name = hashlib.blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
     configs = [job.config for job in jobs]
@@ -193,9 +210,9 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
     )
 
     done = todo.count(False)
-    grid = is_grid(overrides)
     counted = f"{len(configs)} jobs - {done} done, {len(configs) - done} to run"
-    print(f"sweep {name}: {counted if grid else 'its sweeper chooses the jobs'}", flush=True)
+    by = "" if objective is None else f", by {objective.text}"
+    print(f"sweep {name}: {counted if grid else f'its sweeper chooses the jobs{by}'}", flush=True)
     _print_weights_note(configs)
 
     def launch() -> int:
@@ -208,21 +225,32 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
         return run_hydra(["--multirun", *overrides])
 
     with checked_jobs(jobs), recorded_jobs() as record:
-        code = run_sweep(f"sweep-{name}", len(configs), launch)
+        title = sweep_title(overrides, name)
+        code = run_sweep(f"sweep-{name}", len(configs), launch, title=title, objective=objective)
         # Hydra's basic sweeper runs the jobs in `configs`. Another sweeper may have run
         # other jobs.
         if not grid:
-            configs = [resolve_stored(ResolvedConfig.from_stored(one)) for one in record()]
+            configs = [resolve_stored(ResolvedConfig.from_stored(one)) for _, one in record()]
 
     if not configs:
         print("no job was recorded here: see the sweeper's own output")
         return code
-    rows = [_job_row(RunFolder.of(config), config) for config in configs]
-    print_sweep(rows)
+    rows = [_job_row(RunFolder.of(config), config, objective) for config in configs]
+    metric = None if objective is None else objective.metric
+    print_sweep(rows, metric, _best_job(rows, objective))
     if code == 0 and any(row["status"] != "done" for row in rows):
         code = JOB_ERROR
 
     return code
+
+
+def _best_job(rows: Sequence[Mapping[str, Any]], objective: Objective | None) -> int | None:
+    """Return the number of the first job with the best objective, or None."""
+    if objective is None:
+        return None
+    sign = 1 if objective.higher_is_better else -1
+    done = [number for number, row in enumerate(rows) if row["objective"] is not None]
+    return max(done, key=lambda number: sign * rows[number]["objective"], default=None)
 
 
 def _print_weights_note(configs: list[ResolvedConfig]) -> None:
@@ -261,7 +289,9 @@ def _reuse_results(jobs: list[CheckedJob]) -> int:
     return JOB_ERROR if failed else 0
 
 
-def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
+def _job_row(
+    folder: RunFolder, config: ResolvedConfig, objective: Objective | None = None
+) -> dict[str, Any]:
     from fedexp.storage.run_folder import read_result_and_status
 
     result, state = read_result_and_status(folder)
@@ -275,5 +305,6 @@ def _job_row(folder: RunFolder, config: ResolvedConfig) -> dict[str, Any]:
         "status": status,
         "error": state.get("error"),
         "headline": result.get("headline"),
+        "objective": None if objective is None else objective.value(result),
         "folder": str(folder.path),
     }

@@ -1,4 +1,4 @@
-"""The ``fedexp-table`` command: list, run, report, tune, site."""
+"""The ``fedexp-table`` command: list, run, report, site."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.commands.errors import JOB_ERROR, Parser, print_error, run_guarded
+from fedexp.commands.errors import JOB_ERROR, Parser, run_guarded
 from fedexp.commands.forecast import print_forecast
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import (
     Job,
     PlannedCell,
@@ -53,7 +53,19 @@ def run_command(arguments: list[str]) -> int:
         if full runs contradict a claim of the paper. It is 2 for errors of the user,
         which are printed without a traceback.
     """
+    if arguments[:1] == ["tune"]:
+        return run_guarded(lambda: _refuse_tune(arguments[1:]))
     return run_guarded(lambda: parser().run(arguments))
+
+
+def _refuse_tune(arguments: list[str]) -> int:
+    raise ConfigError(
+        "tuning is a command of its own",
+        where="fedexp-table",
+        expected="list, run, report, site",
+        got="tune",
+        do=shlex.join(["fedexp-tune", *arguments]),
+    )
 
 
 def parser() -> Parser:
@@ -146,27 +158,6 @@ def parser() -> Parser:
         metavar="DIR",
         help="folder of a record of runs, which may have been deleted. Given again: a record that "
         "adds runs that the first one lacks. Files are written only with --out",
-    )
-    tune = commands.add_parser(
-        "tune",
-        command=_tune,
-        help="choose one coefficient per method on held-out data, and write conf/tuned",
-        epilog="Runs that are stored are not repeated. Without --out, the results are written to "
-        "./conf/tuned/NAME.yaml, which takes precedence over the built-in file of that name.",
-    )
-    tune.add_argument("name", metavar="NAME", help="a file of conf/tuned, without its suffix")
-    tune.add_argument(
-        "arguments",
-        nargs="*",
-        default=[],
-        metavar="METHOD | key=value",
-        help="methods to tune (default: all of the file), and overrides for every run",
-    )
-    tune.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="write the results to this file (required if an override changes them)",
     )
     site = commands.add_parser(
         "site",
@@ -473,28 +464,6 @@ def _publish(
         + (", pictures as .png, .svg" if report.pictures else "")
     )
     print(f"page: {page}")
-
-
-def _tune(options: argparse.Namespace) -> int:
-    from fedexp.commands.launching import print_failure, run_sweep
-    from fedexp.tables.sweeps import plan_tuning, run_tuning
-
-    methods = [text for text in options.arguments if not _is_override(text)]
-    overrides = [text for text in options.arguments if _is_override(text)]
-    plan = plan_tuning(options.name, methods, overrides, options.out)
-
-    def launch() -> int:
-        run_tuning(plan, lambda text: print(text, flush=True), print_failure)
-        return 0
-
-    try:
-        code = run_sweep(f"tune-{options.name}", sum(map(len, plan.configs.values())), launch)
-    except FedexpError as error:
-        print_error(error)
-        return JOB_ERROR
-    if code:
-        print("interrupted: the same command continues from here", file=sys.stderr)
-    return code
 
 
 def _is_override(text: str) -> bool:

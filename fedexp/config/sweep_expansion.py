@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedexp.config.hydra_composition import use_hydra
 from fedexp.config.hydra_private import uses_basic_sweeper
 from fedexp.config.search_path import names_group
 from fedexp.core.errors import ConfigError
+from fedexp.storage.identity import NON_SCIENTIFIC
+
+_TITLE = 100  # maximum characters of the overrides in the name of a sweep
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
@@ -37,15 +42,41 @@ def expand(overrides: list[str]) -> list[list[str]]:
         return [list(job) for job in itertools.product(*(given | axes).values())]
 
 
-def is_grid(overrides: list[str]) -> bool:
-    """Return whether Hydra's basic sweeper, which runs a grid, would run the sweep.
+def sweeper_plugin(overrides: list[str]) -> dict[str, Any] | None:
+    """Return the node ``hydra.sweeper`` of a sweeper that chooses the jobs itself.
 
-    If so, `expand` returns all jobs of the sweep.
+    The result is None for Hydra's basic sweeper, which runs a grid. `expand` then
+    returns all jobs of the sweep.
     """
     with use_hydra(overrides):
-        return uses_basic_sweeper(
-            _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper
-        )
+        node = _compose_with_hydra_node(overrides, _axes(overrides)).hydra.sweeper
+        if uses_basic_sweeper(node):
+            return None
+        plain = OmegaConf.to_container(node, resolve=False)
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
+
+
+def sweep_title(overrides: list[str], number: str) -> str:
+    """Return a readable name of a sweep, under which trackers group its runs.
+
+    Overrides with several values come first. Overrides that do not change results are
+    left out, and the text is cut to the length that trackers allow.
+
+    Args:
+        overrides: Overrides of the sweep.
+        number: Hash of the sweep, which keeps the names of different sweeps apart.
+    """
+    neutral = ("hydra", *NON_SCIENTIFIC)
+    shown = [one for one in overrides if re.split("[=./]", one)[0] not in neutral]
+    with use_hydra(overrides):
+        swept = [any(len(values) > 1 for values in _axes([one]).values()) for one in shown]
+    words = [one for one, is_swept in zip(shown, swept, strict=True) if is_swept]
+    words += [one for one, is_swept in zip(shown, swept, strict=True) if not is_swept]
+    text = " ".join(words)
+    if len(text) > _TITLE:
+        text = f"{text[:_TITLE]} ..."
+    return f"{text} ({number})".strip()
 
 
 def check_launcher(config: DictConfig) -> None:

@@ -46,26 +46,33 @@ def _page(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"# {name}"
     yield escaped(parser.description or "")
 
-    commands = next(
+    commands = [
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    for about in commands._choices_actions:
-        command = commands.choices[about.dest]
-        yield f"## {about.dest} {{#{about.dest}}}"
-        yield escaped(_sentence(about.help or ""))
-        yield fenced(_usage(command), "text")
-        rows = [
-            [_flags(action), escaped(_help(action, command))]
-            for action in command._actions
-            if not isinstance(action, argparse._HelpAction)
-        ]
-        if rows:
-            yield table(["argument", "meaning"], rows)
-        if command.epilog:
-            example = command.epilog.removeprefix("example: ")
-            yield "Example:" if example != command.epilog else escaped(command.epilog)
-            if example != command.epilog:
-                yield fenced(example, "sh")
+    ]
+    if not commands:
+        yield from _arguments(parser)
+    for action in commands:
+        for about in action._choices_actions:
+            yield f"## {about.dest} {{#{about.dest}}}"
+            yield escaped(_sentence(about.help or ""))
+            yield from _arguments(action.choices[about.dest])
+
+
+def _arguments(command: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the usage, the arguments and the epilog of a command."""
+    yield fenced(_usage(command), "text")
+    rows = [
+        [_flags(action), escaped(_help(action, command))]
+        for action in command._actions
+        if not isinstance(action, argparse._HelpAction)
+    ]
+    if rows:
+        yield table(["argument", "meaning"], rows)
+    if command.epilog:
+        example = command.epilog.removeprefix("example: ")
+        yield "Example:" if example != command.epilog else escaped(command.epilog)
+        if example != command.epilog:
+            yield fenced(example, "sh")
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

@@ -12,7 +12,7 @@ from fedexp.storage.yaml_files import read_yaml_mapping
 from fedexp.tables.checks import check_table
 from fedexp.tables.plot_styles import read_plot_styles
 from fedexp.tables.schema import Table, fits, require_known
-from fedexp.tables.tuning import load_tuning
+from fedexp.tuning.tuned_files import load_tuning
 
 
 def with_tuned(table: Table) -> Table:
@@ -43,7 +43,7 @@ def with_tuned(table: Table) -> Table:
                 label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
                 role="ours",
                 overrides=setting and (*(base.overrides or ()), *own, *setting),
-                why="" if setting else f"not chosen yet: run fedexp-table tune {table.tuned} {key}",
+                why="" if setting else f"not chosen yet: run fedexp-tune {table.tuned} {key}",
                 where={**base.where, **tuning.where},
                 equals=None,
             )

@@ -1,4 +1,4 @@
-"""Sweeps of a tuning file: check and execute their runs, and choose the best values.
+"""Sweeps of a tuning file: check and launch their runs, and choose the best values.
 
 A sweep tries several values, called points, of one coefficient of a method.
 """
@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError, DataError, FedexpError, StorageError, suggest
+from fedexp.core.errors import ConfigError, FedexpError, suggest
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
 from fedexp.tables.cells import key_of, planned_cells
 from fedexp.tables.load import load_table
 from fedexp.tables.lookup import read_path
-from fedexp.tables.tuning import (
+from fedexp.tuning.space import Choice
+from fedexp.tuning.study import Launch, read_run
+from fedexp.tuning.summary import edge_warnings
+from fedexp.tuning.tuned_files import (
     Swept,
     Tuning,
     load_tuning,
@@ -120,35 +123,43 @@ def plan_tuning(
     return TuningPlan(tuning, source, target, configs)
 
 
-def run_tuning(
-    plan: TuningPlan,
-    say: Callable[[str], None],
-    report_failure: Callable[[str, FedexpError], None],
-) -> None:
-    """Execute the runs that are missing, and write the file after every method.
+def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> int:
+    """Launch the runs of all methods, and write the file after every method.
 
     Args:
         plan: Plan that `plan_tuning` returned.
+        launch: Function that launches the jobs that have no stored result.
         say: Function that prints a line for the user.
-        report_failure: Function that shows the name of a run, and the error with which
-            it failed.
+
+    Returns:
+        The exit code of the first launch that did not return 0, or 0.
 
     Raises:
-        FedexpError: If all runs of a sweep failed, or if a run cannot start.
+        FedexpError: If all runs of a sweep failed.
     """
     results = dict(plan.tuning.results)
     for method, configs in plan.configs.items():
         sweep = plan.tuning.sweeps[method]
-        values: list[float | None] = []
+        if code := launch([config.overrides for config in configs]):
+            return code
+        values = []
         for point, config in zip(sweep.points, configs, strict=True):
-            label = _run_name(plan.tuning, method, point)
-            values.append(_value(config, plan.tuning.by, label, say, report_failure))
+            value, reason = _value(config, plan.tuning.by)
+            values.append(value)
+            if reason is not None:
+                say(f"{_run_name(plan.tuning, method, point)}  failed: {reason}")
         results[method] = Swept(tuple(values), _best(plan.tuning, method, values))
 
         # The remaining methods may take hours. If they are interrupted, the results of
         # this method must not be lost.
         write_results(plan.tuning, results, plan.source, plan.target)
-        say(f"{method}: {sweep.over}={results[method].chosen}, written to {plan.target}")
+        chosen = str(results[method].chosen)
+        say(f"{method}: {sweep.over}={chosen}, written to {plan.target}")
+        points = tuple(map(str, sweep.points))
+        space = Choice(sweep.over, points, f"{sweep.over}={','.join(points)}")
+        for warning in edge_warnings([space], {sweep.over: chosen}):
+            say(f"note: {method}: {warning}")
+    return 0
 
 
 def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
@@ -160,6 +171,7 @@ def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
     # This import loads torch, which takes seconds. It comes after the first checks, so
     # a mistyped key is reported at once.
     from fedexp.tables.paths import check_path
+    from fedexp.tuning.objective import refuse_used_samples
 
     missing = []
     for method, of_method in configs.items():
@@ -168,6 +180,7 @@ def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
             with name_job_in_errors(label):
                 experiment = CheckedJob.of(config).experiment
                 check_path(tuning.by, experiment, "by")
+                refuse_used_samples(experiment)
             if not (config["reuse"] and read_result_and_status(RunFolder.of(config))[0]):
                 missing.append((label, experiment))
     check_splits(missing)
@@ -177,30 +190,13 @@ def _run_name(tuning: Tuning, method: str, point: float) -> str:
     return f"{method} with {tuning.sweeps[method].over}={point}"
 
 
-def _value(
-    config: ResolvedConfig,
-    by: str,
-    label: str,
-    say: Callable[[str], None],
-    report_failure: Callable[[str, FedexpError], None],
-) -> float | None:
-    """Run a config, or read its stored result.
-
-    Returns:
-        The number at the path `by`, or None if it is NaN or if the run failed, for
-            example because it diverged.
-    """
-    from fedexp.running.execute import execute
-
-    try:
-        result = execute(config, say=say)
-    except (ConfigError, DataError, StorageError):
-        raise
-    except FedexpError as error:
-        report_failure(label, error)
-        return None
+def _value(config: ResolvedConfig, by: str) -> tuple[float | None, str | None]:
+    """Read the number at the path `by`, or return None and why there is none."""
+    result, reason = read_run(config)
+    if result is None:
+        return None, reason
     value = read_path(result, by)
-    return None if math.isnan(value) else value
+    return (None, f"{by} is not a number") if math.isnan(value) else (value, None)
 
 
 def _best(tuning: Tuning, method: str, values: Sequence[float | None]) -> int | float:

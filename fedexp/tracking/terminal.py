@@ -128,18 +128,24 @@ def _print_profile(report: dict[str, Any], out: Console) -> None:
     )
 
 
-def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
+def print_sweep(
+    rows: Sequence[dict[str, Any]], metric: str | None = None, best: int | None = None
+) -> None:
     """Print the jobs of a sweep.
 
     The failures are listed with their errors and with the command that runs each failed
     job again.
 
     Args:
-        rows: Overrides, status, error, headline and folder of every job. Error and
-            headline may be None.
+        rows: Overrides, status, error, headline and folder of every job, and
+            ``objective`` if there is a `metric`. Error, headline and objective may be
+            None.
+        metric: Name of the objective if the sweep optimised one.
+        best: Number of the job with the best objective, or None.
     """
     out = console()
-    columns = [Column(name, overflow="fold") for name in ("job", "overrides", "status", "headline")]
+    names = ["job", "overrides", "status", "headline", *([] if metric is None else [metric])]
+    columns = [Column(name, overflow="fold") for name in names]
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     shared = [
         o
@@ -150,9 +156,16 @@ def print_sweep(rows: Sequence[dict[str, Any]]) -> None:
         out.print(f"all jobs: {' '.join(shared)}", markup=False, soft_wrap=True)
     for number, row in enumerate(rows):
         own = " ".join(o for o in row["overrides"] if o not in shared)
-        table.add_row(str(number), escaped(own), row["status"], headline_text(row["headline"]))
+        cells = [str(number), escaped(own), row["status"], headline_text(row["headline"])]
+        if metric is not None:
+            value = row["objective"]
+            cells.append("-" if value is None else number_text(value))
+        table.add_row(*cells)
 
     out.print(table)
+    if best is not None:
+        again = shlex.join(rows[best]["overrides"])
+        out.print(f"best: job {best}, fedexp {again}", markup=False, soft_wrap=True)
 
     counts = Counter(row["status"] for row in rows)
     out.print(", ".join(f"{number} {status}" for status, number in sorted(counts.items())))

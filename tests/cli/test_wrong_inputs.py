@@ -30,12 +30,18 @@ import pytest
 import yaml
 
 import fedexp
-from fedexp.commands import data, run, runs, table
+from fedexp.commands import data, run, runs, table, tune
 from fedexp.core.errors import FedexpError
 
 pytestmark = pytest.mark.corpus
 
-MODULES = {"fedexp": run, "fedexp-table": table, "fedexp-runs": runs, "fedexp-data": data}
+MODULES = {
+    "fedexp": run,
+    "fedexp-table": table,
+    "fedexp-tune": tune,
+    "fedexp-runs": runs,
+    "fedexp-data": data,
+}
 LINES, COLUMNS = 24, 100  # a screen
 RIGHT_SHARE = 0.9  # of typos, with the right suggestion
 PASSING = re.compile(

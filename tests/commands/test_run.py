@@ -689,8 +689,8 @@ from hydra.plugins.sweeper import Sweeper
 
 
 class Trials(Sweeper):
-    def __init__(self, n_trials):
-        self.n_trials = n_trials
+    def __init__(self, lrs, direction=None, optim=None):
+        self.lrs = lrs
 
     def setup(self, *, hydra_context, task_function, config):
         self.launcher = Plugins.instance().instantiate_launcher(
@@ -698,31 +698,76 @@ class Trials(Sweeper):
         )
 
     def sweep(self, arguments):
-        for number in range(self.n_trials):
-            self.launcher.launch([[*arguments, f"local.lr={0.1 + number}"]], number)
+        for number, lr in enumerate(self.lrs):
+            (job,) = self.launcher.launch([[*arguments, f"local.lr={lr}"]], number)
+            try:
+                print("returned", job.return_value, flush=True)
+            except Exception as error:
+                print("failed", type(error).__name__, flush=True)
 """
+TINY = ["rounds=1", "clients=2", "limit.steps=1", "model.hidden=[4]"]
 
 
-def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkeypatch) -> None:
-    Path("hydra_plugins").mkdir()
+def swept(
+    tmp_path: Path, node: str, *overrides: str, tiny: list[str] = TINY
+) -> subprocess.CompletedProcess[str]:
+    """A sweep by a plug-in, whose node in the config has more keys."""
+    Path("hydra_plugins").mkdir(exist_ok=True)
     Path("hydra_plugins/trials.py").write_text(SWEEPER)
-    Path("conf/hydra/sweeper").mkdir(parents=True)
+    Path("conf/hydra/sweeper").mkdir(parents=True, exist_ok=True)
     Path("conf/hydra/sweeper/trials.yaml").write_text(
-        "_target_: hydra_plugins.trials.Trials\nn_trials: 4\n"
+        f"_target_: hydra_plugins.trials.Trials\n{node}"
     )
-    small = ["rounds=1", "clients=2", "limit.steps=1", "model.hidden=[4]"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "fedexp", "-m", "hydra/sweeper=trials", *small],
+    return subprocess.run(
+        [sys.executable, "-m", "fedexp", "-m", "hydra/sweeper=trials", *overrides, *tiny],
         check=False,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
     )
+
+
+def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkeypatch) -> None:
+    ran = swept(tmp_path, "lrs: [0.1, 1.1, 2.1, 0.1]\n")
     assert ran.returncode == 0, ran.stderr
     summary = ran.stdout.rpartition("overrides")[2]
-    assert "4 done" in summary and "queued" not in ran.stdout
-    assert all(f"local.lr={0.1 + number}" in summary for number in range(4))
-    assert "its sweeper chooses the jobs" in ran.stdout
+    # A trial that repeats an earlier one is listed, too.
+    assert "4 done" in summary and "queued" not in ran.stdout and "best: " not in summary
+    assert all(f"local.lr={lr}" in summary for lr in (0.1, 1.1, 2.1))
+    assert "its sweeper chooses the jobs\n" in ran.stdout
+    (first, *_) = [r for r in results() if r["overrides"][-1] == "local.lr=0.1"]
+    assert f"returned {first['headline']['value']}" in ran.stdout
+
+
+def test_optimising_sweeper_gets_the_number_of_the_held_out_data(tmp_path) -> None:
+    node = "lrs: [0.1, 1e30, 0.5]\ndirection: maximize\n"
+    tiny = [*TINY, "memo.enabled=false", "local.steps=2"]
+    ran = swept(tmp_path, node, "eval.held_out=100", tiny=tiny)
+    found = {r["overrides"][-1]: r["metrics"]["val/global/acc"] for r in results()}
+    returned = [line for line in ran.stdout.splitlines() if line.startswith(("returned", "failed"))]
+    good = [f"returned {found[f'local.lr={lr}']}" for lr in (0.1, 0.5)]
+    assert returned == [good[0], "failed JobFailedError", good[1]], ran.stderr
+    assert "its sweeper chooses the jobs, by val/global/acc (last)" in ran.stdout
+
+    best = max((0.1, 0.5), key=lambda lr: found[f"local.lr={lr}"])
+    summary = ran.stdout.rpartition("overrides")[2]
+    assert f"best: job {0 if best == 0.1 else 2}, fedexp" in summary
+    assert f"local.lr={best}\n" in summary.partition("best: ")[2]
+    assert "2 done, 1 failed" in summary and ran.returncode == 1
+
+
+@pytest.mark.parametrize(("node", "held_out", "says"), [
+    ("direction: maximize", 0, ["on test data", "hydra.sweeper.direction", "eval.held_out=143"]),
+    ("direction: minimize", 9, ["worst value of val/global/acc", "hydra.sweeper.direction=maximize"]),
+    ("optim: {maximize: false}", 9, ["worst value", "set hydra.sweeper.optim.maximize=true"]),
+    ("direction: [maximize, minimize]", 9, ["one number", "expected: maximize"]),
+])  # fmt: skip
+def test_optimising_sweeper_is_refused_with_the_key_to_set(
+    tmp_path, node: str, held_out: int, says: list[str]
+) -> None:
+    ran = swept(tmp_path, f"lrs: [0.1]\n{node}\n", f"eval.held_out={held_out}")
+    assert ran.returncode == 2 and not Path("outputs").exists()
+    assert all(words in ran.stderr for words in says), ran.stderr
 
 
 def test_help_of_an_option_has_its_keys_with_comments_and_those_of_its_parts(capsys) -> None:

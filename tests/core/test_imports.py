@@ -48,6 +48,7 @@ LAYERS = (
     {"distillation", "evaluation"},
     {"engines", "methods"},
     {"running"},
+    {"tuning"},
     {"api", "tables"},
     {"site"},
     {"commands"},

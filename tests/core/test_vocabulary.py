@@ -50,6 +50,8 @@ EXCEPTIONS = {
     "keep_freed_memory": "a verb with its object",
     "keep_only": "the name of the style guide",
     "memo": "the config key of the client cache, which stored configs contain",
+    "trial": "Optuna's word for a point of a study",
+    "TrialRow": "Optuna's word for a point of a study",
     "_KEPT": "bytes that stay with the process",
 }
 

@@ -9,7 +9,8 @@ comment on the line above the fence:
 
 - ``run``: A bash or Python block. It must succeed.
 - ``run: fails``: The same, but the block must end with an error.
-- ``dry-run``: A bash block. ``fedexp`` and ``fedexp-table run`` get ``--dry-run``.
+- ``dry-run``: A bash block. ``fedexp``, ``fedexp-tune`` and ``fedexp-table run`` get
+  ``--dry-run``.
 - ``file: PATH``: The block is written to this path before the next blocks run.
 - ``output``: A text block after a ``run`` block, with what that block prints.
 - ``output: head N``, ``output: tail N``, ``output: head N tail M``: Only these lines.
@@ -92,7 +93,7 @@ for line in sys.stdin:
 _END = "end of block "
 
 # The commands of the package, and the characters that Bash leaves as they are
-_SCRIPTS = ("fedexp", "fedexp-data", "fedexp-runs", "fedexp-table")
+_SCRIPTS = ("fedexp", "fedexp-data", "fedexp-runs", "fedexp-table", "fedexp-tune")
 _QUOTED = re.compile(r"'[^']*'")
 _PLAIN = re.compile(r"[\w\s=.,:/+-]*")
 
@@ -199,7 +200,9 @@ def _check(block: Block, previous: Block | None) -> None:
     elif block.mark == "dry-run" and block.language != "bash":
         problem = "a 'dry-run' block is ```bash"
     elif block.mark == "dry-run" and not all(map(_dry, plain_commands(block.code) or [[]])):
-        problem = "a 'dry-run' block has only 'fedexp' and 'fedexp-table run' commands"
+        problem = (
+            "a 'dry-run' block has only 'fedexp', 'fedexp-tune' and 'fedexp-table run' commands"
+        )
     elif block.mark == "output":
         if previous is None or previous.mark != "run":
             problem = "an 'output' block follows a 'run' block"
@@ -331,7 +334,7 @@ def plain_commands(code: str) -> list[list[str]]:
 
 def _dry(words: list[str]) -> list[str]:
     """Return the dry run of a command, an empty list if it has none."""
-    trains = {"fedexp": 1, "fedexp-table": 2 if words[1:2] == ["run"] else 0}
+    trains = {"fedexp": 1, "fedexp-tune": 1, "fedexp-table": 2 if words[1:2] == ["run"] else 0}
     place = trains.get(words[0], 0) if words else 0
     return [*words[:place], "--dry-run", *words[place:]] if place else []
 

@@ -1,24 +1,27 @@
-"""Tuned columns and ``fedexp-table tune``: what it runs, writes, refuses and resumes."""
+"""Tuned columns, and ``fedexp-tune`` of a file: what it runs, writes, refuses, resumes."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fedexp.commands.table import run_command
+from fedexp.commands import launching
+from fedexp.commands.tune import run_command
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError, FedexpError
+from fedexp.core.errors import ConfigError
+from fedexp.storage.files import write_json
+from fedexp.storage.run_folder import RunFolder
 from fedexp.tables.cells import planned_cells
 from fedexp.tables.load import load_table
 from fedexp.tables.schema import Table
 from fedexp.tables.sweeps import sweep_overrides
-from fedexp.tables.tuning import MARK, Swept, file_text, load_tuning, tuned_files
+from fedexp.tuning.tuned_files import MARK, Swept, file_text, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
 
 QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
@@ -73,7 +76,7 @@ def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     mine.parent.rmdir()
     path = folder / "tuned" / "mine.yaml"
     path.write_text(f"# by hand\n{content}")
-    monkeypatch.setattr("fedexp.tables.tuning.conf_dir", lambda: folder)
+    monkeypatch.setattr("fedexp.tuning.tuned_files.conf_dir", lambda: folder)
     return path
 
 
@@ -95,13 +98,21 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """
     asked: list[dict[str, Any]] = []
 
-    def execute(config: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-        asked.append(config)
-        if lr_of(config) > 0.3:
-            raise FedexpError("client 3 diverged")
-        return {"metrics": {"val/local/acc_mean": 0.5 - abs(lr_of(config) - 0.2)}}
+    def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+        for job in jobs:
+            config = compose([*job])
+            asked.append(config)
+            folder = RunFolder.of(config)
+            if lr_of(config) > 0.3:
+                folder.path.mkdir(parents=True, exist_ok=True)
+                folder.set_status("failed", error="client 3 diverged")
+                continue
+            value = 0.5 - abs(lr_of(config) - 0.2)
+            result = {"metrics": {"val/local/acc_mean": value}, "hashes": folder.hashes}
+            write_json(folder.path / "result.json", {"status": "done", **result}, seal=True)
+        return 0
 
-    monkeypatch.setattr("fedexp.running.execute.execute", execute)
+    monkeypatch.setattr("fedexp.commands.launching.multirun", multirun)
     return asked
 
 
@@ -117,7 +128,7 @@ def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
 def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) -> None:
     missing = load_table("my/tiny")
     assert column(missing) == {(2, "same"): (), (3, "same"): (), (4, "same"): ()}
-    assert missing.columns["local_tuned"].why == "not chosen yet: run fedexp-table tune mine local"
+    assert missing.columns["local_tuned"].why == "not chosen yet: run fedexp-tune mine local"
     mine.write_text(
         yaml.safe_dump(TUNING | {"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}})
     )
@@ -151,10 +162,10 @@ def test_tune_writes_the_best_point_below_the_hand_written_part(
     mine.write_text("# by hand\n" + mine.read_text())
     by_hand = mine.read_text()
 
-    assert run_command(["tune", "mine", "local"]) == 0
+    assert run_command(["mine", "local"]) == 0
     told = capfd.readouterr()
     assert f"local: local.lr=0.2, written to {mine}" in told.out
-    assert "local with local.lr=0.4" in told.err and "client 3 diverged" in told.err
+    assert "local with local.lr=0.4  failed: client 3 diverged" in told.out
     shared = {"seed=7", "eval.held_out=50", "init=same", "local.lr_decay=0.5"}
     assert [lr_of(config) for config in runs] == [0.1, 0.2, 0.4]
     assert all(shared < {*config.overrides} for config in runs)
@@ -163,14 +174,14 @@ def test_tune_writes_the_best_point_below_the_hand_written_part(
     assert written.startswith(by_hand) and written.splitlines().count(MARK) == 1
     assert load_tuning("mine").results["local"] == Swept((0.4, 0.5, None), 0.2)
     assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
-    assert run_command(["tune", "mine"]) == 0 and mine.read_text() == written
+    assert run_command(["mine"]) == 0 and mine.read_text() == written
 
 
 def test_tune_of_a_built_in_name_writes_the_working_directory(
     built_in: Path, tmp_path: Path, runs: list[dict[str, Any]]
 ) -> None:
     before = built_in.read_text()
-    assert run_command(["tune", "mine", "local", "threads=1"]) == 0
+    assert run_command(["mine", "local", "threads=1"]) == 0
 
     written = tmp_path / "conf" / "tuned" / "mine.yaml"
     assert built_in.read_text() == before and tuned_files()["mine"] == written
@@ -183,7 +194,7 @@ def test_tune_of_a_built_in_name_writes_the_working_directory(
 
     # The user's file is the source of the next command.
     written.write_text(written.read_text().replace("# by hand", "# by the user"))
-    assert run_command(["tune", "mine", "momentum"]) == 0
+    assert run_command(["mine", "momentum"]) == 0
     assert written.read_text().startswith("# by the user\n")
     assert load_tuning("mine").results["momentum"] == Swept((0.4, 0.5), 0.2)
 
@@ -206,7 +217,7 @@ def test_tune_with_out_leaves_the_tuning_unchanged(
 ) -> None:
     before = mine.read_text()
     out = tmp_path / "trials" / "first.yaml"
-    assert run_command(["tune", "mine", "rounds=2", "--out", str(out)]) == 0
+    assert run_command(["mine", "rounds=2", "--out", str(out)]) == 0
 
     assert mine.read_text() == before and [config["rounds"] for config in runs] == [2, 2, 2]
     assert yaml.safe_load(out.read_text())["results"]["local"]["chosen"] == 0.2
@@ -233,7 +244,7 @@ def test_tune_refuses_mistakes_before_the_first_run(
 ) -> None:
     before = mine.read_text()
     os.mkfifo("conf/pipe")
-    assert run_command(["tune", *arguments]) == 2
+    assert run_command(arguments) == 2
     told = capfd.readouterr().err
     assert all(text in told for text in said), told
     assert not runs and mine.read_text() == before
@@ -255,16 +266,16 @@ def test_tune_never_changes_the_installed_files(
     conf = (package if layout == "wheel" else package.parent) / "conf"
     (conf / "tuned").mkdir(parents=True)
     built_in.rename(conf / "tuned" / "mine.yaml")
-    monkeypatch.setattr("fedexp.tables.tuning.__file__", str(package / "tables" / "tuning.py"))
-    monkeypatch.setattr("fedexp.tables.tuning.conf_dir", lambda: conf)
+    monkeypatch.setattr("fedexp.tuning.tuned_files.__file__", str(package / "tables" / "tuning.py"))
+    monkeypatch.setattr("fedexp.tuning.tuned_files.conf_dir", lambda: conf)
     before = {path: path.is_file() and path.read_text() for path in (tmp_path / "site").rglob("*")}
 
     target = conf / "tuned" / "mine.yaml" if out.startswith("conf") else package / "mine.yaml"
-    assert run_command(["tune", "mine", "--out", str(target)]) == 2
+    assert run_command(["mine", "--out", str(target)]) == 2
     told = capfd.readouterr().err
     if layout == "wheel":
         monkeypatch.chdir(package)
-        assert run_command(["tune", "mine"]) == 2
+        assert run_command(["mine"]) == 2
         told += capfd.readouterr().err
 
     assert told.count("installed files") == (2 if layout == "wheel" else 1) and not runs
@@ -278,12 +289,12 @@ def test_tune_in_a_checkout_writes_its_own_conf(
     runs: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedexp.tables.tuning.conf_dir", lambda: tmp_path / "conf")
+    monkeypatch.setattr("fedexp.tuning.tuned_files.conf_dir", lambda: tmp_path / "conf")
     (tmp_path / "conf" / "tuned").mkdir()
     path = tmp_path / "conf" / "tuned" / "mine.yaml"
     path.write_text(built_in.read_text())
 
-    assert run_command(["tune", "mine", "local"]) == 0
+    assert run_command(["mine", "local"]) == 0
     assert "local" in yaml.safe_load(path.read_text())["results"]
 
 
@@ -296,7 +307,7 @@ def test_tune_rewrites_a_file_with_another_commands_mark(
     mine.write_text(f"{by_hand}{old}\n{yaml.safe_dump(result)}")
     assert load_tuning("mine").results["local"].chosen == 0.1
 
-    assert run_command(["tune", "mine"]) == 0
+    assert run_command(["mine"]) == 0
     written = mine.read_text()
     assert written.startswith(f"{by_hand}{MARK}\nresults:\n") and old not in written
     assert load_tuning("mine").results["local"].chosen == 0.2
@@ -310,21 +321,19 @@ def test_interrupted_tune_keeps_the_methods_that_are_done(
 ) -> None:
     mine.write_text(two_methods())
     with monkeypatch.context() as patch:
-        from fedexp.running import execute as running
+        whole = launching.multirun
 
-        whole = running.execute
-
-        def execute(config: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-            if config["local"]["momentum"] == 0.5:
+        def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+            if "local.momentum=0.5" in jobs[0]:
                 raise KeyboardInterrupt
-            return whole(config, say=say)
+            return whole(jobs, overrides)
 
-        patch.setattr(running, "execute", execute)
-        assert run_command(["tune", "mine"]) == 130
+        patch.setattr(launching, "multirun", multirun)
+        assert run_command(["mine"]) == 130
     assert "the same command continues from here" in capfd.readouterr().err
     assert [*load_tuning("mine").results] == ["local"]
 
-    assert run_command(["tune", "mine"]) == 0
+    assert run_command(["mine"]) == 0
     assert [*load_tuning("mine").results] == ["local", "momentum"]
 
 
@@ -334,14 +343,14 @@ def test_tune_without_any_result_gives_1_and_writes_nothing(
     sweeps = {"local": {"over": "local.lr", "points": [0.4, 0.5]}}
     mine.write_text(yaml.safe_dump(TUNING | {"sweeps": sweeps}, sort_keys=False))
     before = mine.read_text()
-    assert run_command(["tune", "mine"]) == 1
+    assert run_command(["mine"]) == 1
     assert "all runs of a sweep failed" in capfd.readouterr().err and mine.read_text() == before
 
 
 def test_tune_reads_stored_runs_and_does_not_repeat_them(
     mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["tune", "mine"]) == 0
+    assert run_command(["mine"]) == 0
     written = mine.read_text()
     results = [json.loads(path.read_text()) for path in Path().glob("outputs/runs/*/*/result.json")]
     assert sorted(result["metrics"]["val/local/acc_mean"] for result in results) == pytest.approx(
@@ -349,8 +358,8 @@ def test_tune_reads_stored_runs_and_does_not_repeat_them(
     )
 
     capfd.readouterr()
-    assert run_command(["tune", "mine"]) == 0 and mine.read_text() == written
-    assert capfd.readouterr().out.count("already done") == 3
+    assert run_command(["mine"]) == 0 and mine.read_text() == written
+    assert "3 runs - 3 done, 0 to run" in capfd.readouterr().out
     assert {result["attempts"] for result in results} == {1}
 
 

@@ -1,0 +1,409 @@
+"""A study: trials of hyper-parameters, sampled by Optuna and stored in one file.
+
+A trial is one point of the search, which is trained with every tuning seed. With
+successive halving, a trial is trained for a few rounds first. Only the best trials are
+trained for more rounds. Each number of rounds is a run of its own, which starts from
+the first round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.run_folder import RunFolder, read_result_and_status
+from fedexp.tuning.objective import Objective
+from fedexp.tuning.space import Choice, Range
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+Sampler = Literal["tpe", "random", "grid"]
+# A function that runs jobs, given by their overrides, and returns an exit code.
+Launch = Callable[[Sequence[Sequence[str]]], int]
+
+_JOURNAL = "journal.log"
+_ERROR = "error"  # attribute of a failed trial: the reason
+_ROUNDS = "rounds"  # attribute of a trial: the rounds for which it was trained
+# Number of trials that TPE samples at random before it learns from them. Optuna's
+# default of 10 would leave too few of the usual 20 trials.
+_STARTUP = 5
+_RUNGS = 3  # largest number of different numbers of rounds
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how.
+
+    Args:
+        fixed: Overrides of all runs.
+        deciding: Overrides of the runs that decide, and not of the test runs.
+        space: Ranges of the hyper-parameters.
+        objective: Number that decides.
+        seeds: Seeds of the runs that decide.
+        sampler: Rule that chooses the points.
+        rungs: Numbers of rounds for which a trial is trained, ascending. A single
+            number means that no trial is stopped early.
+        factor: With several `rungs`, one trial in `factor` goes on.
+        folder: Folder of the study.
+        search_path: The override of ``hydra.searchpath``, if the user gave one.
+        seed: Seed of the sampler.
+    """
+
+    fixed: tuple[str, ...]
+    deciding: tuple[str, ...]
+    space: tuple[Range, ...]
+    objective: Objective
+    seeds: tuple[int, ...]
+    sampler: Sampler
+    rungs: tuple[int, ...]
+    factor: int
+    folder: Path
+    search_path: tuple[str, ...]
+    seed: int
+
+    def job(self, point: Sequence[str], seed: int, rounds: int) -> tuple[str, ...]:
+        """Return the overrides of a run that decides."""
+        early = (f"rounds={rounds}",) if rounds < self.rungs[-1] else ()
+        fixed = [one for one in self.fixed if not (early and one.startswith("rounds="))]
+        return (*fixed, *early, *self.deciding, *point, f"seed={seed}")
+
+    @property
+    def grid(self) -> list[dict[str, str]]:
+        """All points of a search in which every range is a list."""
+        lists = [one.values for one in self.space if isinstance(one, Choice)]
+        keys = [one.key for one in self.space]
+        return [dict(zip(keys, values, strict=True)) for values in product(*lists)]
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial of a study, for a report.
+
+    Args:
+        number: Number of the trial, from 0.
+        point: Value of every key.
+        state: ``done``, ``stopped`` (by successive halving), ``failed`` or
+            ``unfinished``.
+        value: Mean of the objective over the tuning seeds, after the last rounds that
+            the trial was trained for. None if the trial failed.
+        rounds: Rounds for which the trial was trained, or None.
+        error: Reason of a failure, or None.
+    """
+
+    number: int
+    point: dict[str, str]
+    state: Literal["done", "stopped", "failed", "unfinished"]
+    value: float | None
+    rounds: int | None
+    error: str | None
+
+
+def rungs_of(rounds: int, factor: int | None) -> tuple[int, ...]:
+    """Return the numbers of rounds for which trials are trained.
+
+    Args:
+        rounds: Rounds of a whole run.
+        factor: Factor between two numbers of rounds. None means no halving.
+
+    Raises:
+        ConfigError: The whole run has too few rounds.
+    """
+    if factor is None:
+        return (rounds,)
+    shorter = [rounds // factor**power for power in range(1, _RUNGS)]
+    rungs = [number for number in reversed(shorter) if number >= 1]
+    if not rungs:
+        raise ConfigError(
+            "the runs are too short for successive halving",
+            where="halving",
+            expected=f"rounds of at least {factor}",
+            got=f"rounds={rounds}",
+            do="leave halving out",
+        )
+    return (*rungs, rounds)
+
+
+def require_optuna() -> None:
+    """Refuse a search if Optuna is not installed.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "a search needs the package optuna, which is not installed",
+            where="fedexp-tune",
+            do="pip install 'fedexp[tune]'",
+        ) from None
+
+
+@dataclass(frozen=True)
+class TuningStudy:
+    """A study in a file, which continues where it was interrupted.
+
+    Args:
+        search: What is searched.
+        launch: Function that runs jobs.
+        say: Function that shows the user a line.
+    """
+
+    search: Search
+    launch: Launch
+    say: Callable[[str], None]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the study for this process in a ``with`` block.
+
+        Raises:
+            StorageError: Another process works on the study, or its folder cannot be
+                made.
+        """
+        folder = self.search.folder
+        lock = FileLock(folder / "lock")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise StorageError(
+                "another process works on this study",
+                where=str(folder),
+                do="wait for it, then enter the same command",
+            ) from None
+        except OSError as error:
+            raise StorageError(
+                f"the folder of the study cannot be used: {error.strerror or error}",
+                where=str(folder),
+                do="set output_root to a writable folder",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @cached_property
+    def _study(self) -> Study:
+        """Optuna's study. Its file is made if it is absent."""
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        path = str(self.search.folder / _JOURNAL)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path))),
+            study_name=self.search.folder.parent.name,
+            direction="maximize" if self.search.objective.higher_is_better else "minimize",
+            load_if_exists=True,
+        )
+        if self.search.sampler == "grid":
+            for point in self.search.grid:
+                study.enqueue_trial(point, skip_if_exists=True)
+        return study
+
+    def run(self, trials: int, batch: int) -> int:
+        """Run trials until the study has `trials` finished ones.
+
+        Failed and stopped trials count. Trials that an interruption left are finished
+        first.
+
+        Args:
+            trials: Number of trials of the whole study.
+            batch: Number of trials whose runs are launched together.
+
+        Returns:
+            The exit code of the first launch that did not return 0, or 0.
+        """
+        from optuna import Trial
+        from optuna.trial import TrialState
+
+        while True:
+            found = self._study.get_trials(deepcopy=False)
+            begun = [one for one in found if one.state == TrialState.RUNNING]
+            finished = sum(one.state.is_finished() for one in found)
+            new = min(batch, trials - finished) - len(begun)
+            active = [Trial(self._study, one._trial_id) for one in begun]
+            active += [self._ask() for _ in range(new)]
+            if not active:
+                return 0
+            if code := self._run_batch(active):
+                return code
+
+    def _ask(self) -> Trial:
+        """Begin a trial.
+
+        The sampler's seed depends on the number of trials, so a study that continues
+        has the same points as one that was not interrupted.
+        """
+        number = sum(one.state.name != "WAITING" for one in self._study.get_trials(deepcopy=False))
+        state = np.random.SeedSequence([self.search.seed, number]).generate_state(1)
+        self._study.sampler = self._sampler(int(state[0]))
+        trial = self._study.ask()
+        self._point(trial)
+        return trial
+
+    def _sampler(self, seed: int) -> BaseSampler:
+        import warnings
+
+        from optuna.exceptions import ExperimentalWarning
+        from optuna.samplers import RandomSampler, TPESampler
+
+        if self.search.sampler == "tpe":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                # Without the constant liar, trials of one batch would be alike.
+                return TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=True)
+        return RandomSampler(seed=seed)
+
+    def _point(self, trial: Trial) -> tuple[str, ...]:
+        """Return the overrides of a trial, which are sampled if they are not yet."""
+        return tuple(f"{one.key}={one.suggest(trial)}" for one in self.search.space)
+
+    def _run_batch(self, trials: Sequence[Trial]) -> int:
+        """Run trials for ascending numbers of rounds, and store their values."""
+        from optuna.trial import TrialState
+
+        search, active = self.search, [*trials]
+        for rounds in search.rungs:
+            jobs = {
+                trial.number: [
+                    search.job(self._point(trial), seed, rounds) for seed in search.seeds
+                ]
+                for trial in active
+            }
+            if code := self.launch([job for own in jobs.values() for job in own]):
+                return code
+
+            measured: list[tuple[Trial, float]] = []
+            for trial in active:
+                values, error = self._read(jobs[trial.number])
+                trial.set_user_attr(_ROUNDS, rounds)
+                if error is None:
+                    measured.append((trial, statistics.fmean(values)))
+                    continue
+                trial.set_user_attr(_ERROR, error)
+                # Optuna's TPE ignores failed trials. It learns from stopped trials, and
+                # takes those without a value as the worst.
+                self._study.tell(trial, state=TrialState.PRUNED)
+                self.say(f"trial {trial.number}: {self._text(trial)}  failed: {error}")
+
+            if rounds == search.rungs[-1]:
+                for trial, value in measured:
+                    self._study.tell(trial, value)
+                    self.say(f"trial {trial.number}: {self._text(trial)}  {value:.4f}")
+                break
+            active = self._promoted(measured, rounds)
+            if not active:
+                break
+        return 0
+
+    def _promoted(self, measured: Sequence[tuple[Trial, float]], rounds: int) -> list[Trial]:
+        """Store values after some rounds, and return the trials that go on.
+
+        A trial goes on if it is among the best n / factor of the n trials that were
+        trained for so many rounds so far. This is the rule of asynchronous successive
+        halving (Li et al. 2020). The other trials are stopped.
+        """
+        from optuna.trial import TrialState
+
+        for trial, value in measured:
+            # After an interruption, the value may have been stored already.
+            if rounds not in self._study.trials[trial.number].intermediate_values:
+                trial.report(value, rounds)
+        stored = (one.intermediate_values.get(rounds) for one in self._study.trials)
+        values = sorted(
+            (value for value in stored if value is not None),
+            reverse=self.search.objective.higher_is_better,
+        )
+        best = values[: max(1, len(values) // self.search.factor)]
+
+        promoted = []
+        for trial, value in measured:
+            if value in best:
+                promoted.append(trial)
+                continue
+            self._study.tell(trial, state=TrialState.PRUNED)
+            shown = f"trial {trial.number}: {self._text(trial)}  {value:.4f}"
+            self.say(f"{shown} after {rounds} rounds, stopped")
+        return promoted
+
+    def _text(self, trial: Trial) -> str:
+        return " ".join(self._point(trial))
+
+    def _read(self, jobs: Sequence[Sequence[str]]) -> tuple[list[float], str | None]:
+        """Return the objectives of runs, and the reason if one of them failed."""
+        values: list[float] = []
+        for job in jobs:
+            result, reason = read_run(compose([*self.search.search_path, *job]))
+            value = None if result is None else self.search.objective.value(result)
+            if value is None:
+                return [], reason or f"{self.search.objective.metric} is not a finite number"
+            values.append(value)
+        return values, None
+
+    def rows(self) -> list[TrialRow]:
+        """Return all trials that have begun, in their order."""
+        return [
+            self._row(one)
+            for one in self._study.get_trials(deepcopy=False)
+            if one.state.name != "WAITING"
+        ]
+
+    def _row(self, trial: FrozenTrial) -> TrialRow:
+        from optuna.trial import FixedTrial
+
+        state: Literal["done", "stopped", "failed", "unfinished"] = "unfinished"
+        value = trial.value if trial.state.name == "COMPLETE" else None
+        if value is not None:
+            state = "done"
+        elif _ERROR in trial.user_attrs:
+            state = "failed"
+        elif trial.state.name == "PRUNED":
+            state = "stopped"
+            value = trial.intermediate_values[max(trial.intermediate_values)]
+        point = {one.key: one.suggest(FixedTrial(trial.params)) for one in self.search.space}
+        return TrialRow(
+            trial.number,
+            point,
+            state,
+            value,
+            trial.user_attrs.get(_ROUNDS),
+            trial.user_attrs.get(_ERROR),
+        )
+
+    def best(self) -> TrialRow | None:
+        """Return the first trial with the best value, or None if none is done."""
+        done = [row for row in self.rows() if row.state == "done"]
+        sign = 1 if self.search.objective.higher_is_better else -1
+        return max(done, key=lambda row: sign * (row.value or 0.0), default=None)
+
+
+def is_stored(config: ResolvedConfig) -> bool:
+    """Return whether a run need not be launched, because its result is reused."""
+    return bool(config["reuse"]) and read_run(config)[0] is not None
+
+
+def read_run(config: ResolvedConfig) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the stored result of a run, or None and the reason that there is none."""
+    result, state = read_result_and_status(RunFolder.of(config))
+    if result:
+        return result, None
+    error = str(state.get("error") or "its job did not start")
+    return None, error.splitlines()[0]

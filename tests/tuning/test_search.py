@@ -1,0 +1,280 @@
+"""``fedexp-tune`` with ranges: what it runs, chooses, reports and resumes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedexp.commands import launching
+from fedexp.commands.tune import run_command
+from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
+from fedexp.core.resolved_config import ResolvedConfig
+from fedexp.storage.files import write_json
+from fedexp.storage.run_folder import RunFolder
+from fedexp.tuning.plan import plan_search
+from fedexp.tuning.study import rungs_of
+
+TINY = ["clients=2", "model.hidden=[4]", "local.steps=1", "engine=serial", "threads=1"]
+LR = "local.lr=log(0.01,1)"
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Runs:
+    """A formula in place of runs: best at lr 0.1, better with more rounds."""
+
+    def __init__(self) -> None:
+        self.configs: list[ResolvedConfig] = []
+        self.stop_after = 10**6
+
+    def multirun(self, jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+        for job in jobs:
+            if len(self.configs) >= self.stop_after:
+                return 130
+            config = compose([*job])
+            self.configs.append(config)
+            self.store(config)
+        return 0
+
+    def store(self, config: ResolvedConfig) -> None:
+        folder, lr = RunFolder.of(config), float(config["local"]["lr"])
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if lr > 0.5:
+            folder.set_status("failed", error="client 1 diverged\n  where: x")
+            return
+        value = 0.5 - abs(lr - 0.1) + config["rounds"] / 1000 + config["seed"] / 100
+        metrics = {"val/global/acc": value, "val/global/loss": -value, "test/global/acc": -lr}
+        result = {
+            "status": "done",
+            "hashes": folder.hashes,
+            "metrics": metrics,
+            "headline": {"metric": "test/global/acc", "value": -lr},
+        }
+        write_json(folder.path / "result.json", result, seal=True)
+
+    @property
+    def points(self) -> list[float]:
+        return [float(config["local"]["lr"]) for config in self.configs]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    made = Runs()
+    monkeypatch.setattr(launching, "multirun", made.multirun)
+    return made
+
+
+def summary() -> dict[str, Any]:
+    (path,) = Path("outputs/tuning").glob("*/*/result.json")
+    return dict(json.loads(path.read_text()))
+
+
+def test_best_point_is_chosen_on_held_out_data_and_tested_on_other_seeds(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["method=scaffold", LR, "trials=6", "seeds=0,1", "test_seeds=4,5", *TINY]
+    assert run_command(command) == 0
+    deciding, tests = runs.configs[:-2], runs.configs[-2:]
+    assert len(deciding) == 12 and [config["seed"] for config in deciding[:2]] == [0, 1]
+    assert {config["eval"]["held_out"] for config in deciding} == {143}
+    assert [config["seed"] for config in tests] == [4, 5]
+    assert {config["eval"]["held_out"] for config in tests} == {0}
+
+    found = summary()
+    best = min(runs.points, key=lambda lr: abs(lr - 0.1))
+    assert float(found["best"]["point"]["local.lr"]) == best == float(tests[0]["local"]["lr"])
+    assert found["best"]["value"] == pytest.approx(0.5 - abs(best - 0.1) + 0.02 + 0.005)
+    assert found["objective"] == "metrics.val/global/acc"
+    assert [run["value"] for run in found["test"]["runs"]] == [-best, -best]
+    said = capfd.readouterr().out
+    again = found["best_command"]
+    assert again in said and again.startswith("fedexp -m method=scaffold clients=2")
+    assert again.endswith(f"local.lr={best:g} seed=4,5")
+
+    folder = next(Path("outputs/tuning").glob("*/*"))
+    rows = list(csv.DictReader((folder / "trials.csv").open()))
+    assert len(rows) == 6 and {row["state"] for row in rows} <= {"done", "failed"}
+    assert (folder / "trials.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(folder.rglob("*.pkl")) and (folder / "journal.log").read_text()[0] == "{"
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_interrupted_study_continues_with_the_same_points(
+    runs: Runs, sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [LR, "trials=12", f"sampler={sampler}", "batch=2", "test_seeds=4", *TINY]
+    assert run_command(command) == 0
+    whole = runs.points
+    assert len({*whole}) >= 12
+
+    Path("again").mkdir()
+    monkeypatch.chdir("again")
+    runs.configs.clear()
+    for stop in (3, 4, 9, 10**6):
+        runs.stop_after = stop
+        assert run_command(command) == (130 if stop < 100 else 0)
+    assert runs.points == whole
+    before = summary()
+
+    # The study gets more trials, and the first ones are not run again.
+    count = len(runs.points)
+    assert run_command([*command, "trials=13"]) == 0
+    assert len(summary()["trials"]) == 13 and len(runs.points) in (count + 1, count + 2)
+    assert summary()["trials"][:12] == before["trials"]
+
+
+def test_failed_trials_count_and_are_reported(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["local.lr=0.1,0.2,0.9", "sampler=grid", "test_seeds=4", *TINY]) == 0
+    trials = summary()["trials"]
+    assert [trial["state"] for trial in trials] == ["done", "done", "failed"]
+    assert trials[2]["error"] == "client 1 diverged"
+    said = capfd.readouterr().out
+    assert "2 done, 1 failed" in said and "failed: client 1 diverged" in said
+    assert "local.lr=0.1 is at the lower edge of local.lr=0.1,0.2,0.9" in said
+    assert summary()["at_edge"]
+
+
+def test_study_without_a_finished_trial_gives_1(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["local.lr=0.8,0.9", "sampler=grid", *TINY]) == 1
+    assert "all 2 trials failed" in capfd.readouterr().err
+    assert not list(Path("outputs/tuning").glob("*/*/result.json"))
+
+
+def test_values_that_do_not_fit_each_other_fail_their_trial() -> None:
+    # Each value fits the first value of the other key, which is what can be checked.
+    ranges = ["clients=4,2", "clients_per_round=1,3", "sampler=grid", "test_seeds=4", "rounds=1"]
+    tiny = [one for one in TINY if not one.startswith("clients=")]
+    assert run_command([*ranges, *tiny]) == 0
+    (failed,) = [trial for trial in summary()["trials"] if trial["state"] == "failed"]
+    assert failed["point"] == {"clients": "2", "clients_per_round": "3"}
+    assert "does not fit clients=2" in failed["error"]
+
+
+def test_halving_trains_the_best_third_for_more_rounds(runs: Runs) -> None:
+    lrs = [0.02 * number for number in range(1, 10)]
+    space = f"local.lr={','.join(f'{lr:g}' for lr in lrs)}"
+    command = [space, "sampler=grid", "halving=3", "rounds=10", "test_seeds=4", *TINY]
+    assert run_command(command) == 0
+    asked = [(config["rounds"], float(config["local"]["lr"])) for config in runs.configs]
+    assert [lr for rounds, lr in asked if rounds == 1] == pytest.approx(lrs)
+    assert [lr for rounds, lr in asked if rounds == 3] == pytest.approx([0.08, 0.1, 0.12])
+    assert asked[-2:] == [(10, 0.1), (10, 0.1)]  # the best trial, and its test run
+    states = [trial["state"] for trial in summary()["trials"]]
+    assert states.count("done") == 1 and states.count("stopped") == 8
+    assert summary()["best"]["rounds"] == 10
+
+
+def test_rungs_end_with_the_whole_run() -> None:
+    assert rungs_of(20, 3) == (2, 6, 20)
+    assert rungs_of(5, 3) == (1, 5)
+    assert rungs_of(5, None) == (5,)
+    with pytest.raises(ConfigError, match="too short"):
+        rungs_of(2, 3)
+
+
+def test_lower_is_better_for_a_loss(runs: Runs) -> None:
+    command = ["local.lr=0.05,0.1,0.2", "sampler=grid", "test_seeds=4", *TINY]
+    assert run_command([*command, "objective=val/global/loss"]) == 0
+    assert summary()["best"]["point"] == {"local.lr": "0.1"}
+
+
+def test_held_out_samples_of_the_config_are_used_in_all_runs(runs: Runs) -> None:
+    grid = ["local.lr=0.05,0.1", "sampler=grid", "test_seeds=4", *TINY]
+    assert run_command([*grid, "eval.held_out=50"]) == 0
+    assert [config["eval"]["held_out"] for config in runs.configs] == [50, 50, 50]
+    assert run_command([*grid, "partition.val_fraction=0.2"]) == 0
+    assert runs.configs[-1]["eval"]["held_out"] == 0
+
+
+def test_rule_of_the_headline_is_the_rule_of_the_objective() -> None:
+    plan = plan_search([LR, "headline.rule=mean_last_10", *TINY])
+    assert plan.search.objective.path == "mean_last_10.val/global/acc"
+    assert plan_search([LR, *TINY]).search.objective.path == "metrics.val/global/acc"
+
+
+def test_method_that_uses_the_held_out_samples_is_refused(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    feddf = ["method=feddf", "aggregator.validate_every=10", "eval.held_out=100", LR]
+    assert run_command(feddf) == 2
+    assert "uses the held-out samples on the server" in capfd.readouterr().err
+    assert not Path("outputs").exists()
+
+
+def test_study_of_other_code_or_settings_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(*more: str) -> Path:
+        return plan_search([LR, *TINY, *more]).search.folder
+
+    first = folder()
+    assert folder("trials=50", "test_seeds=8", "batch=3") == first
+    others = {folder(*more) for more in (
+        ["rounds=3"], ["seeds=0,1"], ["sampler=random"], ["halving=3"], ["eval.held_out=9"],
+        ["objective=val/global/loss"],
+    )}  # fmt: skip
+    assert len(others | {first}) == 7
+    monkeypatch.setattr("fedexp.storage.run_folder.code_hash", lambda config: "f" * 32)
+    assert folder() != first
+
+
+def test_two_processes_do_not_share_a_study(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    from filelock import FileLock
+
+    folder = plan_search([LR, *TINY]).search.folder
+    folder.mkdir(parents=True)
+    with FileLock(folder / "lock"):
+        assert run_command([LR, *TINY]) == 2
+    assert "another process works on this study" in capfd.readouterr().err
+
+
+def test_dry_run_writes_nothing(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command([LR, "--dry-run", *TINY]) == 0
+    assert "20 trials, sampler tpe" in capfd.readouterr().out
+    assert not runs.configs and not Path("outputs").exists()
+
+
+def test_missing_optuna_is_refused_with_the_extra(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert run_command([LR, *TINY]) == 2
+    assert "pip install 'fedexp[tune]'" in capfd.readouterr().err
+
+
+def test_trials_run_in_parallel_and_a_killed_study_continues(tmp_path: Path) -> None:
+    """Real runs through joblib, killed once."""
+    command = [
+        sys.executable, "-m", "fedexp.commands.tune", LR, "trials=2", "test_seeds=4", "rounds=2",
+        "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *TINY,
+    ]  # fmt: skip
+    root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=root) as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            if line.startswith("job 0"):
+                killed.kill()
+                break
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=root)
+    assert done.returncode == 0, done.stderr
+    assert "trials were begun before" in done.stdout and "2 at a time" in done.stdout
+    found = summary()
+    assert [trial["state"] for trial in found["trials"]] == ["done"] * 2
+    values = [json.loads(path.read_text())["headline"]["value"]
+              for path in Path("outputs/runs").glob("*/*/result.json")]  # fmt: skip
+    assert len(values) == 3
+    assert {run["value"] for run in found["test"]["runs"]} <= {*values}
