@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedexp.commands.errors import JOB_ERROR, Parser, print_error, run_guarded
 from fedexp.core.errors import ConfigError, FedexpError, suggest
-from fedexp.tuning.plan import SEARCH_KEYS, plan_search
+from fedexp.tuning.search_keys import SEARCH_KEYS
 
 if TYPE_CHECKING:
     from fedexp.tuning.objective import Objective
@@ -86,6 +86,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _search(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Search the ranges of a command line."""
+    from fedexp.tuning.plan import plan_search
     from fedexp.tuning.study import TuningStudy
 
     hydra = [one for one in arguments if one.startswith("hydra")]

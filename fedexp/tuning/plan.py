@@ -13,6 +13,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, nearest, suggest
 from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder
+from fedexp.tuning.search_keys import SEARCH_KEYS
 from fedexp.tuning.space import Choice, Range, parse_range
 
 if TYPE_CHECKING:
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
 
 Sampler = Literal["tpe", "random", "grid"]
 SAMPLERS = ("tpe", "random", "grid")
-# Keys of the search itself, with their meaning.
-SEARCH_KEYS = {
-    "trials": "number of trials of the whole study, 20 by default; a grid has all its points",
-    "seeds": "tuning seeds: every trial is run with each of them, 0 by default",
-    "test_seeds": "seeds of the test runs, by default the five after the largest tuning seed",
-    "sampler": "tpe (default) | random | grid",
-    "objective": "metric of held-out data, by default that of the headline, e.g. val/global/acc",
-    "halving": "factor of successive halving, e.g. 3: one trial in three goes on",
-    "batch": "number of trials that are launched together",
-}
 _TRIALS, _NUM_TEST_SEEDS = 20, 5
 
 

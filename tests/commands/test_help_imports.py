@@ -30,6 +30,7 @@ assert code in (0, None) and not imported, (code, imported)
         ("runs", ["list", "--help"], "usage: fedexp-runs list"),
         ("table", ["--help"], "usage: fedexp-table"),
         ("table", ["run", "--help"], "usage: fedexp-table run"),
+        ("tune", ["--help"], "usage: fedexp-tune"),
         ("data", ["--help"], "usage: fedexp-data"),
     ],
 )

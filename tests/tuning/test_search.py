@@ -122,11 +122,12 @@ def test_interrupted_study_continues_with_the_same_points(
     Path("again").mkdir()
     monkeypatch.chdir("again")
     runs.configs.clear()
-    for stop in (3, 4, 9, 10**6):
+    for stop in (3, 4, 9, 11, 10**6):
         runs.stop_after = stop
         assert run_command(command) == (130 if stop < 100 else 0)
     assert runs.points == whole
     before = summary()
+    assert len(before["trials"]) == 12
 
     # The study gets more trials, and the first ones are not run again.
     count = len(runs.points)
