@@ -67,7 +67,7 @@ class Optimizer(ABC):
                 the same order.
             state: State before the step.
             lr: Step size.
-            unclipped: Names of parameters whose gradient `clip` does not bound.
+            unclipped: Names of the parameters whose gradients are not bounded by `clip`.
         """
         params = trees.clone(params)
         state = {
