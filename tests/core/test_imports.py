@@ -48,8 +48,9 @@ LAYERS = (
     {"distillation", "evaluation"},
     {"engines", "methods"},
     {"running"},
-    {"api", "tables"},
-    {"site"},
+    {"tables"},
+    {"analysis"},
+    {"api", "site"},
     {"commands"},
 )
 
