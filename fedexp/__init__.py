@@ -1,7 +1,7 @@
 """fedexp compares federated aggregation methods.
 
-Python code needs only `run`, `load`, `Run` and `save_models`. These names are defined
-in `fedexp.api`, which is imported when one of them is first used.
+Python code needs only `run`, `load`, `runs`, `Run` and `save_models`. These names are
+defined in `fedexp.api`, which is imported when one of them is first used.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedexp.api import Run, load, run, save_models
+    from fedexp.api import Run, load, run, runs, save_models
 
 __version__ = "0.2.0"
-__all__ = ["Run", "__version__", "load", "run", "save_models"]
+__all__ = ["Run", "__version__", "load", "run", "runs", "save_models"]
 
 
 def __getattr__(name: str) -> Any:

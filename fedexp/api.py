@@ -1,9 +1,9 @@
-"""The Python interface of fedexp: `run`, `load`, `Run` and `save_models`.
+"""The Python interface of fedexp: `run`, `load`, `runs`, `Run` and `save_models`.
 
-The package `fedexp` exports these names. `run` does what the command ``fedexp`` does,
-and `load` reads a stored run. `save_models` stores models that were trained without
-fedexp. A run uses such models if the config key ``client_models.path`` names their
-folder.
+The package `fedexp` exports these names. `run` does what the command ``fedexp`` does.
+`load` reads one stored run, and `runs` reads many runs as a data frame. `save_models`
+stores models that were trained without fedexp. A run uses such models if the config key
+``client_models.path`` names their folder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedexp.storage.stored_run import StoredRun, find_run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fedexp.analysis.frame import Runs
     from fedexp.core.data import Partition
     from fedexp.core.probe import Probe
     from fedexp.core.weights import Weights
@@ -215,6 +216,58 @@ def load(
         )
     found = find_run(Path(output_root).expanduser(), str(run))
     return Run(found.path.resolve(), tuple(allow_classes))
+
+
+def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool = False) -> Runs:
+    """Return stored runs as a `pandas.DataFrame`, one row per run, the newest first.
+
+    The method ``curves()`` of the data frame returns one row per run and round. pandas
+    is in the extra ``analysis``. The columns are those of
+    `fedexp.analysis.frame.Runs`.
+
+    Only the newest finished run of each config is included, as in ``fedexp-runs table``
+    and ``fedexp-runs plot``.
+
+    Args:
+        *conditions: Conditions that all runs meet, as in ``fedexp-runs list``, e.g.
+            ``"method=fedavg,scaffold", "partition.alpha<0.5"``.
+        output_root: Folder that contains the runs.
+        unfinished: Whether all runs are included: also unfinished runs, runs that
+            ``reuse=false`` moved aside, and earlier runs of the same config.
+
+    Raises:
+        ConfigError: The folder contains no runs, a condition is not valid, or pandas is
+            not installed.
+    """
+    wrong = next((one for one in conditions if not isinstance(one, str)), None)
+    if wrong is not None:
+        meant = [str(one) for one in (wrong if isinstance(wrong, list | tuple) else [wrong])]
+        raise ConfigError(
+            "conditions are texts",
+            got=repr(wrong),
+            do=f"fedexp.runs({', '.join(map(repr, meant))})",
+        )
+    try:
+        from fedexp.analysis.frame import runs_frame
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "fedexp.runs needs pandas", do="pip install 'fedexp[analysis]'"
+        ) from error
+
+    from fedexp.analysis.groups import finished, newest_by_config
+    from fedexp.storage.selection import select
+    from fedexp.storage.stored_run import find_runs
+
+    root = Path(output_root).expanduser().resolve()
+    there = find_runs(root)
+    if not there:
+        raise ConfigError(
+            "there are no runs",
+            where=str(root / "runs"),
+            do="set output_root to the folder that contains the folder 'runs'",
+        )
+    chosen = select(there, conditions)
+    return runs_frame(chosen if unfinished else newest_by_config(finished(chosen)))
 
 
 def save_models(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedexp.analysis.rounds import round_table
 from fedexp.commands.errors import JOB_ERROR
 from fedexp.core.errors import ConfigError
 from fedexp.storage.run_folder import rows_of
@@ -31,6 +32,20 @@ def as_csv(runs: Sequence[StoredRun]) -> str:
     columns.sort(key=_column_group)
 
     head = map(inert, columns or ["run"])
+    return csv_text(head, ([_cell_value(row.get(name)) for name in columns] for row in rows))
+
+
+def rounds_as_csv(runs: Sequence[StoredRun]) -> str:
+    """Return the rounds of the runs as CSV, one row per run and round.
+
+    `fedexp.analysis.rounds.round_table` explains the columns. Lists are JSON. A cell is
+    empty if the round has no value for the column.
+
+    Raises:
+        StorageError: A file of a run was changed.
+    """
+    columns, rows = round_table(runs)
+    head = (inert(visible(name)) for name in columns)
     return csv_text(head, ([_cell_value(row.get(name)) for name in columns] for row in rows))
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.table import Column, Table
 
+from fedexp.analysis.presets import swapped_parts
 from fedexp.commands.errors import Parser, run_guarded
-from fedexp.commands.presets import swapped_parts
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.storage.files import delete_path, stale_files, temporary_path, write_text
 from fedexp.storage.selection import ABSENT, dotted_items, ordered, select, text_of
@@ -142,7 +142,10 @@ def parser() -> Parser:
         "export",
         command=_export,
         parents=[shared, chosen],
-        help="runs as CSV, one row each, or to W&B afterwards",
+        help="runs as CSV, one row each or one row per round, or to W&B afterwards",
+    )
+    export.add_argument(
+        "--rounds", action="store_true", help="one row per run and round instead of one per run"
     )
     export.add_argument("--out", type=Path, help="the CSV file (default: standard output)")
     export.add_argument(
@@ -454,17 +457,24 @@ def _rerun(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from fedexp.commands.export import as_csv, to_wandb
+    from fedexp.commands.export import as_csv, rounds_as_csv, to_wandb
 
     there = find_runs(options.root)
     _warn_of_damaged_configs(there)
     runs = select(there, options.conditions)
+    if options.wandb and options.rounds:
+        raise ConfigError(
+            "--rounds is for CSV files: W&B receives the rounds of every run",
+            got="--wandb --rounds",
+            do="leave out --rounds",
+        )
     if options.wandb:
         return to_wandb(runs, options.wandb, options.project, options.entity, options.group)
+    text = rounds_as_csv(runs) if options.rounds else as_csv(runs)
     if options.out is None:
-        print(as_csv(runs), end="")
+        print(text, end="")
     else:
-        write_text(options.out, as_csv(runs))
+        write_text(options.out, text)
         print(f"{len(runs)} runs: {options.out}")
     return 0
 

@@ -12,18 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Column
 
-from fedexp.commands.presets import swapped_parts
+from fedexp.analysis.groups import (
+    changes_method,
+    differing_keys,
+    finished,
+    implied_keys,
+    newest_by_config,
+    seed_text,
+    seeds_of,
+    shown_value,
+    sort_key,
+)
 from fedexp.core.errors import ConfigError, suggest
-from fedexp.storage.identity import SEEDS, scientific
-from fedexp.storage.selection import ABSENT, check_keys, dotted_items, select, text_of, value_of
+from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 from fedexp.tracking.terminal import console, escaped, ruled_table
 
-# For a row or column key, all keys that change together with it. A method's preset
-# chooses the method's parts, so these keys change with ``method``. Their differences
-# are not reported.
-_PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Largest number of keys or values in one message.
 _SHOWN = 4
 
@@ -47,25 +52,22 @@ def print_table(runs: Sequence[StoredRun], arguments: Sequence[str]) -> int:
             their seeds.
     """
     rows, cols, value, conditions = _parse_arguments(arguments)
-    done = select(
-        [run for run in runs if run.status == "done" and run.config and not run.is_aside],
-        conditions,
-    )
+    done = select(finished(runs), conditions)
     if not done:
         raise ConfigError(
             "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
         )
 
     check_keys(done, [*rows, cols, value])
-    latest = _newest_by_config(done)
+    latest = newest_by_config(done)
     cells = _group_by_cell(latest, rows, cols)
     found = {
         cell: _values_by_seed(cell, members, rows, cols, value) for cell, members in cells.items()
     }
 
-    columns = sorted({col for _, col in found}, key=_sort_key)
+    columns = sorted({col for _, col in found}, key=sort_key)
     places = sorted(
-        {place for place, _ in found}, key=lambda place: [_sort_key(text) for text in place]
+        {place for place, _ in found}, key=lambda place: [sort_key(text) for text in place]
     )
     comparisons = [
         (place, compare(a, b, found.get((place, a), {}), found.get((place, b), {})))
@@ -107,39 +109,14 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], str, st
     return tuple(given["rows"].split(",")), given["cols"], given.get("value", "headline"), rest
 
 
-def _newest_by_config(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Return the newest run of each config.
-
-    There may be several runs of one config, made by different versions of the code.
-    """
-    newest: dict[str, StoredRun] = {}
-    for run in runs:  # newest first
-        newest.setdefault(run.path.parent.name, run)
-    return list(newest.values())
-
-
 def _group_by_cell(
     runs: Iterable[StoredRun], rows: Sequence[str], cols: str
 ) -> dict[Cell, list[StoredRun]]:
     cells: dict[Cell, list[StoredRun]] = {}
     for run in runs:
-        cell = tuple(_shown_value(run, key) for key in rows), _shown_value(run, cols)
+        cell = tuple(shown_value(run, key) for key in rows), shown_value(run, cols)
         cells.setdefault(cell, []).append(run)
     return cells
-
-
-def _shown_value(run: StoredRun, key: str) -> str:
-    """Return the value of a key as a table shows it.
-
-    The value of ``method`` also names each part that replaces a part of the method's
-    preset, as in ``METHOD aggregator=OPTION``.
-    """
-    text = text_of(value_of(run, key))
-    if key != "method":
-        return text
-    groups = _PAIRS["method"][1:]
-    parts = [part for part in swapped_parts(run) if part.partition("=")[0] in groups]
-    return " ".join([text, *parts])
 
 
 def _values_by_seed(
@@ -150,7 +127,7 @@ def _values_by_seed(
     Raises:
         ConfigError: The runs of the cell differ in more than their seeds.
     """
-    differing = _differing_keys(runs)
+    differing = differing_keys(runs)
     if differing:
         place = " ".join(
             f"{key}={text}" for key, text in zip((*rows, cols), (*cell[0], cell[1]), strict=True)
@@ -170,45 +147,11 @@ def _values_by_seed(
             raise ConfigError(
                 f"'{value}' of a run is not a number", where=run.name, got=text_of(number)
             )
-        found.setdefault(tuple(value_of(run, key) for key in SEEDS), float(number))
+        found.setdefault(seeds_of(run), float(number))
 
     return dict(
-        sorted(found.items(), key=lambda item: [_sort_key(text_of(seed)) for seed in item[0]])
+        sorted(found.items(), key=lambda item: [sort_key(text_of(seed)) for seed in item[0]])
     )
-
-
-def _differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the keys that affect results and that differ between runs.
-
-    Args:
-        runs: Stored runs.
-        implied: Keys that are left out, together with all keys below them. Seeds are
-            always left out.
-
-    Returns:
-        For each of these keys, its different values.
-    """
-    sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
-    keys = dict.fromkeys(key for side in sides for key in side)
-    values = {
-        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=_sort_key)
-        for key in keys
-    }
-
-    return {
-        key: texts
-        for key, texts in values.items()
-        if len(texts) > 1
-        and key not in SEEDS
-        and not any(key == one or key.startswith(f"{one}.") for one in implied)
-    }
-
-
-def _sort_key(text: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(text), text
-    except ValueError:
-        return 1, 0.0, text
 
 
 def _print_means(
@@ -256,7 +199,7 @@ def _print_tests(
             "-" if c.difference is None else f"{c.difference:+.4f}",
             "-" if c.interval is None else f"{c.interval[0]:+.4f} to {c.interval[1]:+.4f}",
             "-" if c.p is None else f"{c.p:.3g}",
-            ", ".join(map(_seed_text, c.seeds)) or "none",
+            ", ".join(map(seed_text, c.seeds)) or "none",
             escaped(c.verdict),
         )
 
@@ -266,11 +209,6 @@ def _print_tests(
     if tests:
         several = f"; p by Holm for {tests} tests, intervals each by itself" if tests > 1 else ""
         out.print(f"paired t-tests, two-sided{several}", soft_wrap=True)
-
-
-def _seed_text(seeds: Seeds) -> str:
-    """Return the seed as text. The seed of the data is added if it differs."""
-    return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
 
 
 def _print_notes(
@@ -303,13 +241,13 @@ def _print_notes(
             soft_wrap=True,
         )
 
-    if len({run.path.name for run in latest}) > 1 and cols not in _PAIRS:
+    if len({run.path.name for run in latest}) > 1 and not changes_method([cols]):
         out.print(
             "note: not all of these runs were made by the same code", markup=False, soft_wrap=True
         )
 
-    implied = [part for key in (*rows, cols) for part in _PAIRS.get(key, (key,))]
-    differing = _differing_keys([members[0] for members in cells.values()], implied)
+    implied = implied_keys([*rows, cols])
+    differing = differing_keys([members[0] for members in cells.values()], implied)
     if differing:
         names = ", ".join([*differing][:_SHOWN]) + (
             f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""

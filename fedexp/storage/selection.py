@@ -95,23 +95,19 @@ class Condition:
 def value_of(run: StoredRun, key: str) -> Any:
     """Return the value of `run` under `key`, or `ABSENT`.
 
-    A key is a property of the run (such as ``status``), a config group, a metric or a
-    dotted key of the config. The value of a config group is the chosen option. The
-    value of a metric is its last value.
+    A key is a property of the run (such as ``status``), a config group, a dotted key of
+    the config or a metric. The first of them that has this name counts. The value of a
+    config group is the chosen option. The value of a metric is its last value.
     """
     if key in _FACTS:
         return _FACTS[key](run)
     if run.choices.get(key) is not None:
         return run.choices[key]
 
-    metrics = run.result.get("metrics") or {}
-    if key in metrics:
-        return metrics[key]
-
     node: Any = run.config
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
-            return ABSENT
+            return (run.result.get("metrics") or {}).get(key, ABSENT)
         node = node[part]
 
     return node

@@ -49,8 +49,9 @@ LAYERS = (
     {"engines", "methods"},
     {"running"},
     {"tuning"},
-    {"api", "tables"},
-    {"site"},
+    {"tables"},
+    {"analysis"},
+    {"api", "site"},
     {"commands"},
 )
 

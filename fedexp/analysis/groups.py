@@ -1,0 +1,107 @@
+"""Groups of stored runs that differ only in their seeds.
+
+A group is identified by values of keys, for example by a method and a value of
+``partition.alpha``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedexp.analysis.presets import swapped_parts
+from fedexp.storage.identity import SEEDS, scientific
+from fedexp.storage.selection import ABSENT, dotted_items, text_of, value_of
+from fedexp.storage.stored_run import StoredRun
+from fedexp.tables.seeds import Seeds
+
+# For a key, all keys that change together with it. A method's preset chooses the
+# method's parts, so these keys change with ``method``.
+_PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
+
+
+def finished(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """Return the finished runs. Runs that ``reuse=false`` moved aside are left out."""
+    return [run for run in runs if run.status == "done" and run.config and not run.is_aside]
+
+
+def newest_by_config(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """Return the newest run of each config.
+
+    There may be several runs of one config, made by different versions of the code.
+
+    Args:
+        runs: Stored runs, the newest first.
+    """
+    newest: dict[str, StoredRun] = {}
+    for run in runs:
+        newest.setdefault(run.path.parent.name, run)
+    return list(newest.values())
+
+
+def shown_value(run: StoredRun, key: str) -> str:
+    """Return the value of a key as tables and pictures show it.
+
+    The value of ``method`` also names each part that replaces a part of the method's
+    preset, as in ``METHOD aggregator=OPTION``.
+    """
+    text = text_of(value_of(run, key))
+    if key != "method":
+        return text
+    groups = _PAIRS["method"][1:]
+    parts = [part for part in swapped_parts(run) if part.partition("=")[0] in groups]
+    return " ".join([text, *parts])
+
+
+def seeds_of(run: StoredRun) -> Seeds:
+    """Return the seeds of a run. Runs of other groups with equal seeds are paired."""
+    return tuple(value_of(run, key) for key in SEEDS)
+
+
+def seed_text(seeds: Seeds) -> str:
+    """Return the seed as text. The seed of the data is added if it differs."""
+    return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
+
+
+def changes_method(keys: Iterable[str]) -> bool:
+    """Return whether runs with different values of `keys` have different methods."""
+    return any(key in _PAIRS for key in keys)
+
+
+def implied_keys(keys: Iterable[str]) -> list[str]:
+    """Return `keys` and the keys that change together with them."""
+    return [part for key in keys for part in _PAIRS.get(key, (key,))]
+
+
+def differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the keys that affect results and that differ between runs.
+
+    Args:
+        runs: Stored runs.
+        implied: Keys that are left out, together with all keys below them. Seeds are
+            always left out.
+
+    Returns:
+        For each of these keys, its different values.
+    """
+    sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
+    keys = dict.fromkeys(key for side in sides for key in side)
+    values = {
+        key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=sort_key)
+        for key in keys
+    }
+
+    return {
+        key: texts
+        for key, texts in values.items()
+        if len(texts) > 1
+        and key not in SEEDS
+        and not any(key == one or key.startswith(f"{one}.") for one in implied)
+    }
+
+
+def sort_key(text: str) -> tuple[int, float, str]:
+    """Return the place of a value among others: numbers first, then texts."""
+    try:
+        return 0, float(text), text
+    except ValueError:
+        return 1, 0.0, text
