@@ -53,7 +53,7 @@ def _seconds_by_step(run: StoredRun) -> dict[Any, float]:
     """Return the seconds of each step. If a step was repeated, the last time counts."""
     return {
         row.get("step"): sum(
-            value for phase, value in row["seconds"].items() if phase not in _UNCOUNTED
+            value for phase, value in (row.get("seconds") or {}).items() if phase not in _UNCOUNTED
         )
         for row in read_jsonl(run.path / "timing.jsonl")
     }

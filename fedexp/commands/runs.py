@@ -166,6 +166,31 @@ def parser() -> Parser:
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
     )
 
+    plot = commands.add_parser(
+        "plot",
+        command=_plot,
+        parents=[shared, chosen],
+        help="a picture of runs: means over seeds with 95 % intervals, as PNG, SVG and PDF",
+        description="x is round, step, bytes, seconds, local_steps or a key of the config with "
+        "numbers (default: round). y is a metric (default: the headline). by, rows and cols are "
+        "keys, separated by commas, that distinguish curves and panels (default: by=method).",
+        epilog="example: fedexp-runs plot x=round y=test/global/acc by=method "
+        "cols=partition.alpha dataset=mnist",
+    )
+    plot.add_argument(
+        "--out",
+        type=Path,
+        help="the file; without .png, .svg or .pdf, all three are written "
+        "(default: a name in <root>/plots)",
+    )
+    plot.add_argument(
+        "--allow",
+        default="",
+        metavar="KEY[,KEY]",
+        help="keys in which curves may differ although the picture does not show them, "
+        "e.g. local.lr of tuned methods",
+    )
+
     clean = commands.add_parser(
         "clean",
         command=_clean,
@@ -485,6 +510,15 @@ def _table(options: argparse.Namespace) -> int:
     runs = find_runs(options.root)
     _warn_of_damaged_configs(runs)
     return print_table(runs, options.conditions)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from fedexp.commands.runs_plot import plot
+
+    runs = find_runs(options.root)
+    _warn_of_damaged_configs(runs)
+    allowed = [key for key in options.allow.split(",") if key]
+    return plot(runs, options.conditions, allowed, options.root, options.out)
 
 
 def _warn_of_damaged_configs(runs: Iterable[StoredRun]) -> None:

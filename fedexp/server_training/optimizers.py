@@ -67,7 +67,7 @@ class Optimizer(ABC):
                 the same order.
             state: State before the step.
             lr: Step size.
-            unclipped: Names of the parameters whose gradients are not bounded by `clip`.
+            unclipped: Names of the parameters whose gradients `clip` does not bound.
         """
         params = trees.clone(params)
         state = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedexp.storage.stored_run import StoredRun
 
 ABSENT = object()
 _CLAUSE = re.compile(r"([\w./-]+)(!=|<=|>=|=|<|>)(.+)")
+_PARTS = re.compile(r"[./]")
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -134,12 +135,7 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
         if not runs or any(value_of(run, key) is not ABSENT for run in runs):
             continue
 
-        known = {name for run in runs for name in _keys(run)}
-        ends: dict[str, str] = {}  # shortest dotted key, by the key's last part
-        for name in sorted(known, key=lambda name: (name.count("."), name)):
-            ends.setdefault(name.rpartition(".")[2], name)
-
-        near = ends.get(key) or nearest(key, known) or ends.get(nearest(key, ends) or "")
+        near = nearest_key(key, {name for run in runs for name in _keys(run)})
         raise ConfigError(
             f"no run has the key '{key}'",
             expected=f"{', '.join(_FACTS)}, a group, a metric, "
@@ -148,6 +144,19 @@ def check_keys(runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
             if near
             else "look at fedexp-runs show RUN and the run's config.yaml",
         )
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """Return the key or metric of `known` that `key` most likely means, or None.
+
+    The last part of a name is enough, such as ``alpha`` or ``acc``. If several names
+    end in it, the shortest is returned.
+    """
+    names = sorted(known, key=lambda name: (len(_PARTS.split(name)), name))
+    ends: dict[str, str] = {}
+    for name in names:
+        ends.setdefault(_PARTS.split(name)[-1], name)
+    return ends.get(key) or nearest(key, names) or ends.get(nearest(key, ends) or "")
 
 
 def select(runs: Sequence[StoredRun], clauses: Sequence[str]) -> list[StoredRun]:

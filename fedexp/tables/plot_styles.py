@@ -1,6 +1,7 @@
-"""The plot styles of a paper's methods: ``conf/table/<paper>/_plot_styles.yaml``.
+"""The styles of methods in pictures, read from files ``_plot_styles.yaml``.
 
-All tables and figures of a paper use the same styles.
+All tables and figures of a paper use the styles in ``conf/table/<paper>``. Pictures of
+other runs use those in ``conf/table``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from fedexp.config.folders import conf_dirs
 from fedexp.core.build import convert
 from fedexp.core.errors import ConfigError
 from fedexp.storage.yaml_files import read_yaml
@@ -25,18 +27,7 @@ def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
             only in colour.
     """
     path = folder / FILE
-    if not path.is_file():
-        return {}
-
-    try:
-        plot_styles: dict[str, PlotStyle] = convert(read_yaml(path), dict[str, PlotStyle], "")
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            "a paper's plot styles are not YAML", where=" ".join(str(error).split())
-        ) from None
-    except ConfigError as error:
-        error.facts["where"] = f"{path} {error.facts.get('where', '')}".strip()
-        raise
+    plot_styles = _parse(path, "a paper's plot styles")
 
     seen: dict[tuple[str, str], str] = {}
     for key, plot_style in plot_styles.items():
@@ -48,4 +39,42 @@ def read_plot_styles(folder: Path) -> dict[str, PlotStyle]:
                 do="give one of them another marker or dash",
             )
 
+    return plot_styles
+
+
+def read_method_styles() -> dict[str, PlotStyle]:
+    """Read the styles of methods outside papers' tables, by method.
+
+    The user's ``conf/table/_plot_styles.yaml`` adds to the built-in styles.
+
+    Raises:
+        ConfigError: A file is not a mapping of plot styles.
+    """
+    return {
+        name: plot_style
+        for folder in conf_dirs()
+        for name, plot_style in _parse(folder / "table" / FILE, "plot styles").items()
+    }
+
+
+def _parse(path: Path, what: str) -> dict[str, PlotStyle]:
+    """Return the plot styles in a file, empty without the file.
+
+    Args:
+        path: The file.
+        what: Name of its content in error messages, in the plural.
+
+    Raises:
+        ConfigError: The file is not a mapping of plot styles.
+    """
+    if not path.is_file():
+        return {}
+
+    try:
+        plot_styles: dict[str, PlotStyle] = convert(read_yaml(path), dict[str, PlotStyle], "")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} are not YAML", where=" ".join(str(error).split())) from None
+    except ConfigError as error:
+        error.facts["where"] = f"{path} {error.facts.get('where', '')}".strip()
+        raise
     return plot_styles

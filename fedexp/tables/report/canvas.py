@@ -72,6 +72,8 @@ def use_style() -> Iterator[None]:
     settings: dict[Any, Any] = {
         "svg.hashsalt": _SALT,
         "svg.fonttype": "path",
+        # TrueType fonts. Publishers refuse Type 3 fonts, matplotlib's default.
+        "pdf.fonttype": 42,
         "font.size": 9.0,
         "legend.fontsize": 9.0,
     }
@@ -243,6 +245,14 @@ def render_picture(name: str, title: str, figure: Figure, notes: Iterable[str] =
     faint = f"stroke: currentColor; stroke-opacity: {_FAINTNESS}"
     svg = text.getvalue().replace(f"stroke: {FAINT}", faint).replace(INK, "currentColor")
     return Picture(name, title, with_sizes(svg, size, 72 * figure.get_figwidth()), data.getvalue())
+
+
+def render_pdf(figure: Figure, title: str) -> bytes:
+    """Render a figure, after `render_picture` has fixed its layout, as PDF."""
+    data = io.BytesIO()
+    metadata = {"Title": title, "CreationDate": None, "Creator": None, "Producer": None}
+    figure.savefig(data, format="pdf", metadata=metadata)
+    return data.getvalue()
 
 
 def smallest_font(figure: Figure) -> float:

@@ -1,0 +1,162 @@
+"""The numbers of a picture: means and intervals over seeds, missing runs, refusals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_1samp
+
+from fedexp.analysis.series import PlotData, PlotSpec, mean_interval, plot_data
+from fedexp.core.errors import ConfigError
+from fedexp.storage.stored_run import find_runs
+from tests.analysis.written import ACC, write_run
+
+
+def data(root: Path, *conditions: str, **spec: Any) -> PlotData:
+    return plot_data(find_runs(root), PlotSpec(**spec), conditions)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two methods, two splits, three seeds, two rounds."""
+    for method, height in (("fedavg", 0.0), ("scaffold", 0.2)):
+        for seed in (0, 1, 2):
+            for alpha in (0.1, 1.0):
+                values = [0.1 + height + seed / 100, 0.4 + height + seed**2 / 100]
+                cost = 10 if method == "fedavg" else 20
+                write_run(
+                    tmp_path,
+                    method,
+                    seed,
+                    values,
+                    partition__alpha=alpha,
+                    bytes_up=cost,
+                    seconds=1.0 + seed,
+                )
+    return tmp_path
+
+
+def test_mean_interval_is_that_of_a_one_sample_t_test() -> None:
+    values = [0.61, 0.72, 0.55, 0.70]
+    expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert mean_interval(values) == pytest.approx((statistics.mean(values), *expected))
+    # Two values: t is tan(pi * 0.475), and s / sqrt(2) is half of their distance.
+    half = math.tan(math.pi * 0.475) * 0.1
+    assert mean_interval([0.4, 0.6]) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    assert mean_interval([0.4]) == (0.4, 0.4, 0.4)
+
+
+def test_curves_are_means_over_seeds_in_panels(root: Path) -> None:
+    found = data(root, y=ACC, cols=("partition.alpha",))
+    assert found.metric == ACC and found.seeds == ["0", "1", "2"] and found.num_runs == 12
+    assert list(found.panels) == [((), ("0.1",)), ((), ("1",))]
+    assert found.series == [("fedavg",), ("scaffold",)] and found.notes == []
+    first, second = found.panels[(), ("1",)]["scaffold",]
+    assert (first.x, second.x) == (1, 2)
+    assert first.mean == pytest.approx(0.31) and second.values == pytest.approx([0.6, 0.61, 0.64])
+    assert (second.mean, second.low, second.high) == mean_interval(second.values)
+
+
+def test_progress_axes_have_the_totals_of_the_runs(root: Path) -> None:
+    panel = {"cols": ("partition.alpha",)}
+    points = data(root, x="bytes", **panel).panels[(), ("1",)]
+    assert [point.x for point in points["fedavg",]] == [11, 22]
+    assert [point.x for point in points["scaffold",]] == [21, 42]
+    # Seeds train 1, 2 and 3 s per round. The place is the mean over the seeds.
+    points = data(root, x="seconds", **panel).panels[(), ("1",)]
+    assert [point.x for point in points["fedavg",]] == [2.5, 5.0]
+    points = data(root, x="local_steps", **panel).panels[(), ("1",)]
+    assert [point.x for point in points["fedavg",]] == [3, 6]
+
+
+def test_axis_of_a_key_has_one_point_per_value_and_a_line_without_the_key(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, "fedavg", seed, [0.5 + seed / 10])
+        for mu in (0.0, 0.1, 1.0):
+            write_run(tmp_path, "fedprox", seed, [0.6 + mu / 10 + seed / 10], trainer__mu=mu)
+    found = data(tmp_path, x="trainer.mu")
+    assert found.metric == f"{ACC} (last)"
+    (panel,) = found.panels.values()
+    assert [point.x for point in panel["fedprox",]] == [0.0, 0.1, 1.0]
+    assert [point.mean for point in panel["fedprox",]] == pytest.approx([0.65, 0.66, 0.75])
+    (line,) = panel["fedavg",]
+    assert math.isnan(line.x) and line.mean == pytest.approx(0.55)
+
+
+def test_missing_runs_are_named(root: Path) -> None:
+    write_run(root, "scaffold", 3, [0.1], partition__alpha=1.0, status="failed", rounds=2)
+    write_run(root, "moon", 0, [0.1], partition__alpha=0.1, status="interrupted", rounds=2)
+    write_run(root, "fedprox", 0, [0.5, 0.6], partition__alpha=0.1)
+    found = data(root, cols=("partition.alpha",))
+    assert found.notes == [
+        "missing: method=fedavg partition.alpha=0.1: seed 3 (not run)",
+        "missing: method=fedprox partition.alpha=0.1: seed 1 (not run), seed 2 (not run), seed 3 (not run)",
+        "missing: method=moon partition.alpha=0.1: seed 0 (interrupted), seed 1 (not run), seed 2 (not run), seed 3 (not run)",
+        "missing: method=scaffold partition.alpha=0.1: seed 3 (not run)",
+        "missing: method=fedavg partition.alpha=1: seed 3 (not run)",
+        "missing: method=fedprox partition.alpha=1: no run",
+        "missing: method=moon partition.alpha=1: no run",
+        "missing: method=scaffold partition.alpha=1: seed 3 (failed)",
+    ]
+
+
+def test_curves_end_with_the_shortest_seed_and_skip_what_is_not_finite(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0, [0.1, 0.2, 0.3], rounds=4)
+    write_run(tmp_path, "fedavg", 1, [0.1, math.nan, 0.3, 0.4], rounds=4)
+    found = data(tmp_path)
+    (panel,) = found.panels.values()
+    assert [point.x for point in panel["fedavg",]] == [1, 3]
+    assert found.notes == [
+        "method=fedavg: drawn to round 3, because a seed ended there",
+        f"method=fedavg: {ACC} is not finite from round 2",
+    ]
+
+
+def test_runs_that_differ_in_more_than_was_asked_are_refused_with_the_keys(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"one series .* their seeds: partition.alpha") as caught:
+        data(root)
+    assert "partition.alpha=0.1), or by=method,partition.alpha" in str(caught.value)
+    for seed in (0, 1, 2):
+        write_run(root, "moon", seed, [0.5, 0.6], partition__alpha=1.0, local__lr=0.5, rounds=9)
+    with pytest.raises(ConfigError, match=r"more than method: rounds, local.lr") as caught:
+        data(root, "partition.alpha=1")
+    assert "rounds: 2, 9" in str(caught.value) and "--allow local.lr,rounds" in str(caught.value)
+    assert len(data(root, "partition.alpha=1", allowed=("local.lr", "rounds")).series) == 3
+    assert len(data(root, "partition.alpha=1", allowed=("local", "rounds")).series) == 3
+    # Parts of the methods may differ, because the methods differ.
+    assert len(data(root, "partition.alpha=1", "method!=moon").series) == 2
+
+
+def test_condition_that_is_advised_keeps_other_methods(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0, [0.5])
+    for mu in (0.1, 1.0):
+        write_run(tmp_path, "fedprox", 0, [0.6], trainer__mu=mu)
+    with pytest.raises(ConfigError, match=r"condition \(trainer.mu!=1\)"):
+        data(tmp_path)
+    assert len(data(tmp_path, "trainer.mu!=1").series) == 2
+
+
+@pytest.mark.parametrize(("spec", "words"), [
+    ({"x": "rond"}, "did you mean 'round'"), ({"x": "byte"}, "did you mean 'bytes'"),
+    ({"x": "trainer._target_"}, "are not numbers"), ({"x": "partition.alfa"}, "did you mean 'partition.alpha'"),
+    ({"y": "test/global/ac"}, "did you mean 'test/global/acc'"), ({"x": "local.lr", "y": "acc"}, "did you mean 'test/global/acc'"),
+    ({"y": "acc"}, "did you mean 'test/global/acc'"),
+    ({"by": ("methd",)}, "did you mean 'method'"), ({"allowed": ("local.rl",)}, "did you mean 'local.lr'"),
+    ({"x": "local.lr", "y": "status"}, "is not a number"),
+])  # fmt: skip
+def test_wrong_axes_and_keys_are_refused(root: Path, spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        data(root, "partition.alpha=1", **spec)
+
+
+def test_runs_without_times_or_with_other_headlines_are_refused(root: Path) -> None:
+    with pytest.raises(ConfigError, match="no finished run"):
+        data(root, "method=moon")
+    folder = write_run(root, "fedavg", 5, [0.1, 0.2], partition__alpha=1.0)
+    (folder / "timing.jsonl").unlink()
+    with pytest.raises(ConfigError, match="times of a run's rounds are not stored"):
+        data(root, "partition.alpha=1", x="seconds")
