@@ -170,7 +170,7 @@ def parser() -> Parser:
         "plot",
         command=_plot,
         parents=[shared, chosen],
-        help="a picture of runs: means over seeds with 95 % intervals, as PNG, SVG and PDF",
+        help="a picture of runs: means over seeds with 95 %% intervals, as PNG, SVG and PDF",
         description="x is round, step, bytes, seconds, local_steps or a key of the config with "
         "numbers (default: round). y is a metric (default: the headline). by, rows and cols are "
         "keys, separated by commas, that distinguish curves and panels (default: by=method).",
