@@ -1,5 +1,6 @@
-"""Training whose BatchNorms stand still from the second local epoch on, against a loop
-of torch's and plain training.
+"""Training in which BatchNorm is frozen from the second local epoch on.
+
+It is compared with a loop in plain PyTorch, and with training without freezing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Models trained elsewhere stand for the first round's local training, to the bit, or
-are refused before anything runs.
+"""Stored models replace the local training of the first round.
+
+The run is then bit-identical to one that trains these models. Models that do not fit
+are refused before the run starts.
 """
 
 from __future__ import annotations

@@ -385,9 +385,9 @@ def test_the_distance_and_its_gradient_are_their_definitions(beta: float) -> Non
 
 
 def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
-    """In the same precision, the definition is wrong by at least a quarter of its value.
+    """Computed in float32, the definition is wrong by at least a quarter of its value.
 
-    How much depends on the processor's sums.
+    The size of the error depends on the order in which the processor adds.
     """
     rng = np.random.default_rng(1)
     a = torch.from_numpy(rng.normal(size=(50, 512)) * 1.3).float()

@@ -32,8 +32,9 @@ class Case:
 
     Args:
         overrides: Its overrides.
-        ceiling: Most launches of a local step of all clients. None: steps are not
-            counted, because the trainer is that of another case.
+        ceiling: Largest allowed number of kernel launches for one local step of all
+            clients. None: steps are not counted, because the trainer is that of another
+            case.
         share: The expected `stacked_share`.
         has_same_bits: Whether the result is bit-identical to that on the CPU.
             Convolutions have another layout of memory on CUDA.
