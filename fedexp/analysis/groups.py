@@ -81,10 +81,11 @@ def differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> di
             always left out.
 
     Returns:
-        For each of these keys, its different values.
+        For each of these keys, its different values. ``method`` is the first key if it
+        is one of them, because many other keys depend on it.
     """
     sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
-    keys = dict.fromkeys(key for side in sides for key in side)
+    keys = dict.fromkeys(key for side in sides for key in ("method", *side))
     values = {
         key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=sort_key)
         for key in keys
