@@ -88,7 +88,7 @@ def assert_same_results(
 
 
 def second_round_jobs(world: World) -> list[ClientJob]:
-    """Return the jobs of the second round, in which clients and the server have state."""
+    """Return jobs of the second round, in which clients and the server have state."""
     world.env = world.env.at(0)
     from fedexp.core.runner import run
 

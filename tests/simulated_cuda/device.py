@@ -176,7 +176,7 @@ class SimulatedCuda:
 def simulate(
     count: int = 2, capacity: int = CAPACITY, watched: Path | None = None
 ) -> Iterator[SimulatedCuda]:
-    """Simulate CUDA devices inside the block, in this thread and threads that it starts.
+    """Simulate CUDA devices inside the block, in this thread and threads it starts.
 
     Args:
         count: Number of devices.

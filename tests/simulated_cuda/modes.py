@@ -98,7 +98,7 @@ class CallMode(TorchFunctionMode):
 
 
 class KernelMode(TorchDispatchMode):
-    """A mode that refuses what CUDA refuses, places outputs of operators, and counts."""
+    """A mode that refuses what CUDA refuses, places operators' outputs, and counts."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
