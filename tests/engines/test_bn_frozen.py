@@ -1,4 +1,4 @@
-"""Training with BatchNorm frozen from the second local epoch on.
+"""BatchNorm is frozen from the second local epoch on.
 
 The results are compared with a loop written with torch and with plain training.
 """

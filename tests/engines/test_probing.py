@@ -296,7 +296,7 @@ def test_a_model_that_is_evicted_while_others_are_trained_is_trained_too(
 
 
 def test_records_answer_before_data_are_asked(engines: dict[str, Engine], tmp_path: Path) -> None:
-    """Probes of stored models are answered from the folder where it has the answer.
+    """Probes of stored models are answered from the folder if it contains the answer.
 
     All other probes are answered from the data, in the worker processes.
     """

@@ -101,7 +101,7 @@ def trained(world: World, trainer: Trainer, engine: Engine | None = None) -> lis
     ids=lambda o: "+".join(o) or "plain",
 )
 def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) -> None:
-    """The results equal a loop that is written with torch alone.
+    """The results equal a loop that uses only torch.
 
     The loop uses autograd, flat vectors and `torch.optim.SGD`.
     """
@@ -326,9 +326,9 @@ def test_an_ascent_goes_by_factors_where_that_is_less_work(
 ) -> None:
     """The ascent is computed from factors if that takes fewer products.
 
-    The model has 4 inputs and 3 classes. With a batch size of b, the factors take 3 b
-    (4 + 60 + 60 + 50 + 50 + 3) products. The gradients take 2 (4 x 60 + 60 x 50 + 50 x
-    3) products.
+    The model has 4 inputs and 3 classes. With a batch size of b, the factors take
+    3 b (4 + 60 + 60 + 50 + 50 + 3) products. The gradients take
+    2 (4 x 60 + 60 x 50 + 50 x 3) products.
     """
     world = world_of(Sam(0.3), f"local.batch_size={batch_size}", model={**WIDE, "hidden": hidden})
     job = replace(first_jobs(world)[0], frozen=frozenset(frozen))

@@ -494,7 +494,7 @@ def test_a_loss_that_reads_a_clients_number_is_stacked_with_its_like(
     assert_matches_serial(engine, w, jobs, 1e-12)
     by_size = share_stacked(WIDE, 32, 2, lambda n, per: n)
     share = engine.stacked_steps / sum(num_steps(job, w.data) for job in jobs)
-    # The steps differ only from the second epoch on.
+    # Stacked clients must have equal numbers only from the second epoch on.
     assert by_size < share < share_stacked(WIDE, 32, 2)
 
 

@@ -145,7 +145,7 @@ def test_payloads_memories_and_buffers_travel(pools: dict[int, Workers], workers
 
 
 class WithBuffers(torch.nn.Module):
-    """A model with BatchNorm, so that it has float and integer buffers."""
+    """A model with BatchNorm between two layers. It has float and integer buffers."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()

@@ -107,8 +107,8 @@ def server_momentum(world: World) -> np.ndarray:
 def dynamic(world: World) -> np.ndarray:
     """Return the weights after three rounds of FedDyn (Acar et al. 2021) with h.
 
-    The updates are ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i`` and ``g_i -= a
-    u_i``.
+    The updates are
+    ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i`` and ``g_i -= a u_i``.
     """
     a, w, h, g_i = 0.2, np.zeros((3, 4)), np.zeros((3, 4)), np.zeros((N, 3, 4))
     for round in range(3):
@@ -420,7 +420,7 @@ def test_updates_that_cancel_are_not_blown_up() -> None:
 
 
 def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction() -> None:
-    """Server optimizers get the updates as they are scaled in the direction.
+    """Server optimizers get updates with the scale that they have in the direction.
 
     FedExP's ratio does not change if the direction and every update are doubled.
     """

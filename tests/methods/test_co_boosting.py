@@ -176,7 +176,7 @@ def test_weights_step_down_the_cross_entropy_within_their_box() -> None:
     )
     far = reweighted(w, logits, y, [torch.arange(8)] * 30, 0.1)
     assert 0.8 < far[0] <= 1 and far.min() == 0
-    assert reweighted(w, logits, y, [torch.arange(8)], 0.9)[0] == 1  # from 0.3
+    assert reweighted(w, logits, y, [torch.arange(8)], 0.9)[0] == 1  # it was 0.3
     assert reweighted(torch.zeros(3).double(), logits, y, [torch.arange(8)], 0.1).isfinite().all()
 
 

@@ -132,8 +132,8 @@ def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
 def test_identical_clients_agree_with_one(method: str) -> None:
     """Clients with identical data agree with one client for full batches.
 
-    The comparison uses one client, or the fewest clients that the method needs. A
-    method with an exemption must not agree.
+    The comparison uses one client, or the fewest clients that the method needs.
+    Exemptions have a reason. A method with an exemption must not agree.
     """
     overrides = ("local.batch_size=100", "local.epochs=2")
     many = world_of(method, *overrides, data=data_of(method, (14,) * 4, copies=True))
@@ -151,7 +151,7 @@ def test_identical_clients_agree_with_one(method: str) -> None:
 def test_client_order_does_not_matter(method: str) -> None:
     """For full batches, the order of clients does not matter up to rounding of a sum.
 
-    A method with an exemption must depend on the order.
+    Exemptions have a reason. A method with an exemption must depend on the order.
     """
     overrides = ("local.batch_size=100", "local.epochs=2")
     data = data_of(method)

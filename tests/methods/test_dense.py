@@ -223,7 +223,8 @@ def test_synthesis_leaves_networks_alone_and_sees_the_student_through_one_term()
     assert not torch.equal(epoch_of(world, state, student=other)[0], full[0])
     blind = [epoch_of(world, state, student=one, lambda_2=0.0) for one in (student, other)]
     assert torch.equal(blind[0][0], blind[1][0]) and blind[0][1] == blind[1][1]
-    world.aggregator.update(state, [], world.env.at(0, 2))  # nor do the student's steps
+    # The student's steps leave them unchanged too.
+    world.aggregator.update(state, [], world.env.at(0, 2))
     assert all(same(a, b) for a, b in zip((student, *teachers), kept, strict=True))
     assert "synthesis/div" in full[1] and "synthesis/div" not in blind[0][1]
     assert not torch.equal(epoch_of(world, state, lambda_1=0.0)[0], full[0])
@@ -303,9 +304,9 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 def test_dense_diverged_before_first_step_does_not_blame_step_size(
     method: str, keys: tuple[str, ...]
 ) -> None:
-    """The error for clients whose outputs are not finite does not blame the step size.
+    """The error for clients whose outputs are not finite names the clients' step size.
 
-    The weights of these clients are finite.
+    It does not blame the server's step size. The weights of these clients are finite.
     """
     world = small_world(method, *keys)
     models = [Weights.init(world.env.server_spec, k, CPU, torch.float64) for k in range(2)]

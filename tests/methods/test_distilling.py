@@ -157,7 +157,8 @@ def test_of_a_static_proxy_every_teacher_sees_each_sample_once(
         seen[net._module.training].append(x)
         return run(net, params, buffers, x)
 
-    world = world_of("feddf", epochs=3, batch_size=4)  # it checks a new network once
+    # `world_of` runs a new network once to check it. Therefore it precedes the patch.
+    world = world_of("feddf", epochs=3, batch_size=4)
     monkeypatch.setattr(Net, "__call__", collect)
     round_of(world, models_near(world.env.initial_weights(), 3))
     assert [len(x) for x in seen[False]] == [9, 9, 9]

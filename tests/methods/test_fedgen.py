@@ -98,8 +98,8 @@ def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
     """The generator's steps equal those of a loop that is written with torch.
 
     The third and the fourth round share one Adam. Its step size has decayed two and
-    three times. A class counts if a client has two samples of it. Heads are those that
-    clients sent.
+    three times. A class counts if a client has at least two samples of it. Heads are
+    those that clients sent.
     """
     world = world_of("fedgen", lr_decay=0.5, **SMALL)
     method: Any = world.aggregator
@@ -140,7 +140,7 @@ def test_the_generators_optimizer_outlives_a_round() -> None:
 
 
 def test_features_are_made_for_classes_that_somebody_has_more_than_one_of() -> None:
-    """Features are generated only for classes of which a client has two samples.
+    """Only classes of which a client has at least two samples get generated features.
 
     If there is no such class, the generator does not change. Clients receive every
     class that a client has had.

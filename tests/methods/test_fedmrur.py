@@ -409,7 +409,7 @@ def test_the_distance_and_its_gradient_are_their_definitions(beta: float) -> Non
 
 
 def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
-    """Small distances between long vectors are exact in float32.
+    """Small distances between long vectors are accurate in float32.
 
     In the same precision, the definition is wrong by at least a quarter of the value.
     The exact error depends on how the processor sums.

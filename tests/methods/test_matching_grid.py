@@ -141,7 +141,7 @@ def test_products_that_are_not_kept_are_computed_at_each_visit(monkeypatch) -> N
 def test_networks_of_each_lambda_are_those_alone(widths) -> None:
     """For each lambda, the network is bit-identical to that of a separate fusion.
 
-    Deeper layers are matched from the result of each lambda in the layers before.
+    Each lambda continues with its results of the layers that were matched before.
     """
     models, shares = chains(widths, scale=2.0), class_shares(torch.tensor(COUNTS))
     options, depth = BetaBernoulli(0.9, 3.0, caps=False, penalty="code2020"), len(widths[0])

@@ -136,7 +136,8 @@ def test_moon_other_models_do_not_change_batch_norm_statistics() -> None:
     ]
     assert torch.equal(*counters)
     kept = [own["buffers"]["norm.num_batches_tracked"] for own in after.clients.values()]
-    assert max(kept) == counters[0]  # after its training, not the received ones
+    # These are the statistics after its training and not the received ones.
+    assert max(kept) == counters[0]
 
 
 def test_stacked_is_serial() -> None:

@@ -83,7 +83,7 @@ def test_the_order_of_units_matters_in_the_reference_alone(
     ]
     expected = fused(world, models, COUNTS[:count])
     assert_same(tensors(fused(world, moved, COUNTS[:count])), tensors(expected), 1e-12)
-    mean = world_of(spec, "method=average")  # this depends on the order
+    mean = world_of(spec, "method=average")  # it depends on the order
     name = structure.groups[0].name
     assert not torch.allclose(fused(mean, moved).params[name], fused(mean, models).params[name])
 

@@ -420,8 +420,8 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
 def test_pfnm_caps_bound_counts_and_new_units() -> None:
     """The caps of PFNM bound the counts and the number of new units.
 
-    c_k counts as at most 10. New units are allowed up to 700 units. Beyond that, one
-    new unit is allowed. A model never has more new units than units.
+    c_k counts as at most 10. New units are allowed until there are 700 units. After
+    that, one new unit is allowed, or as many as a model needs to assign all its units.
     """
     capped, free = BetaBernoulli(caps=True), BetaBernoulli(caps=False)
 

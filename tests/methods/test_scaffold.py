@@ -173,7 +173,7 @@ def test_one_step_with_everyone_is_fedavg_because_corrections_cancel() -> None:
         "rounds=5",
         "aggregator.weights=uniform",
     )
-    for sizes in ((20, 20, 20, 20), (20, 0, 13, 0, 20)):  # client 1 never takes part
+    for sizes in ((20, 20, 20, 20), (20, 0, 13, 0, 20)):  # empty ones never take part
         data = make_data(sizes)
         a, b = (
             make_world("method=scaffold", *one, data=data),

@@ -237,7 +237,7 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
 
 
 def test_updates_are_as_long_as_they_entered_fednovas_mean() -> None:
-    """FedExP gets the updates as they are scaled in FedNova's mean.
+    """FedExP gets the updates with the scale that they have in FedNova's mean.
 
     For four clients, u_i / a_i are orthogonal and equally long. Therefore eta_g is half
     the number of clients, for any numbers of steps.
