@@ -1,4 +1,4 @@
-"""The engine contract: the serial engine's results, whoever executes."""
+"""Check the engine contract: every engine gives the serial engine's results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.world import World, make_world
 
 @functools.cache
 def distinct_methods() -> tuple[str, ...]:
-    """One method for each kind of jobs: an engine sees nothing else of a method.
+    """Return one method for each kind of jobs.
 
-    Without those that need images, which the engines' tests have none of: their jobs
-    are FedAvg's.
+    An engine sees only the jobs of a method. Methods that need images are left out,
+    because the tests of engines have no images. Their jobs are FedAvg's.
     """
     kinds: dict[str, str] = {}
     for method in sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml")):
@@ -38,7 +38,7 @@ def distinct_methods() -> tuple[str, ...]:
 
 @contextmanager
 def about(method: str) -> Iterator[None]:
-    """A failure inside names the method."""
+    """Add the method's name to a failure inside this context."""
     try:
         yield
     except Exception as error:
@@ -47,7 +47,7 @@ def about(method: str) -> Iterator[None]:
 
 
 def trees_of(result: ClientResult) -> dict[str, torch.Tensor]:
-    """Everything in a result that holds tensors."""
+    """Return all tensors in a result, by name."""
     flat = {
         **result.weights.params,
         **{f"buffer {k}": v for k, v in result.weights.buffers.items()},
@@ -64,8 +64,10 @@ def trees_of(result: ClientResult) -> dict[str, torch.Tensor]:
 def assert_same_results(
     found: Sequence[ClientResult], expected: Sequence[ClientResult], tolerance: float
 ) -> None:
-    """Same clients in the same order with the same steps and tensors; to the bit where
-    `tolerance` is 0.
+    """Check that two lists of results agree.
+
+    The clients, their order, their steps and the tensors must agree. With a `tolerance`
+    of 0 the tensors must be bit-identical.
     """
     assert [r.client for r in found] == [r.client for r in expected]
     for a, b in zip(found, expected, strict=True):
@@ -86,7 +88,7 @@ def assert_same_results(
 
 
 def second_round_jobs(world: World) -> list[ClientJob]:
-    """Jobs whose clients have memories and whose server has moved."""
+    """Return jobs of the second round, in which clients and the server have state."""
     world.env = world.env.at(0)
     from fedexp.core.runner import run
 

@@ -1,5 +1,6 @@
-"""Trainers for tests of engines: they do FedAvg's work and something else besides.
-Actors import them from here.
+"""Trainers for tests of engines.
+
+They train as FedAvg does and do something more. Actors import them from here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from fedexp.methods.fedavg import PlainTrainer
 
 @dataclass(frozen=True)
 class Slow(PlainTrainer):
-    """Rests after each client, so that a round can be disturbed before it ends."""
+    """A trainer that sleeps after each client.
+
+    Thus a test can disturb a round before it ends.
+    """
 
     seconds: float = 0.2
 
@@ -32,7 +36,7 @@ class Slow(PlainTrainer):
 
 @dataclass(frozen=True)
 class Deadly(PlainTrainer):
-    """Ends its process, as the system does where memory is short."""
+    """A trainer that ends its process, as the system does if memory is short."""
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         os._exit(1)
@@ -40,7 +44,10 @@ class Deadly(PlainTrainer):
 
 @dataclass(frozen=True)
 class NoBatchingRule(Trainer):
-    """Its loss is written with foreach operations, which `torch.vmap` does not know."""
+    """A trainer with a loss that has no batching rule.
+
+    The loss is written with foreach operations, which `torch.vmap` does not support.
+    """
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         return (
@@ -50,7 +57,10 @@ class NoBatchingRule(Trainer):
 
 
 class Normalised(nn.Module):
-    """BatchNorm before a linear layer: floating buffers and a counter."""
+    """A model with BatchNorm before a linear layer.
+
+    It has floating-point buffers and a counter.
+    """
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()

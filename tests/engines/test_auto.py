@@ -1,5 +1,6 @@
-"""Which engine is chosen: on a CPU by a rule, on CUDA by timings; and that the choice
-is kept.
+"""Tests of the choice of an engine.
+
+On a CPU a rule chooses the engine. On CUDA timings choose it. A run keeps its engine.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from tests.world import MLP, make_data, make_world
 CONV = {"_target_": "tests.core.test_kernel.Small"}
 SIZES = (12, 30, 12, 5, 12, 12)
 NUMERICS = Numerics({}, 1, "cpu", "float64")
-CUDA = replace(NUMERICS, device="cuda")  # what is computed here all the same
-LONG = 10**9  # rounds
+CUDA = replace(NUMERICS, device="cuda")  # the tests compute on the CPU all the same
+LONG = 10**9  # number of rounds
 Seconds = Callable[[Engine], float]
 
 
@@ -62,7 +63,10 @@ def noted(made: EngineContext) -> tuple[EngineContext, list[str]]:
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], None]:
-    """Answer timings by a function of the engine, which trains all the same."""
+    """Return a function that replaces the timings by a function of the engine.
+
+    The engine trains all the same.
+    """
 
     def answer(by: Seconds) -> None:
         def seconds_per_step(
@@ -126,7 +130,7 @@ def test_a_stack_is_as_large_as_the_cache_and_32_and_the_processes_allow(
         ({"jobs": 2}, True),
         ({"jobs": 1}, False),
         ({"steps": 100}, False),
-        ({"parameters": 1000, "steps": 3_000}, False),  # steps alone take time
+        ({"parameters": 1000, "steps": 3_000}, False),  # only the steps take time
         ({"parameters": 1000, "steps": 4_000}, True),
         ({"batch_size": 1000, "steps": 10}, True),
         ({"parameters": 11_173_962}, False),
@@ -137,8 +141,10 @@ def test_workers_repay_their_start(change: dict[str, int], repays: bool) -> None
 
 
 def test_what_the_rule_looks_at() -> None:
-    """Steps: ceil(n / 8) of every client and epoch, for all rounds; an MLP of 4 inputs,
-    8 hidden units and 3 classes.
+    """The workload contains the numbers that the rule uses.
+
+    A client takes ceil(n / 8) steps per epoch. The steps of all rounds count. The model
+    is an MLP with 4 inputs, 8 hidden units and 3 classes.
     """
     workload = Workload.of(engine_context("method=scaffold", "local.epochs=2", rounds=5, threads=4))
     parameters = 4 * 8 + 8 + 8 * 3 + 3
@@ -238,7 +244,7 @@ def test_the_fastest_stack_is_taken(
         if isinstance(engine, Serial):
             return 1e-3
         assert isinstance(engine, Vectorized)
-        # A gain of 3 % is not enough to leave serial
+        # A gain of 3 % is too small to replace the serial engine.
         return 0.5e-3 if (engine.kernel, engine.stack) == best else 0.97e-3
 
     seconds(by)
@@ -249,7 +255,7 @@ def test_the_fastest_stack_is_taken(
 
 @dataclass(frozen=True)
 class Unstackable(Trainer):
-    """A loss that `torch.vmap` cannot vectorise."""
+    """A trainer with a loss that `torch.vmap` cannot vectorise."""
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         return ctx.task.loss(net, params, buffers, batch, ctx) * (1 + 0 * float(batch.x.sum()))
@@ -284,7 +290,10 @@ def test_a_resumed_run_gets_workers_where_its_processes_had_fewer_threads() -> N
 def test_a_run_that_ends_before_it_trains_has_its_numerics_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of the server alone may have run under them."""
+    """The numerics of a run that ends before it trains are fixed.
+
+    Steps that only the server takes may already have used them.
+    """
     common = [
         "rounds=1",
         "clients=4",
@@ -308,7 +317,10 @@ def test_a_run_that_ends_before_it_trains_has_its_numerics_fixed(
 
 
 def test_the_choice_is_part_of_the_numerics_and_kept_on_resume(tmp_path: Path) -> None:
-    """A run that began stacked goes on stacked, whatever engine is asked for then."""
+    """A run that began with a stacked engine continues with it after a resume.
+
+    This holds whatever engine is requested on the resume.
+    """
     common = [
         "rounds=2",
         "clients=4",

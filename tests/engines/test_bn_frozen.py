@@ -26,7 +26,7 @@ ENGINES = {"serial": Serial, "vmap": lambda: Vectorized(3, "vmap")}
 
 
 class Normed(nn.Module):
-    """Convolution, BatchNorm and a linear layer."""
+    """A model with a convolution, BatchNorm and a linear layer."""
 
     def __init__(self, *, num_classes: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_it_is_torchs_loop_without_a_return_to_training_mode(engine: str) -> Non
         strict=True,
     ):
         if epoch == 1:
-            module.eval()  # and for good
+            module.eval()  # for this and all later epochs
         optimizer.zero_grad()
         F.cross_entropy(module(batch.x), batch.y).backward()
         optimizer.step()

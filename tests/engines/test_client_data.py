@@ -1,6 +1,6 @@
-"""Models from elsewhere are fused with what their folder knows about the clients.
+"""Models from elsewhere are fused with the facts about clients in their folder.
 
-The configured partition is used only if the config says that it is theirs.
+The configured partition is used only if the configuration declares it as theirs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MA_ECHO = ["method=ma_echo", "aggregator.T=2", "aggregator.projector=exact"]
 
 @dataclass(frozen=True)
 class CountsSeen(FusionAggregator):
-    """The mean, which also logs the numbers of samples that it was given."""
+    """The mean of the models, which also logs the sum of the numbers of samples."""
 
     def fuse(self, results: Sequence[ClientResult], env: Env) -> tuple[Weights, Metrics]:
         seen = sum(result.num_examples for result in results)
@@ -52,13 +52,16 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
-    """Models that were trained on equal shares, which are not the default partition."""
+    """Return a run whose models were trained on equal shares.
+
+    These shares differ from the default partition.
+    """
     root = tmp_path_factory.mktemp("local")
     return fedexp.run([*BASE, "method=local", IID, "local.epochs=1", f"output_root={root}"])
 
 
 def saved(local: fedexp.Run, **arguments: Any) -> None:
-    """Save the models as those of another framework."""
+    """Save the models as if they came from another framework."""
     fedexp.save_models(
         "mine",
         [local.module(client).state_dict() for client in range(3)],

@@ -1,5 +1,7 @@
-"""Precision and determinism: switched on for a run, off afterwards, refused where they
-cannot be.
+"""Precision and determinism settings apply to one run.
+
+They are switched on for the run and switched off after it. A setting that is not
+available is refused.
 """
 
 from __future__ import annotations
@@ -114,12 +116,12 @@ def test_bf16_rounds_the_network_in_training_and_nothing_else() -> None:
         net.train(training)
         return net(weights.params, weights.buffers, x)
 
-    assert torch.equal(output(exact, False), output(rounded, False))  # evaluation
+    assert torch.equal(output(exact, False), output(rounded, False))  # evaluation mode
     a, b = output(exact, True), output(rounded, True)
     assert b.dtype == torch.float32
     assert not torch.equal(a, b)
     torch.testing.assert_close(a, b, rtol=0.05, atol=0.02)  # bf16 has 8 bits
-    # A switch of the device, not of the net
+    # TF32 is a setting of the device and not of the net.
     assert torch.equal(output(Net(CNN, CPU, torch.float32, "tf32"), True), a)
 
 
@@ -174,7 +176,7 @@ def test_channels_last_gives_the_same_numbers(request: pytest.FixtureRequest) ->
     assert [value.stride() for value in again.params.values()] == [
         value.stride() for value in weights.params.values()
     ]
-    # Nothing to do, nothing copied
+    # The tensors have this layout already, so that nothing is copied.
     assert Weights(CNN, again.params, again.buffers).params is again.params
 
 
@@ -189,7 +191,7 @@ def test_convolutions_with_channels_last_are_stacked() -> None:
 
 
 class Views(torch.nn.Module):
-    """Flattens by `view`, which needs feature maps one after the other."""
+    """A model that flattens with `view`, which requires contiguous feature maps."""
 
     def __init__(self, *, num_classes: int) -> None:
         super().__init__()
@@ -213,7 +215,7 @@ def test_a_model_that_needs_another_layout_is_refused_in_time_or_says_so(
         ModelSpec.of({"_target_": f"tests.engines.test_numerics.{k}"}, (1, 8, 8), 3)
         for k in ("Views", "OwnLayout")
     )
-    check_model(views, (1, 8, 8), (3,))  # on the CPU all is well
+    check_model(views, (1, 8, 8), (3,))  # the check passes on the CPU
     with pytest.raises(ConfigError, match="channels last") as error:
         check_model(views, (1, 8, 8), (3,), "cuda")
     assert "channels_last = False" in str(error.value)

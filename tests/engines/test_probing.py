@@ -1,5 +1,6 @@
-"""Probes are answered in the process that trained the model or was sent it, with
-serial's bits, and once only.
+"""Probes are answered in the process that trained or received the model.
+
+The answers are bit-identical to the serial engine's. Each probe is answered only once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ STACKED = {"_target_": "fedexp.engines.vectorized.Vectorized", "stack": 2}
 
 @dataclass(frozen=True)
 class Signed(PlainTrainer):
-    """Sends the process that trained."""
+    """A trainer that sends the id of the process that trained."""
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, Trees | None]:
         return {"signed": {"pid": torch.tensor(os.getpid())}}, None
@@ -48,7 +49,7 @@ class Signed(PlainTrainer):
 
 @dataclass(frozen=True)
 class Registered(Witness):
-    """A second witness."""
+    """A second witness with another name."""
 
     name: ClassVar[str] = "registered"
 
@@ -88,8 +89,10 @@ def pids(results: Sequence[ClientResult]) -> list[int]:
 
 
 def of_serial(jobs: Sequence[ClientJob], like: str, data: FederatedData) -> list[ClientResult]:
-    """What the engine of this name must agree with: stacks train with other last bits
-    than single clients.
+    """Return the results with which the engine `like` must agree.
+
+    The last bits of models from stacked training differ from those of clients trained
+    one by one.
     """
     return list(
         (Vectorized(2) if "stack" in like or like == "vectorized" else Serial()).map(jobs, data)
@@ -109,7 +112,7 @@ def test_who_trained_answers(name: str, engines: dict[str, Engine]) -> None:
     assert_agree(list(engines[name].map(jobs, world.data)), of_serial(jobs, name, world.data))
     if name in ("vectorized", "workers of stacks"):
         assert engines[name].stacked_steps > 0
-    else:  # a process's number is nothing that a stack of clients can send
+    else:  # a stack of clients cannot send a process id
         jobs = [replace(job, trainer=Signed()) for job in jobs]
     results = list(engines[name].map(jobs, world.data))
     assert set(pids(results)) <= processes(engines[name])
@@ -126,7 +129,10 @@ def test_who_trained_answers(name: str, engines: dict[str, Engine]) -> None:
 def test_trained_models_are_asked_where_the_engine_trains(
     name: str, model: dict[str, object], engines: dict[str, Engine]
 ) -> None:
-    """Only answers come back, and nothing is trained."""
+    """Trained models are asked in the processes in which the engine trains.
+
+    Only answers come back, and nothing is trained.
+    """
     world = make_world("method=fedavg", model=model)
     jobs = jobs_of(world, Witness())
     models = [result.weights for result in Serial().map(jobs, world.data)]
@@ -165,8 +171,9 @@ def test_a_model_that_is_not_finite_is_not_asked(name: str, engines: dict[str, E
 
 
 class OneStream(Engine):
-    """Runs another engine, counts what it is asked, and refuses a second stream beside
-    the first.
+    """An engine that runs another engine and counts what it is asked.
+
+    It refuses a second stream while the first one is open.
     """
 
     def __init__(self, inner: Engine) -> None:
@@ -224,8 +231,10 @@ def test_a_stored_model_is_asked_a_new_probe_without_training(
 def test_what_is_lost_in_part_is_made_anew(
     gone: tuple[int, ...], name: str, engines: dict[str, Engine], tmp_path: Path
 ) -> None:
-    """Models, answers or both; the others are not asked again where nothing of theirs
-    is missing.
+    """A client with a missing model or a missing answer is computed again.
+
+    Models, answers or both are missing. A client with nothing missing is not asked
+    again.
     """
     world = make_world("method=fedavg", data=make_data((9, 9, 5, 9, 7, 5)))
     jobs = jobs_of(world, Witness(), ClassCounts(3))
@@ -241,7 +250,7 @@ def test_what_is_lost_in_part_is_made_anew(
         assert [list(r.probes) for r in got] == [["witness", "class_counts"]] * 6
         trained, asked = inner.counted()
         parts = inner.split(jobs, world.data)
-        # The last bits of a part agree
+        # The last bits agree within a part.
         whole = [i for part in parts if set(part) & set(gone) for i in part]
         models, answers = lost is not answers_of, lost(jobs[0], "key") != ["key"]
         assert (trained, asked) == (len(whole) * models, 2 * len(gone) * answers)
@@ -287,8 +296,9 @@ def test_a_model_that_is_evicted_while_others_are_trained_is_trained_too(
 
 
 def test_records_answer_before_data_are_asked(engines: dict[str, Engine], tmp_path: Path) -> None:
-    """Stored models: what the folder says is not asked; the rest is, in the worker
-    processes.
+    """Probes of stored models are answered from the folder if it contains the answer.
+
+    All other probes are answered from the data, in the worker processes.
     """
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3), Witness(), Registered(records=True))

@@ -1,5 +1,7 @@
-"""The Ray engine on a cluster of two nodes on this machine's loopback: serial's bits,
-whatever is lost on the way.
+"""The Ray engine gives the serial engine's results to the bit.
+
+The cluster has two nodes on the loopback interface of this machine. The tests also
+cover lost nodes and lost actors.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from tests.killing import kill
 from tests.reference.witness import Witness, told
 from tests.world import World, assert_same, make_data, make_world
 
-# Before ray is imported: no statistics, a token that is not written to the home folder,
-# lost nodes noticed soon.
+# These variables must be set before ray is imported. They switch off usage statistics,
+# keep the token out of the home folder, and make Ray notice lost nodes soon.
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
@@ -61,10 +63,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of one CPU each."""
+    """Start a cluster of two nodes with one CPU each."""
     from ray.cluster_utils import Cluster
 
-    # Others may be too long for the paths of sockets
+    # Another temporary folder may be too long for the paths of sockets.
     folder = tempfile.mkdtemp(prefix="fedexp-ray-", dir="/tmp")
     each = {
         "num_cpus": 1,
@@ -73,7 +75,8 @@ def cluster() -> Iterator[Any]:
         "temp_dir": f"{folder}/ray",
     }
     with pytest.MonkeyPatch.context() as patch:
-        # `Cluster` writes its address to <that>/ray, wherever its nodes' folder is
+        # `Cluster` writes its address to ``$RAY_TMPDIR/ray``, wherever the folder of
+        # its nodes is.
         patch.setenv("RAY_TMPDIR", folder)
         nodes = Cluster(
             initialize_head=True, head_node_args={**each, "node_ip_address": "127.0.0.2"}
@@ -91,7 +94,10 @@ def cluster() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(cluster: Any, inner: Engine, actors: int) -> Iterator[Ray]:
-    """An engine with so many actors, whose start takes seconds."""
+    """Yield an engine with `actors` actors, after all of them have started.
+
+    The start takes seconds.
+    """
     engine = Ray(address=cluster.address, inner=describe(inner), actors=actors)
     engine.open(NUMERICS, 2)
     assert engine._pool is not None
@@ -103,16 +109,19 @@ def opened(cluster: Any, inner: Engine, actors: int) -> Iterator[Ray]:
 
 @pytest.fixture(scope="module")
 def engine(cluster: Any) -> Iterator[Ray]:
-    """One actor on each node: from its first test to its last it holds all CPUs of the
-    cluster.
+    """Yield an engine with one actor on each node.
+
+    The engine holds all CPUs of the cluster from its first test to its last.
     """
     with opened(cluster, Serial(), actors=2) as engine:
         yield engine
 
 
 def lose(cluster: Any, node: Any) -> None:
-    """End a node as a power cut would: its workers, too, which outlive a killed raylet
-    long enough to answer.
+    """End a node as a power cut would.
+
+    Its workers are killed as well, because they outlive a killed raylet long enough to
+    answer.
     """
     (raylet,) = node.all_processes["raylet"]
     workers = subprocess.run(
@@ -125,7 +134,11 @@ def lose(cluster: Any, node: Any) -> None:
 
 
 def same_run(world: World, engine: Engine, **kwargs: Any) -> None:
-    """Models, client states and all else that goes on are serial's, to the bit."""
+    """Check that the engine's run is bit-identical to the serial engine's run.
+
+    This includes the models, the client states and everything else that a run carries
+    on.
+    """
     expected, got = world.run(), world.run(engine=engine, **kwargs)
     assert_same(world.models(got), world.models(expected))
     assert sorted(got.clients) == sorted(expected.clients)
@@ -142,7 +155,11 @@ def test_no_place_for_a_local_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_run_is_serials_to_the_byte(cluster: Any, tmp_path: Path) -> None:
-    """Through the shell: config, numerics, memo, checkpoint."""
+    """Files of a run from the command line are byte-identical to the serial engine's.
+
+    The run goes through the configuration, the numerics, the client cache and the
+    checkpoint.
+    """
     common = ["method=scaffold", "rounds=2", "clients=6", "limit.train=300", "threads=2"]
     where = [f"engine.address={cluster.address}", "engine.actors=1"]
     ours = execute(compose([*common, f"output_root={tmp_path}/ray", "engine=ray", *where]))
@@ -165,7 +182,7 @@ def test_an_actor_says_why_its_clients_are_not_stacked(cluster: Any) -> None:
 
 
 class TestOneCrew:
-    """None of these loses an actor."""
+    """Tests in which no actor is lost."""
 
     def test_actors_are_spread_over_the_nodes(self, engine: Ray) -> None:
         assert engine._pool is not None
@@ -209,7 +226,10 @@ class TestOneCrew:
                 assert theirs.probe_seconds > 0
 
     def test_an_error_of_a_client_arrives_as_it_was(self, engine: Ray) -> None:
-        """Clients before it are handed on, as by the serial engine."""
+        """The error of a client has the serial engine's message.
+
+        The results of the clients before it are returned, as by the serial engine.
+        """
         world = make_world("method=fedavg", data=make_data((5, 8, 4, 6)))
         jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
         empty = replace(world.data, partition=make_data((5, 8, 0, 10)).partition)
@@ -245,8 +265,10 @@ def test_other_torch_on_a_node_is_refused() -> None:
 def test_a_lost_node_changes_no_bit(
     cluster: Any, engine: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is killed between two results of a round, with work on it; later another
-    takes its place.
+    """The results stay bit-identical after the loss of a node.
+
+    The node is killed between two results of a round, while it has work. Later another
+    node takes its place.
     """
     notes: list[str] = []
     world = make_world("method=fedavg", "rounds=1", data=make_data((7,) * 10))
@@ -339,8 +361,9 @@ def test_absent_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chosen_and_restored() -> None:
-    """What computes is the inner engine at the actors' threads; a resumed run keeps
-    both under another budget.
+    """The inner engine computes with the number of threads of an actor.
+
+    A resumed run keeps the inner engine and the threads with another thread budget.
     """
     engine = Ray(threads=2, actors=1)
     assert isinstance(engine.computing, Serial)
@@ -352,8 +375,10 @@ def test_chosen_and_restored() -> None:
 
 
 def test_shared_trees_travel_once() -> None:
-    """One start for all clients is put once; a tree that one job alone uses travels
-    with it.
+    """Trees that several jobs share are sent once.
+
+    The start of all clients is stored once. A tree that only one job uses is sent with
+    that job.
     """
     world = make_world("method=scaffold")
     jobs = next_jobs(world.aggregator, world.env, Snapshot(0, world.aggregator.init(world.env)))
@@ -363,13 +388,14 @@ def test_shared_trees_travel_once() -> None:
         batch = packer.batch([[position]], "data", (), "")
         assert set(batch.trees) == {*_keys(batch.chunks[0][0])}
     assert len(jobs) > 1
-    # Weights, SCAFFOLD's c, and the first c_i of every client
+    # The stored trees are the weights, SCAFFOLD's c, and the first c_i of every client.
     assert [set(tree) for tree in stored] == [set(jobs[0].start.params)] * 3
 
 
 def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
-    """``fedexp engine=ray engine.address=local``, interrupted: a clean stdout, no
-    traceback and no process left.
+    """An interrupted run with a local Ray leaves a clean stdout and no process.
+
+    The command is ``fedexp engine=ray engine.address=local``. It prints no traceback.
     """
     command = [
         sys.executable,
@@ -381,7 +407,7 @@ def test_local_leaves_nothing_behind(tmp_path: Path) -> None:
         "memo.enabled=false",
     ]
     command += [f"output_root={tmp_path / 'out'}", "clients=4", "limit.train=100", "limit.test=10"]
-    # One line per round, and rounds during which the signal arrives
+    # Each round prints one line. The signal arrives during a round.
     command += ["rounds=20", "local.steps=500"]
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:
         environment = os.environ | {"TMPDIR": temporary, "PYTHONPATH": str(ROOT), "HOME": temporary}
@@ -427,7 +453,7 @@ def test_a_local_clusters_sockets_have_short_paths(
 def _processes_with(text: str) -> list[str]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if text in line:
                 found.append(line)

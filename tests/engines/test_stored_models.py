@@ -34,8 +34,9 @@ MLP = ["model.hidden=[6]"]
 
 @dataclass(frozen=True)
 class CountsAsBias(FusionAggregator):
-    """The first model with the cohort's class counts in its last bias: shows what the
-    probe answered.
+    """An aggregator that returns the first model with class counts in its last bias.
+
+    The bias holds the cohort's class counts and thus shows what the probe answered.
     """
 
     def probes(self, env: Env) -> tuple[Probe, ...]:
@@ -49,7 +50,7 @@ class CountsAsBias(FusionAggregator):
 
 
 class Normed(nn.Module):
-    """With buffers: running statistics and a counter."""
+    """A model with buffers: running statistics and a counter."""
 
     def __init__(self, *, num_classes: int) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of ``method=local``; not to be changed."""
+    """Return the folder of a run of ``method=local``, which tests must not change."""
     place = tmp_path_factory.mktemp("stored")
     assert run_command(command("method=local", "memo.enabled=false", f"output_root={place}")) == 0
     (folder,) = place.glob("runs/*/*")
@@ -76,8 +77,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(folder: Path, name: str = "copied") -> Path:
-    """To be changed: a copy in the working directory, without the result, which says
-    what the models are.
+    """Copy a folder into the working directory, where a test may change it.
+
+    The copy has no result file, which contains the description of the models.
     """
     return Path(shutil.copytree(folder, name, ignore=shutil.ignore_patterns("result.json")))
 
@@ -89,7 +91,7 @@ def command(*overrides: str) -> list[str]:
 
 
 def run(*overrides: str) -> Path:
-    """A new run's folder."""
+    """Run the command and return the folder of the new run."""
     before = set(Path().glob("outputs/runs/*/*"))
     assert run_command(command(*overrides)) == 0
     (folder,) = set(Path().glob("outputs/runs/*/*")) - before
@@ -237,7 +239,7 @@ def test_smoke_keeps_the_folders_clients() -> None:
 def test_what_does_not_fit_is_refused_before_anything_runs(
     overrides: list[str], said: list[str], stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Names of neighbours are suggested
+    # The error message suggests similar names.
     local = shutil.copytree(stored, Path("outputs/runs/local/code"))
     assert run_command(command(*[o.replace("LOCAL", str(local)) for o in overrides])) == 2
     told = capsys.readouterr().err
@@ -322,7 +324,7 @@ def test_a_changed_network_is_told(
         self.extra = nn.Parameter(torch.zeros(3))
 
     monkeypatch.setattr(mlp.MLP, "__init__", with_more)
-    # Its signature is read
+    # The run reads the signature of the original constructor.
     monkeypatch.setattr(mlp.MLP.__init__, "__wrapped__", original, raising=False)
     assert run_command(command(f"client_models.path={stored}")) == 2
     assert "tensor 'extra' of model 0" in capsys.readouterr().err

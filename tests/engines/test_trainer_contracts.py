@@ -1,5 +1,6 @@
-"""What a trainer may do and know, on every engine that computes in this process: see
-`fedexp.core.trainer`.
+"""Tests of the trainer's contract on every engine that computes in this process.
+
+The module `fedexp.core.trainer` documents what a trainer may do and what it knows.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tests.world import MLP, World, make_data, make_world
 
 EQUAL = (18,) * 5
 UNEQUAL = (20, 12, 17, 9, 12, 20, 20)
-# Compared with batches of 8, increased by factors
+# These layers are so wide that an ascent is computed from factors with batches of 8.
 WIDE = {"_target_": "fedexp.models.mlp.MLP", "hidden": [60, 50], "bias": True}
 CONV = {"_target_": "tests.core.test_kernel.Small"}  # convolution, BatchNorm, dropout
 HYPERBOLIC: list[dict] = [
@@ -79,7 +80,7 @@ def first_jobs(world: World) -> list[ClientJob]:
 
 
 def trained(world: World, trainer: Trainer, engine: Engine | None = None) -> list[ClientResult]:
-    """The first round of another trainer on the same jobs."""
+    """Return the results of the first round with another trainer on the same jobs."""
     world.env = replace(world.env, trainer=trainer)
     return list((engine or Serial()).map(first_jobs(world), world.data))
 
@@ -100,7 +101,10 @@ def trained(world: World, trainer: Trainer, engine: Engine | None = None) -> lis
     ids=lambda o: "+".join(o) or "plain",
 )
 def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) -> None:
-    """A loop of torch's own: autograd, flat vectors, `torch.optim.SGD`."""
+    """The results equal a loop that uses only torch.
+
+    The loop uses autograd, flat vectors and `torch.optim.SGD`.
+    """
     rho = 0.3
     world = world_of(Sam(rho), *changes, sizes=(18, 11, 18), model=model)
     found = list(ENGINES[engine]().map(first_jobs(world), world.data))
@@ -147,7 +151,11 @@ def test_sam_is_its_formula(engine: str, changes: tuple[str, ...], model: dict) 
 
 @pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
 def test_an_ascent_of_radius_0_is_plain_training_to_the_bit(model: dict) -> None:
-    """BatchNorm's statistics and the parameters that are climbed from, too."""
+    """With a radius of 0 the results are bit-identical to plain training.
+
+    This includes BatchNorm's statistics and the parameters from which the ascent
+    starts.
+    """
     world = world_of(Trainer(), "local.momentum=0.5", model=model)
     plain, sam = trained(world, Trainer()), trained(world, Sam(0.0))
     assert all(result.metrics.pop("perturbation") == 0 for result in sam)
@@ -157,7 +165,11 @@ def test_an_ascent_of_radius_0_is_plain_training_to_the_bit(model: dict) -> None
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_climbed_from_is_restored_to_the_bit(engine: str) -> None:
-    """With a step size of 0 nothing has moved; w + e - e would have."""
+    """The parameters after an ascent are bit-identical to those before it.
+
+    The learning rate is so small that a step changes no parameter. Computing w + e - e
+    would change them.
+    """
     world = world_of(Sam(0.3))
     jobs = [
         replace(job, local_training=replace(job.local_training, lr=1e-300))
@@ -184,8 +196,9 @@ def test_statistics_move_in_the_first_pass_alone(engine: str) -> None:
 
 @dataclass(frozen=True)
 class MomentumSam(Trainer):
-    """An ascent beside an adjustment, a hook that needs one client's whole gradient,
-    and a scalar of its own.
+    """A trainer with an ascent, an adjustment and a correction.
+
+    The correction is a hook that needs the whole gradient of one client.
     """
 
     def ascent(self, ctx: Ctx) -> Ascent:
@@ -201,8 +214,9 @@ class MomentumSam(Trainer):
 
 @dataclass(frozen=True)
 class Margins(Trainer):
-    """LDAM's margins (Cao et al. 2019), from class counts; a client without a class has
-    none for it.
+    """LDAM's margins (Cao et al. 2019), computed from class counts.
+
+    A client without samples of a class has no margin for it.
     """
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
@@ -249,7 +263,10 @@ def test_stacked_is_serial(trainer: Trainer, sizes: tuple[int, ...], model: dict
     "frozen", ["hidden.0", "hidden.0.weight", "hidden.1", "output", "bias", "weight"]
 )
 def test_an_ascent_leaves_frozen_parameters_alone(frozen: str) -> None:
-    """Neither its norm nor what it climbs to knows of them, by factors as by gradients."""
+    """Frozen parameters do not count in the ascent's norm and are not moved by it.
+
+    This holds for ascents from factors and for ascents from gradients.
+    """
     world = world_of(Sam(0.3), sizes=UNEQUAL, model=WIDE)
     names = frozenset(name for name in world.env.initial_weights().params if frozen in name)
     jobs = [replace(job, frozen=names) for job in first_jobs(world)]
@@ -260,8 +277,10 @@ def test_an_ascent_leaves_frozen_parameters_alone(frozen: str) -> None:
 
 
 def test_a_climb_by_factors_keeps_its_length_where_samples_cancel() -> None:
-    """Nearly equal inputs of all classes in float32: ``||g||^2`` is far below the
-    rounding of the products in it.
+    """The ascent keeps its length if the gradients of the samples cancel.
+
+    The inputs of all classes are nearly equal and in float32. Therefore ``||g||^2`` is
+    far below the rounding errors of the products that it is computed from.
     """
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.uniform(size=(12, 1, 784)) + 1e-4 * rng.normal(size=(12, 10, 784)))
@@ -299,14 +318,17 @@ def test_a_climb_by_factors_keeps_its_length_where_samples_cancel() -> None:
         (9, [60, 50], set(), True),
         (10, [60, 50], set(), False),
         (9, [8], set(), False),
-        (9, [60, 50], {"hidden.1.weight"}, False),  # which alone is large
+        (9, [60, 50], {"hidden.1.weight"}, False),  # only this weight is large
     ],
 )
 def test_an_ascent_goes_by_factors_where_that_is_less_work(
     batch_size: int, hidden: list[int], frozen: set[str], factors: bool
 ) -> None:
-    """Of 4 inputs and 3 classes: 3 b (4 + 60 + 60 + 50 + 50 + 3) products beside 2 (4 x
-    60 + 60 x 50 + 50 x 3).
+    """The ascent is computed from factors if that takes fewer products.
+
+    The model has 4 inputs and 3 classes. With a batch size of b, the factors take
+    3 b (4 + 60 + 60 + 50 + 50 + 3) products. The gradients take
+    2 (4 x 60 + 60 x 50 + 50 x 3) products.
     """
     world = world_of(Sam(0.3), f"local.batch_size={batch_size}", model={**WIDE, "hidden": hidden})
     job = replace(first_jobs(world)[0], frozen=frozenset(frozen))
@@ -316,7 +338,7 @@ def test_an_ascent_goes_by_factors_where_that_is_less_work(
 
 
 class TwoLayerHead(nn.Module):
-    """A chain of three layers, whose last two are the head."""
+    """A chain of three layers, of which the last two are the head."""
 
     head_module = "head"
     linear_chain = (
@@ -347,8 +369,9 @@ def test_penultimate_features_are_the_heads_input(
 
 @dataclass(frozen=True)
 class Drawn(Trainer):
-    """A term that uses the task's own gradient in the logits, or in the features; with
-    a scalar by `name`.
+    """A trainer whose term uses the task's gradient in the logits or in the features.
+
+    The term also measures a scalar with the name `name`.
     """
 
     layer: Literal["penultimate", "logits"] = "penultimate"
@@ -431,8 +454,9 @@ def test_ascents_that_differ_between_clients_run_serially() -> None:
 
 
 def test_other_models_leave_training_alone() -> None:
-    """With a weight of 0 the term changes no bit, though two more models, of other
-    buffers, ran in every step.
+    """With a weight of 0 the term leaves the results bit-identical.
+
+    Two more models, which have different buffers, run in every step.
     """
     world = world_of(Trainer(), model=CONV)
 
@@ -468,8 +492,10 @@ def test_other_models_leave_training_alone() -> None:
 
 
 def test_the_reference_is_the_received_model_in_evaluation_mode() -> None:
-    """Frozen parameters and buffers included; so is the generator that comes from the
-    server.
+    """The reference equals the received model in evaluation mode.
+
+    This includes its frozen parameters and its buffers. It also holds for the generator
+    that the server sends.
     """
 
     @dataclass(frozen=True)
@@ -624,8 +650,10 @@ def test_a_scalar_has_a_name_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("model", [MLP, CONV], ids=["mlp", "conv"])
 def test_a_loss_that_asks_late_stays_stacked(model: dict) -> None:
-    """Class counts and noise from the second epoch on; buffers that the interrupted
-    pass moved move once.
+    """The clients stay stacked if a loss needs a value first in a later epoch.
+
+    From the second epoch on, the loss uses class counts and noise. The interrupted
+    forward pass has already moved the buffers. They must move only once.
     """
 
     @dataclass(frozen=True)
@@ -668,6 +696,7 @@ def test_a_run_says_once_why_its_clients_are_not_stacked() -> None:
     quiet.note = said.append
     trained = [replace(job, trained=True) for job in first_jobs(world_of(Sam()))]
     quiet.split(trained, world.data)
-    assert not said  # a job that only answers probes is none of the clients that train
+    # A job that only answers probes does not count as a client that trains.
+    assert not said
     list(quiet.map(first_jobs(world_of(Sam())), world.data))
     assert not said

@@ -1,4 +1,7 @@
-"""Stacked training is the serial engine's, for every method and every kind of network."""
+"""Stacked training gives the serial engine's results.
+
+The tests cover every method and every kind of network.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def test_every_method(sizes: tuple[int, ...], kernel: str) -> None:
             engine = Vectorized(stack=3, kernel=kernel)
             assert_matches_serial(engine, w, jobs, 1e-9)
             kind = type(w.env.trainer)
-            # It has no hand-written backward pass
+            # The linear kernel has no hand-written backward pass for such a loss.
             own_loss = not same_author(kind, "feature_term", "loss")
             assert (engine.stacked_steps > 0) is not (
                 len(jobs) == 1 or (own_loss and kernel == "linear")
@@ -136,8 +139,10 @@ def test_frozen_parameters(frozen: str, kernel: str) -> None:
 
 
 def test_batch_norm_and_dropout() -> None:
-    """Every client has its own buffers, counters and masks; unequal clients are not
-    padded, which would change the statistics.
+    """Every client has separate buffers, counters and dropout masks.
+
+    Clients of unequal sizes are not padded, because padding would change the
+    statistics.
     """
     for sizes in (EQUAL, (20, 12, 17, 9, 12, 20, 20)):
         w = world("scaffold", sizes=sizes, model=CONV)
@@ -161,7 +166,7 @@ def test_no_client_takes_a_step_it_would_not_take_alone(steps: int) -> None:
 
 @dataclass(frozen=True)
 class Normed(Trainer):
-    """A correction that needs the whole gradient of one client, and memory of its own."""
+    """A correction that needs the whole gradient of one client, with a client state."""
 
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return trees.scale(grad, 1 / (trees.norm(grad) + ctx.num_steps))
@@ -188,7 +193,7 @@ class OwnGrad(Trainer):
 
 @dataclass(frozen=True)
 class Overreaching(Trainer):
-    """Its hook is not what it is marked as."""
+    """A trainer whose hook is marked as elementwise but is not elementwise."""
 
     @elementwise
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
@@ -197,7 +202,7 @@ class Overreaching(Trainer):
 
 @dataclass(frozen=True)
 class Adjusted(Trainer):
-    """Every part of an adjustment, different for every client."""
+    """A trainer that uses every part of an adjustment, different for every client."""
 
     def init_state(self, start: Tree, received: Received):
         return {"mine": trees.scale(start, 0.1)}
@@ -219,7 +224,11 @@ class Adjusted(Trainer):
 def test_adjustments(
     overrides: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks: of two clients for the first two layers, of 224 and 280 bytes a client."""
+    """Stacked adjustments give the serial engine's results.
+
+    In the case "linear in blocks", a block holds two clients for each of the first two
+    layers, which take 224 and 280 bytes per client.
+    """
     kernel, _, in_blocks = kernel.partition(" ")
     if in_blocks:
         monkeypatch.setattr(linear, "_BLOCK_BYTES", 640)
@@ -232,8 +241,9 @@ def test_adjustments(
 
 
 def test_an_adjustment_is_its_formula() -> None:
-    """Two full-batch steps by hand: ``w -= lr (a g + b (w - c) + s)``, then ``w -= lr
-    o``.
+    """Two full-batch steps equal their formula.
+
+    The formula is ``w -= lr (a g + b (w - c) + s)``, followed by ``w -= lr o``.
     """
     w = world("fedavg", "local.batch_size=100", "local.lr=0.1", sizes=(9,))
     w.env = replace(w.env, trainer=Adjusted())
@@ -276,14 +286,14 @@ def test_any_trainer(trainer: Trainer, model: dict) -> None:
 
 @dataclass(frozen=True)
 class Smooth(Classification):
-    """Another loss under an inherited claim to be plain cross-entropy."""
+    """A task with another loss that inherits the claim to be plain cross-entropy."""
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
         return F.cross_entropy(net(params, buffers, batch.x), batch.y, label_smoothing=0.5)
 
 
 class TanhMLP(MLP):
-    """Another forward pass under an inherited claim to be a chain with ReLU."""
+    """A model with another forward pass that inherits the claim to be a ReLU chain."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.hidden:
@@ -303,7 +313,7 @@ def test_inherited_claims_are_not_believed() -> None:
 
 @dataclass(frozen=True)
 class OwnAdjustment(Trainer):
-    """An adjustment that asks for each client's own facts."""
+    """A trainer whose adjustment depends on facts about each client."""
 
     by_steps: bool = False
 
@@ -323,7 +333,8 @@ def test_an_adjustment_of_each_clients_own(by_steps: bool, model: dict) -> None:
         jobs = [replace(job, trainer=OwnAdjustment(by_steps)) for job in second_round_jobs(w)]
         engine = Vectorized(stack=3)
         assert_matches_serial(engine, w, jobs, 1e-9)
-        assert engine.stacked_steps  # those of different sizes are stacked by size
+        # Clients of different sizes are stacked by size.
+        assert engine.stacked_steps
 
 
 def test_clients_of_one_size_are_stacked_after_a_stack_of_different_sizes() -> None:
@@ -406,7 +417,7 @@ def test_errors_name_the_clients() -> None:
 
 @dataclass(frozen=True)
 class ByExamples(Trainer):
-    """A loss that reads a client's own number, from the second epoch on."""
+    """A trainer whose loss reads a number of the client from the second epoch on."""
 
     number: str = "num_examples"
 
@@ -483,7 +494,8 @@ def test_a_loss_that_reads_a_clients_number_is_stacked_with_its_like(
     assert_matches_serial(engine, w, jobs, 1e-12)
     by_size = share_stacked(WIDE, 32, 2, lambda n, per: n)
     share = engine.stacked_steps / sum(num_steps(job, w.data) for job in jobs)
-    assert by_size < share < share_stacked(WIDE, 32, 2)  # alike only from the second epoch on
+    # Stacked clients must have equal numbers only from the second epoch on.
+    assert by_size < share < share_stacked(WIDE, 32, 2)
 
 
 def test_a_user_module_without_linear_chain_is_stacked_by_vmap() -> None:

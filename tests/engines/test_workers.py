@@ -1,5 +1,7 @@
-"""The workers engine: serial's bits from any number of processes, through deaths,
-errors and interruptions.
+"""The workers engine gives the serial engine's results to the bit.
+
+The tests use several numbers of processes. They also cover dead workers, errors and
+interruptions.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def pids(engine: Workers, jobs: Sequence[ClientJob], data: FederatedData) -> lis
 
 
 def assert_equal(a: Sequence[ClientResult], b: Sequence[ClientResult]) -> None:
-    """Equal in everything, to the bit."""
+    """Check that two lists of results are bit-identical in every field."""
     assert [r.client for r in a] == [r.client for r in b]
     for left, right in zip(a, b, strict=True):
         assert (left.num_examples, left.num_steps, left.metrics) == (
@@ -104,8 +106,10 @@ def test_every_method_has_serials_bits(pools: dict[int, Workers]) -> None:
 
 @dataclass(frozen=True)
 class Chatty(Trainer):
-    """Sends and keeps trees: one tensor under two names, a transposed one, a
-    0-dimensional and an empty one.
+    """A trainer that sends and stores unusual trees.
+
+    A tree holds one tensor under two names, a transposed tensor, a 0-dimensional tensor
+    and an empty tensor.
     """
 
     def init_state(self, start: Tree, received: Received) -> Trees:
@@ -141,7 +145,7 @@ def test_payloads_memories_and_buffers_travel(pools: dict[int, Workers], workers
 
 
 class WithBuffers(torch.nn.Module):
-    """BatchNorm between two layers: float and integer buffers."""
+    """A model with BatchNorm between two layers. It has float and integer buffers."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -170,7 +174,8 @@ def test_the_training_data_lie_in_memory_once() -> None:
     before, was = world.data.train.x.clone(), world.data.train.x.data_ptr()
     engine = opened(2)
     list(engine.map(jobs_of(world), world.data))
-    assert world.data.train.x.data_ptr() != was  # the tensor itself has moved into shared memory
+    # The tensor itself has moved into shared memory.
+    assert world.data.train.x.data_ptr() != was
     engine.close()
     assert torch.equal(world.data.train.x, before)
 
@@ -196,7 +201,7 @@ def test_an_early_close_leaves_the_engine_usable(pools: dict[int, Workers], work
 
 @dataclass(frozen=True)
 class Fails(Trainer):
-    """Raises for one client, after its training."""
+    """A trainer that raises an error for one client after its training."""
 
     size: int = 0
 
@@ -229,7 +234,7 @@ def test_errors_are_serials(pools: dict[int, Workers]) -> None:
 
 @dataclass(frozen=True)
 class Draws(Trainer):
-    """Draws from the generator of its process."""
+    """A trainer that draws from the global generator of its process."""
 
     def finish(self, params: Tree, buffers: Tree, ctx: Ctx) -> tuple[Trees, None]:
         torch.rand(1)
@@ -245,7 +250,10 @@ def test_a_draw_from_a_workers_global_generator_is_refused(pools: dict[int, Work
 
 @dataclass(frozen=True)
 class Dies(Trainer):
-    """Its worker is killed while it trains, as often as files in a folder allow."""
+    """A trainer that kills its worker while it trains.
+
+    Each kill creates a file in `folder`. After `times` files no worker is killed.
+    """
 
     folder: str = ""
     times: int = 1
@@ -280,7 +288,7 @@ def test_a_killed_worker_costs_a_retry(
 
 @pytest.mark.filterwarnings(
     "ignore:a worker process died"
-)  # told only where its next job was on its way already
+)  # reported only if the worker's next job was already on its way
 @pytest.mark.parametrize("fork_server_too", [False, True])
 def test_processes_killed_between_rounds_are_replaced(
     pools: dict[int, Workers], fork_server_too: bool
@@ -316,8 +324,9 @@ def test_three_deaths_over_one_client_are_an_error(
 
 @dataclass
 class Pairs(Engine):
-    """Takes jobs two by two, the first with the last; tells each result how many jobs
-    it was mapped with.
+    """An engine that takes jobs in pairs: the first with the last, and so on.
+
+    It adds to each result the number of jobs in the call of `map`.
     """
 
     def split(self, jobs: Sequence[ClientJob], data: FederatedData) -> list[list[int]]:
@@ -378,7 +387,7 @@ def test_refusals() -> None:
 def test_a_plugin_that_cannot_travel_is_told(pools: dict[int, Workers]) -> None:
     @dataclass(frozen=True)
     class Local(Trainer):
-        """Defined in a function."""
+        """A trainer that is defined in a function."""
 
     world = make_world("method=fedavg")
     jobs = [replace(job, trainer=Local()) for job in jobs_of(world)]
@@ -420,7 +429,10 @@ def run_script(mode: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_its_run(signum: int) -> None:
-    """Killed in the middle of jobs that would take minutes."""
+    """All worker processes end if the main process is killed during a round.
+
+    The jobs of the round would take minutes.
+    """
     process = run_script("busy")
     assert process.stdout is not None
     children = [int(pid) for pid in process.stdout.readline().split()]
@@ -435,8 +447,10 @@ def test_no_process_outlives_its_run(signum: int) -> None:
 
 
 def test_a_stream_that_outlives_its_engine_writes_to_no_file(tmp_path: Path) -> None:
-    """As in the traceback of an error: the number of the engine's closed memory is
-    another file's by then.
+    """A stream that is closed after its engine writes to no other file.
+
+    This can happen if the traceback of an error holds the stream. By then, another file
+    has the file descriptor of the engine's closed memory.
     """
     world = make_world("method=fedavg", data=make_data((12, 12, 12)))
     engine = opened(1)
@@ -462,8 +476,10 @@ def test_a_closed_engine_leaves_nothing_and_says_nothing() -> None:
 
 
 def test_a_worker_says_why_it_does_not_stack() -> None:
-    """What shows in training alone comes with the results; what a job itself shows is
-    said where jobs are split.
+    """A worker reports why it does not stack clients.
+
+    A reason that is found during training arrives with the results. A reason that the
+    job itself shows is reported when the jobs are split.
     """
     from tests.engines.test_vectorized import OwnGrad
 

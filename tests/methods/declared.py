@@ -1,6 +1,6 @@
-"""Contracts that every method declares.
+"""The contracts that every method declares.
 
-`test_contracts` refuses a method without them.
+The tests in `test_contracts` refuse a method without a declaration.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ OWN_DRAWS = "every client draws features of its own"
 def distilled(test: str, *small: str) -> Declared:
     """Declare a method whose student learns from clients' models on generated images.
 
-    `test` names the test that states what the method equals.
+    The string `test` names the test that states what the method equals.
     """
     why = "the student is taught by the clients' models, on images that are generated"
     return Declared(
@@ -243,8 +243,8 @@ DECLARED = {
     "fedma_fixed": Declared(Reduction((), against=UNIFORM, tolerance=1e-6)),
     "nafi_layerwise": LAYERWISE,
     "feddf": Declared(Reduction(("aggregator.epochs=0",)), small=FEW_STEPS),
-    # where the student is its teachers, the gradient is rounding, which Adam's own eps
-    # of 1e-8 makes whole steps of
+    # If the student equals its teachers, the gradient is a rounding error. With its
+    # default eps of 1e-8, Adam turns such a gradient into whole steps.
     "feddf_paper": Declared(
         Reduction(("aggregator.steps=0",), against=UNIFORM),
         small=(*FEW_STEPS, "+aggregator.optimizer.eps=1e-3"),

@@ -1,6 +1,6 @@
 """A tiny federation whose images can be generated, and its teachers.
 
-The tests of data-free distillation run on it.
+The tests of data-free distillation use it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def small_world(
 
 
 def states(world: World) -> tuple[list[State], list[dict[str, float]]]:
-    """Return the state after every step, from the clients' training on, and the
-    metrics.
+    """Return the states and the metrics of all steps.
+
+    The first state is that after the clients' training.
     """
     steps = list(run(world.aggregator, world.env, Serial(), world.data))
     return [step.after.state for step in steps], [step.metrics for step in steps]

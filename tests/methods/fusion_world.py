@@ -1,4 +1,4 @@
-"""Given models, passed to a fusion method as if clients had sent them."""
+"""Helpers that pass given models to a fusion method as if clients had sent them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def results_of(
 def fused(
     world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] | None = None
 ) -> Weights:
-    """Return the model that the world's method makes of `models`."""
+    """Return the result of fusing `models` with the world's method."""
     assert isinstance(world.aggregator, FusionAggregator)
     return world.aggregator.fuse(results_of(models, counts), world.env)[0]
 
@@ -85,10 +85,10 @@ def models_of(spec, count: int) -> list[Weights]:
 
 
 def average_of_units_that_stay(method: str, count: int) -> None:
-    """Assert that `method` averages models without units to move.
+    """Assert that `method` averages models if no units move.
 
-    These are a network without hidden layers, and models whose every unit is nearest to
-    itself.
+    This holds for a network without hidden layers. It also holds for models in which
+    every unit is nearest to itself.
     """
     near = models_of(MODELS["cnn"], 1)[0]
     for models in (

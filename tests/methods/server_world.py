@@ -1,4 +1,4 @@
-"""Rounds of methods whose server trains, one step of the run at a time."""
+"""Helpers for rounds of methods whose server trains, one step of the run at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.world import CPU, World
 
 
 def models_near(start: Weights, count: int, distance: float = 0.3) -> list[Weights]:
-    """Models around `start`."""
+    """Return `count` models around `start`."""
     made = []
     for number in range(count):
         random = torch.Generator().manual_seed(number)
@@ -56,7 +56,7 @@ def round_of(
 
 
 def stored_after_every_step(world: World, folder: Path) -> Snapshot:
-    """Run to the end, with every step continued from the stored result of the last one."""
+    """Run to the end, and continue every step from the stored last step."""
     snapshot = None
     while True:
         step = next(run(world.aggregator, world.env, Serial(), world.data, snapshot), None)
@@ -72,5 +72,5 @@ def stored_after_every_step(world: World, folder: Path) -> Snapshot:
 
 
 def module_of(weights: Weights) -> nn.Module:
-    """The network as torch runs it, with gradients."""
+    """Return the network as a torch module in training mode, with gradients."""
     return weights.module().train()

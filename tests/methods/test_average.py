@@ -1,4 +1,4 @@
-"""The plain and the class-masked average, and the ensemble with the same mask."""
+"""Tests of the plain average, the class-masked average and the masked ensemble."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def test_masked_is_plain_where_every_class_is_everywhere() -> None:
 
 
 def test_a_row_is_the_mean_of_those_who_know_its_class() -> None:
-    """Class 0 is on clients 0 and 2, class 1 only on client 1, class 2 on none.
+    """A row is the mean of the clients that have the class of the row.
 
-    One sample is not enough.
+    Clients 0 and 2 have class 0. Only client 1 has class 1. No client has class 2,
+    because one sample is not enough.
     """
     models = models_of(SPEC, 3)
     world = world_of(SPEC, "method=average", "aggregator.last_layer=masked")
@@ -79,7 +80,10 @@ def test_masked_output_of_any_shape() -> None:
 
 
 def test_a_masked_round_asks_for_the_counts_and_uses_them() -> None:
-    """Trained models, averaged again here with counts taken from the data."""
+    """A masked round asks for the class counts and uses them.
+
+    The test averages the trained models again with counts from the data.
+    """
     world = make_world("method=average", "aggregator.last_layer=masked", "rounds=1")
     state = world.aggregator.init(world.env)
     jobs = world.aggregator.plan(state, world.env)
@@ -129,7 +133,7 @@ def test_masked_ensemble_averages_over_the_members_that_know_a_class() -> None:
     for c in range(3):
         known = logits[mask[:, c], :, c]
         torch.testing.assert_close(together[:, c], known.mean(0) if len(known) else torch.zeros(5))
-    # Any weights of a class, not only 0 and 1
+    # The weights of a class may have any values, not only 0 and 1.
     share = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
     weighted = world.experiment.task.combine(list(logits), "logits", share)
     torch.testing.assert_close(weighted, torch.einsum("ic,inc->nc", share / share.sum(0), logits))
@@ -146,7 +150,10 @@ def test_an_ensemble_may_weigh_its_members_by_samples() -> None:
 
 
 def test_a_masked_ensemble_of_one_is_masked_too() -> None:
-    """A class that nobody knows has logit 0, whatever the only member says."""
+    """A masked ensemble with one member is masked too.
+
+    A class that no client has gets the logit 0, whatever the member's output is.
+    """
     data = make_data((30,), num_classes=2)
     world = make_world("method=ensemble", "aggregator.combine=masked", "rounds=1", data=data)
     from dataclasses import replace

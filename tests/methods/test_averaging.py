@@ -1,7 +1,8 @@
-"""Averaging in parts: server halves that see the applied change, rules, plain loops.
+"""Tests of the parts of averaging.
 
-The plug-ins are those of `tests.reference`. The problem is softmax regression with
-full-batch steps, written out in numpy.
+They cover trainers' server updates, which receive the applied change, aggregation rules
+and plain loops. The plug-ins are those of `tests.reference`. The problem is softmax
+regression with full-batch steps. The reference is a loop in numpy.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ DYNAMIC = (
 
 
 def softmax_world(*overrides: str, rounds: int = 3, m: int = M) -> World:
-    data = make_data((20, 12, 20, 12))  # those of one size are stacked
+    data = make_data((20, 12, 20, 12))  # clients of one size are stacked
     return make_world(
         "method=fedavg", *FULL_BATCH, f"rounds={rounds}", *overrides, data=data, model=SOFTMAX, m=m
     )
@@ -65,12 +66,13 @@ def gradient(world: World, client: int, w: np.ndarray) -> np.ndarray:
     return (p - np.eye(3)[y]).T @ x / len(y)
 
 
-# (client, gradient, w - w^t) -> the subtracted value divided by lr
+# The arguments are (client, gradient, w - w^t). The result is the subtracted value
+# divided by lr.
 Local = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 def updates(world: World, round: int, w: np.ndarray, local: Local) -> tuple[list[int], np.ndarray]:
-    """The round's clients and their u_i, (m, classes, features)."""
+    """Return the round's clients and their u_i, with shape (m, classes, features)."""
     clients, moved = world.env.at(round).sample(), []
     for client in clients:
         y = w.copy()
@@ -90,7 +92,10 @@ def weights_of(world: World, snapshot) -> np.ndarray:
 
 
 def server_momentum(world: World) -> np.ndarray:
-    """FedAvgM's step on top, so that what is applied is not the mean update."""
+    """Return the weights after three rounds with FedAvgM's step on the server.
+
+    Therefore the applied change differs from the mean update.
+    """
     w, m, b = np.zeros((3, 4)), np.zeros((3, 4)), np.zeros((3, 4))
     for round in range(3):
         clients, u = updates(world, round, w, lambda _, g, __, m=m: 0.3 * g - 0.7 * m)
@@ -100,8 +105,10 @@ def server_momentum(world: World) -> np.ndarray:
 
 
 def dynamic(world: World) -> np.ndarray:
-    """Acar et al. 2021 with h: ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i``,
-    ``g_i -= a u_i``.
+    """Return the weights after three rounds of FedDyn (Acar et al. 2021) with h.
+
+    The updates are
+    ``w = mean y_i - h / a``, ``h -= (a / N) sum_i u_i`` and ``g_i -= a u_i``.
     """
     a, w, h, g_i = 0.2, np.zeros((3, 4)), np.zeros((3, 4)), np.zeros((N, 3, 4))
     for round in range(3):
@@ -116,7 +123,7 @@ def dynamic(world: World) -> np.ndarray:
 def median(world: World) -> np.ndarray:
     w = np.zeros((3, 4))
     for round in range(3):
-        # The middle one of three
+        # The median is the middle one of three values.
         w = w + np.sort(updates(world, round, w, lambda _, g, __: g)[1], 0)[1]
     return w
 
@@ -137,7 +144,7 @@ def normalized_mean(world: World) -> np.ndarray:
 
 
 def results_of(start: Weights, moves: Sequence[torch.Tensor]) -> list[ClientResult]:
-    """One client a move of ``fc.weight``, all of one size."""
+    """Return the results of one client per move of ``fc.weight``, all of one size."""
     models = [
         replace(start, params={"fc.weight": start.params["fc.weight"] + move}) for move in moves
     ]
@@ -160,8 +167,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_averaging_three_rounds_equal_a_plain_loop(case: str, tmp_path: Path) -> None:
-    """With partial participation, on the serial engine, stacked, and resumed every
-    round.
+    """Three rounds with partial participation equal a plain loop.
+
+    They run on the serial engine, stacked, and resumed in every round.
     """
     overrides, plain, m = CASES[case]
     world = softmax_world(*overrides, m=m)
@@ -202,7 +210,10 @@ def test_broadcasts_are_counted_and_nothing_further_is_sent_up() -> None:
 
 @dataclass(frozen=True)
 class Watching(PlainTrainer):
-    """Keeps all that its server half sees; sends the client's own size."""
+    """A trainer whose server update stores all its arguments.
+
+    A client sends its update.
+    """
 
     alike: bool = True
 
@@ -236,7 +247,7 @@ def test_the_server_half_sees_payloads_the_mean_and_what_was_applied(alike: str)
 
 @dataclass(frozen=True)
 class Counting(PlainTrainer):
-    """Sends out a number that it did not have in the beginning, and a count."""
+    """A trainer that adds new shared tensors on the server: a number and a count."""
 
     def update_shared(
         self, shared: Trees, payload_mean: Trees, update: ServerUpdate, stats: RoundStats
@@ -255,9 +266,10 @@ def test_what_a_server_half_adds_is_measured_without_its_counts() -> None:
 def test_a_server_half_that_is_not_overridden_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There is one subtraction per client, none for the applied change.
+    """A trainer without a server update costs nothing on the server.
 
-    The trainer's own hook is not called.
+    There is one subtraction per client and none for the applied change. The trainer's
+    hook is not called.
     """
     world, calls = softmax_world(rounds=1), []
     original = trees.sub
@@ -373,9 +385,10 @@ def test_collected_updates_come_normalised_with_weights_that_sum_to_one() -> Non
 
 @pytest.mark.parametrize("aggregator", [MEDIAN, NORMALIZED])
 def test_other_rules_keep_a_trainers_server_half(aggregator: str) -> None:
-    """SCAFFOLD's c stays the weighted mean of its c_i for every rule.
+    """A trainer's server update also works with other aggregation rules.
 
-    A server optimizer applies the direction in any case.
+    SCAFFOLD's c stays the weighted mean of its c_i for every rule. A server optimizer
+    applies the direction in any case.
     """
     overrides = ("trainer=scaffold", "server_optimizer=fedadam", aggregator)
     world = make_world("method=fedavg", *overrides, "rounds=4", m=3)
@@ -407,7 +420,10 @@ def test_updates_that_cancel_are_not_blown_up() -> None:
 
 
 def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction() -> None:
-    """FedExP's ratio does not change if the direction and every update are doubled."""
+    """Server optimizers get updates with the scale that they have in the direction.
+
+    FedExP's ratio does not change if the direction and every update are doubled.
+    """
 
     class Doubled(Mean):
         def factor(self, merged, stats, env):
@@ -415,7 +431,7 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 
     world = softmax_world("server_optimizer=fedexp", "server_optimizer.eps=0.0", rounds=1)
     state = world.aggregator.init(world.env)
-    # Orthogonal: eta_g is m / 2
+    # The moves are orthogonal, so that eta_g is m / 2.
     moves = [torch.eye(12, dtype=torch.float64)[c].reshape(3, 4) for c in range(4)]
     results = results_of(state["weights"], moves)
     (once, a), (twice, b) = (x.update(state, results, world.env) for x in (Mean(), Doubled()))
@@ -427,7 +443,10 @@ def test_server_optimizers_see_the_updates_as_long_as_they_entered_the_direction
 def test_a_stream_holds_no_update_while_a_client_trains(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most the last result is alive when the next one is requested, and no update."""
+    """No update is alive while a client trains.
+
+    At most the last result is alive when the next one is requested.
+    """
     alive: list[weakref.ref[torch.Tensor]] = []
     results: list[weakref.ref[torch.Tensor]] = []
     original = trees.sub
@@ -438,7 +457,7 @@ def test_a_stream_holds_no_update_while_a_client_trains(
                 assert not [ref for ref in alive if ref() is not None]
                 assert len([ref for ref in results if ref() is not None]) <= 1
                 (result,) = Serial().map([job], data)
-                alive.clear()  # what the trainer itself subtracted
+                alive.clear()  # the differences that the trainer itself computed
                 results.append(weakref.ref(result.weights.params["fc.weight"]))
                 yield result
                 del result
@@ -454,5 +473,5 @@ def test_a_stream_holds_no_update_while_a_client_trains(
 
 
 def test_feddyn_trainer_demands_the_server_of_its_file() -> None:
-    """What the trainer demands is the class beside it."""
+    """The trainer of FedDyn demands the server optimizer that is defined beside it."""
     assert any(demand.value is FedDynServer for demand in FedDyn().needs.demands)

@@ -1,4 +1,4 @@
-"""Co-Boosting: perturbations, the clients' weights, what it is without them."""
+"""Tests of Co-Boosting: perturbations, the clients' weights, and its special case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TINY = ("aggregator.T_G=3", "aggregator.nz=4", "aggregator.ngf=3")
 
 
 def test_co_boosting_without_its_parts_equals_dense() -> None:
-    """With mu = epsilon = h = 0 it is DENSE in the profile of the same authors.
+    """With mu = epsilon = h = 0, Co-Boosting equals DENSE in the same authors' profile.
 
     All images count in the divergence.
     """
@@ -51,9 +51,10 @@ def test_co_boosting_without_its_parts_equals_dense() -> None:
 
 
 def test_co_boosting_epochs_equal_a_torch_loop() -> None:
-    """Three epochs have every term, and weights that move from the second epoch on.
+    """Three epochs equal a loop that is written with torch.
 
-    Images are moved before each step of the student.
+    The loop has every term, and weights that change from the second epoch on. Images
+    are perturbed before each step of the student.
     """
     keys = (
         "h=2",
@@ -143,7 +144,7 @@ def test_every_pixel_moves_by_epsilon_along_the_gradient() -> None:
     moved = torch.cat([x for x, _ in distillation_batches])
     for x, logits in distillation_batches:
         assert torch.equal(logits, teach(x)) and not logits.requires_grad
-    steps = (moved - still).abs() * 0.25 * 255  # in 8 bits of the images
+    steps = (moved - still).abs() * 0.25 * 255  # in units of 8-bit pixel values
     assert torch.all((steps - 4).abs().minimum(steps) < 1e-9) and (steps > 1).float().mean() > 0.5
     x, u = still[:2], torch.tensor([[1.0, -0.5, 0.2], [0.3, 0.3, -1.0]], dtype=torch.float64)
     sign = direction(x, teach, u, 4.0)
@@ -175,15 +176,15 @@ def test_weights_step_down_the_cross_entropy_within_their_box() -> None:
     )
     far = reweighted(w, logits, y, [torch.arange(8)] * 30, 0.1)
     assert 0.8 < far[0] <= 1 and far.min() == 0
-    assert reweighted(w, logits, y, [torch.arange(8)], 0.9)[0] == 1  # from 0.3
+    assert reweighted(w, logits, y, [torch.arange(8)], 0.9)[0] == 1  # it was 0.3
     assert reweighted(torch.zeros(3).double(), logits, y, [torch.arange(8)], 0.1).isfinite().all()
 
 
 def test_weights_learn_from_the_second_epoch_on_from_the_banks_logits() -> None:
-    """The weights of the first epoch are even.
+    """From the second epoch on, the weights learn from the stored logits of the bank.
 
-    The pass of the second epoch uses only the first batch, with decaying steps. Logits
-    are stored.
+    The weights of the first epoch are equal. The pass of the second epoch uses only the
+    first batch, with decaying steps. Logits are stored.
     """
     world = small_world("co_boosting", *TINY, "aggregator.mu=0.05", "aggregator.B=6")
     after, _ = states(world)
@@ -199,6 +200,6 @@ def test_weights_learn_from_the_second_epoch_on_from_the_banks_logits() -> None:
     assert torch.equal(after[2]["own"]["logits"][0], after[3]["own"]["logits"][0])
     expected = reweighted(
         weights[0], after[2]["own"]["logits"][0], first["y"], [torch.arange(6)], 0.05 * 0.99
-    )  # one batch: its order does not matter
+    )  # order does not matter in one batch
     torch.testing.assert_close(weights[1], expected)
     assert not same(after[1]["student"], after[2]["student"])

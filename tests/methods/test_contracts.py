@@ -1,4 +1,4 @@
-"""Contracts that every method in conf/method is put through, the moment it exists."""
+"""Contracts that every method in conf/method must satisfy as soon as it exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHODS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 
 
 def world_of(method: str, *overrides: str, **kwargs: Any) -> World:
-    """A tiny world of `method`, on data that it can work with."""
+    """Return a tiny world of `method`, on data that it can use."""
     data = kwargs.pop("data", None) or data_of(method)
     return make_world(f"method={method}", *DECLARED[method].small, *overrides, data=data, **kwargs)
 
@@ -39,7 +39,7 @@ def data_of(method: str, *sizes: tuple[int, ...], copies: bool = False) -> Feder
 
 
 def test_every_method_declares_its_contracts() -> None:
-    """A method must be declared.
+    """Every method declares its contracts.
 
     Each exemption has a reason and names the test that checks another property.
     """
@@ -81,9 +81,10 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_demand_is_held_against_the_config(method: str) -> None:
-    """A method is refused without what it demands of the config.
+    """A method is refused if the configuration violates one of its demands.
 
-    A key that no test can violate must be added above.
+    If a method demands a key that is missing in `VIOLATIONS`, the key must be added
+    there.
     """
     for demand in Experiment.of(compose([f"method={method}"])).needs.demands:
         with pytest.raises(ConfigError) as error:
@@ -110,7 +111,10 @@ def test_every_key_of_a_plugin_is_commented(group: str) -> None:
     "method", [m for m in METHODS if isinstance(DECLARED[m].reduction, Reduction)]
 )
 def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
-    """On clients of one size, which stack."""
+    """A method reduces to FedAvg as declared.
+
+    All clients have one size, so that they are stacked.
+    """
     declared = DECLARED[method].reduction
     data = data_of(method, (12,) * 4)
     special, plain = (
@@ -126,10 +130,10 @@ def test_reduces_to_fedavg(method: str, engine: Callable[[], Engine]) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_identical_clients_agree_with_one(method: str) -> None:
-    """Clients with copies of one client's data, full batch, must agree.
+    """Clients with identical data agree with one client for full batches.
 
-    The comparison uses one client, or the fewest that the method needs. Exemptions have
-    a reason.
+    The comparison uses one client, or the fewest clients that the method needs.
+    Exemptions have a reason. A method with an exemption must not agree.
     """
     overrides = ("local.batch_size=100", "local.epochs=2")
     many = world_of(method, *overrides, data=data_of(method, (14,) * 4, copies=True))
@@ -145,9 +149,9 @@ def test_identical_clients_agree_with_one(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_client_order_does_not_matter(method: str) -> None:
-    """Renumbered clients, full batch, give the same model up to rounding of a sum.
+    """For full batches, the order of clients does not matter up to rounding of a sum.
 
-    Exemptions have a reason.
+    Exemptions have a reason. A method with an exemption must depend on the order.
     """
     overrides = ("local.batch_size=100", "local.epochs=2")
     data = data_of(method)
@@ -169,7 +173,10 @@ def test_execution_order_and_workers_do_not_change_bits(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_method_resumed_from_disk_equals_an_uninterrupted_run(method: str, tmp_path: Path) -> None:
-    """Every round is stored and loaded by a fresh object that shares nothing."""
+    """A run that is resumed in every round equals an uninterrupted run.
+
+    Every round is stored, and a new aggregator loads it.
+    """
     straight = world_of(method, "rounds=4", m=3)
     expected = straight.run()
     snapshot = resumed(lambda rounds: world_of(method, f"rounds={rounds}", m=3), 4, tmp_path)
@@ -190,7 +197,7 @@ def test_empty_and_single_sample_clients(method: str) -> None:
 class Enormous(Serial):
     """An engine whose clients return finite weights with infinite squares.
 
-    This happens after steps that are far too long.
+    Steps that are far too long have this result.
     """
 
     def map(

@@ -1,4 +1,8 @@
-"""DENSE: an independent loop, stored values, profiles, rounds, refusals, learning."""
+"""Tests of DENSE.
+
+They cover an independent loop, stored values, profiles, rounds, refused configurations
+and learning.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,10 @@ GENERATOR = generator_spec((1, 4, 4), 4, 3)
 
 
 def test_dense_epochs_equal_a_torch_loop() -> None:
-    """Three epochs with modules, hooks and optimizers of torch's: the same student."""
+    """Three epochs give the same student as a loop that is written with torch.
+
+    The loop uses torch's modules, hooks and optimizers.
+    """
     world = small_world(
         "dense", *TINY, "aggregator.lambda_1=0.3", "aggregator.lambda_2=2.0", "aggregator.tau=4"
     )
@@ -109,9 +116,10 @@ def test_dense_epochs_equal_a_torch_loop() -> None:
 
 
 def test_algorithm_1_keeps_its_generator_and_takes_one_step_an_epoch() -> None:
-    """Algorithm 1 has one generator with its optimizer, z does not change.
+    """Algorithm 1 keeps one generator with its optimizer, and z does not change.
 
-    The images are those after the last step. B does not matter.
+    The student takes one step per epoch. Its images are those after the generator's
+    last step. B does not matter.
     """
     world = small_world(
         "dense_paper_literal", *TINY, "aggregator.lambda_1=0", "aggregator.lambda_2=0"
@@ -146,7 +154,7 @@ def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() ->
     world = small_world("dense", *TINY, "aggregator.b=5", "aggregator.B=4")
     after, rows = states(world)
     assert [row["bank"] for row in rows[1:]] == [5, 10, 15]
-    # The fifth of five images does not form a batch
+    # The fifth of the five images does not form a batch.
     assert [row["distillation/steps"] for row in rows[1:]] == [1, 3, 4]
     for before, now in itertools.pairwise(after[1:]):
         old, new = before["own"]["bank"], now["own"]["bank"]
@@ -161,7 +169,10 @@ def test_the_bank_grows_by_a_batch_an_epoch_and_the_student_passes_over_all() ->
 def test_teachers_see_an_image_once_unless_distillation_augments(
     method: str, views: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a round: the next one has other teachers, who see all that is kept."""
+    """Teachers see an image once per round unless distillation augments images.
+
+    The next round has other teachers, which see all stored images.
+    """
     rounds = [
         "rounds=2",
         "aggregator.T=2",
@@ -191,7 +202,7 @@ def test_teachers_see_an_image_once_unless_distillation_augments(
 def epoch_of(
     world: Any, state: dict[str, Any], *, student: Weights | None = None, **changes: Any
 ) -> Any:
-    """What `Dense.synthesise` makes in the second epoch."""
+    """Return the result of `Dense.synthesise` in the second epoch."""
     aggregator, env = replace(world.aggregator, **changes), world.env.at(0, 2)
     ensemble = TeacherEnsemble([kept.load() for kept in state["teachers"]])
     return aggregator.synthesise(
@@ -212,7 +223,8 @@ def test_synthesis_leaves_networks_alone_and_sees_the_student_through_one_term()
     assert not torch.equal(epoch_of(world, state, student=other)[0], full[0])
     blind = [epoch_of(world, state, student=one, lambda_2=0.0) for one in (student, other)]
     assert torch.equal(blind[0][0], blind[1][0]) and blind[0][1] == blind[1][1]
-    world.aggregator.update(state, [], world.env.at(0, 2))  # the student's steps too
+    # The student's steps leave them unchanged too.
+    world.aggregator.update(state, [], world.env.at(0, 2))
     assert all(same(a, b) for a, b in zip((student, *teachers), kept, strict=True))
     assert "synthesis/div" in full[1] and "synthesis/div" not in blind[0][1]
     assert not torch.equal(epoch_of(world, state, lambda_1=0.0)[0], full[0])
@@ -243,9 +255,10 @@ def test_the_noise_of_the_generator_is_not_clipped(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_kept_images_are_those_of_the_lowest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is that of the augmented images, the stored images are not augmented.
+    """The stored images are those with the lowest loss.
 
-    Steps are so long that the last one is not the best.
+    The loss is that of the augmented images. The stored images are not augmented. The
+    steps are so long that the last one is not the best.
     """
     world = small_world("dense", *TINY, "aggregator.T_G=6", "aggregator.lr_generator=3.0")
     state = states(world)[0][1]
@@ -291,7 +304,10 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 def test_dense_diverged_before_first_step_does_not_blame_step_size(
     method: str, keys: tuple[str, ...]
 ) -> None:
-    """Clients of finite weights whose answers are not."""
+    """The error for clients whose outputs are not finite names the clients' step size.
+
+    It does not blame the server's step size. The weights of these clients are finite.
+    """
     world = small_world(method, *keys)
     models = [Weights.init(world.env.server_spec, k, CPU, torch.float64) for k in range(2)]
     huge = [Weights(m.spec, trees.scale(m.params, 1e300), m.buffers) for m in models]
@@ -318,7 +334,9 @@ def test_dense_with_diverging_training_names_its_step_size_key(
     assert remedy in str(raised.value)
 
 
-COLUMNS = {  # print, README, Algorithm 1, Co-Boosting's code: method, then what differs from the first
+# The columns are the paper, the README, Algorithm 1 and Co-Boosting's code. Each has the
+# name of the method and the values that differ from the first column.
+COLUMNS = {
     "dense": {
         "variant": "bank", "T": 200, "T_G": 30, "b": 128, "B": 128, "lr_generator": 1e-3, "nz": 256, "lambda_1": 1,
         "lambda_2": 0.5,
@@ -391,7 +409,11 @@ def test_the_step_size_follows_half_a_cosine_over_the_epochs(
 def test_how_teachers_run_is_chosen_once_and_kept(
     chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run resumed from any step keeps the choice. The student agrees up to last bits."""
+    """The choice of how teachers run is made once and stored.
+
+    A run that is resumed from any step keeps the choice. The student agrees up to the
+    last bits.
+    """
     world = small_world("dense", *TINY, "rounds=2", "aggregator.T=1")
     expected, rows = states(world)
     assert [row.get("teachers/stacked") for row in rows] == [0, None, 0, None]
@@ -425,9 +447,9 @@ def test_how_teachers_run_is_chosen_once_and_kept(
 def test_in_bfloat16_it_learns_nearly_the_same(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only teachers and generator use bfloat16, the student's passes are exact.
+    """Only teachers and generator use bfloat16. The student's passes are exact.
 
-    If it is switched off, autocast is never entered.
+    If bfloat16 is switched off, autocast is never entered.
     """
     keys = ["dtype=float32", "aggregator.T=1"]
     keys += {
@@ -503,7 +525,10 @@ def test_dense_with_empty_cohort_keeps_its_state() -> None:
 
 
 def test_student_has_the_banks_statistics_after_the_last_epoch_only() -> None:
-    """They are torch's `update_bn` if all batches have the same size."""
+    """The student gets the statistics of the image bank only after the last epoch.
+
+    They equal those of torch's `update_bn` if all batches have the same size.
+    """
     expected, _ = states(small_world("dense", *TINY, "aggregator.B=6"))
     world = small_world("dense", *TINY, "aggregator.B=6", "aggregator.reestimate_batch_norm=true")
     found, _ = states(world)
@@ -525,7 +550,7 @@ def test_student_has_the_banks_statistics_after_the_last_epoch_only() -> None:
 
 
 class Tall(nn.Module):
-    """Logits of four classes whatever it is asked for."""
+    """A network that returns logits of four classes for any number of classes."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -575,7 +600,7 @@ def test_worlds_that_cannot_work_are_refused_before_anything_is_loaded() -> None
 
 
 class Choosy(nn.Module):
-    """Looks at numbers to decide what to compute."""
+    """A network whose computation depends on the values of its logits."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -594,7 +619,7 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
     together = replace(aggregator, teachers="stacked")
     with pytest.raises(ConfigError, match="cannot be stacked: they differ in architecture"):
         together.init(mixed)
-    # All but the server's
+    # All architectures agree except that of the server.
     together.init(replace(mixed, specs=Specs(env.server_spec, (ModelSpec.of(MLP, (1, 4, 4), 3),))))
     choosy = ModelSpec.of({"_target_": "tests.methods.test_dense.Choosy"}, (1, 4, 4), 3)
     with pytest.raises(ConfigError, match="cannot be stacked: "):
@@ -612,7 +637,8 @@ def test_how_teachers_cannot_run_is_refused_in_words(monkeypatch: pytest.MonkeyP
 def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
     """Run in a separate process that kills itself.
 
-    It dies in call number `call`, from 0, of a function that `place` uses.
+    It is killed in call number `call` (counted from 0) of a function that the module
+    `place` uses.
     """
     count, module = iter(range(100)), import_module(place)
     whole = getattr(module, name)
@@ -629,8 +655,10 @@ def _killed(config: dict[str, Any], place: str, name: str, call: int) -> None:
 def test_killed_while_images_are_made_and_in_distillation_it_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two client networks teach a third. Processes die within the third and the fifth
-    step.
+    """A run that is killed and resumed has the same bits as one that is not.
+
+    Clients with two architectures teach a student with a third architecture. Processes
+    die within the third and the fifth step.
     """
     monkeypatch.setattr(running, "draw_curve", lambda rows, path, title: None)
     wide = "+architectures.models.wide={_target_: fedexp.models.mlp.MLP, hidden: [9]}"
@@ -714,7 +742,8 @@ def test_a_generators_pictures_are_filed_as_the_student_sees_them(method: str) -
 def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return images (count, 1, 16, 16) and their classes.
 
-    The classes are a horizontal bar, a vertical one, a square or a diagonal, on noise.
+    The classes are a horizontal bar, a vertical bar, a square and a diagonal. All have
+    noise in the background.
     """
     random = torch.Generator().manual_seed(seed)
     y = torch.multinomial(torch.tensor(share).float(), count, replacement=True, generator=random)
@@ -735,8 +764,9 @@ def shapes(count: int, seed: int, share: list[int]) -> tuple[torch.Tensor, torch
 def taught_by_shapes(seed: int, *keys: str) -> float:
     """Return the accuracy of a student of three clients with mainly two classes each.
 
-    Its loss has fallen. The ensemble is certain of its labels on the images: their
-    cross-entropy is far below an even guess's, log 4.
+    The function checks that the student's loss has fallen. It also checks that the
+    ensemble is certain of its labels on the images: their cross-entropy is far below
+    log 4, the cross-entropy of an even guess.
     """
     shares = ([8, 8, 1, 1], [1, 8, 8, 1], [1, 1, 8, 8])
     parts = [shapes(120, 10 * seed + number, share) for number, share in enumerate(shares)]
@@ -772,10 +802,10 @@ def taught_by_shapes(seed: int, *keys: str) -> float:
 
 
 def test_the_student_learns_from_images_alone() -> None:
-    """The accuracy is well above chance, a quarter.
+    """The student learns from images only, with an accuracy well above chance (1/4).
 
-    On average over seeds it is higher than without L_BN and L_div. With fewer images
-    and steps, the order of the two depends on the processor's last bits.
+    On average over seeds, the accuracy is higher than without L_BN and L_div. With
+    fewer images and steps, the order of the two depends on the processor's last bits.
     """
     whole = [taught_by_shapes(seed) for seed in range(2)]
     similar = [

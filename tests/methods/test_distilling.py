@@ -1,4 +1,4 @@
-"""FedDF and FedBE: targets, students, and state between the steps on the server."""
+"""FedDF and FedBE: targets, students, and the state between the server's steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MASKS = ["task=segmentation", "partition=iid", "dataset=shapes_masks", "model=un
 
 
 class Normed(nn.Module):
-    """BatchNorm after and before a linear layer."""
+    """A network with BatchNorm after and before a linear layer."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Normed(nn.Module):
 def world_of(
     method: str, *overrides: str, model: dict[str, Any] | None = None, **changes: Any
 ) -> World:
-    """Return a world of `overrides` whose aggregator has some other field values."""
+    """Return a world of `overrides` whose aggregator has the fields in `changes`."""
     world = make_world(f"method={method}", *overrides, **({"model": model} if model else {}))
     world.experiment = replace(world.experiment, aggregator=replace(world.aggregator, **changes))
     return world
@@ -67,10 +67,10 @@ def params_of(state: dict[str, Any]) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
-    """The step is w - lr grad KL(target || student), with the target by torch's
-    modules.
+    """A step towards the teachers equals the step that autograd gives.
 
-    The temperature divides the logits of both.
+    The step is w - lr grad KL(target || student). Torch's modules compute the target.
+    The temperature divides the logits of both the target and the student.
     """
     world = world_of("feddf", average=average, temperature=2.0, epochs=1, optimizer=Sgd(), lr=0.7)
     teachers = models_near(world.env.initial_weights(), 3)
@@ -94,9 +94,9 @@ def test_a_step_towards_the_teachers_is_autograds(average: str) -> None:
 
 
 def test_a_students_step_size_follows_half_a_cosine() -> None:
-    """It is lr (1 + cos(pi t / T)) / 2 in step t of T, or constant.
+    """The step size in step t of T is lr (1 + cos(pi t / T)) / 2, or constant.
 
-    The comparison is a torch loop on the whole proxy.
+    The results are compared with a torch loop on the whole proxy.
     """
     for schedule in ("cosine", "constant"):
         world = world_of(
@@ -146,7 +146,10 @@ def test_teachers_like_the_student_leave_it_alone(method: str) -> None:
 def test_of_a_static_proxy_every_teacher_sees_each_sample_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And the student each one once a pass, in another order."""
+    """Every teacher sees each sample of a static proxy once.
+
+    The student sees each sample once per pass, in another order per pass.
+    """
     seen: dict[bool, list[Tensor]] = {True: [], False: []}
     run = Net.__call__
 
@@ -154,7 +157,8 @@ def test_of_a_static_proxy_every_teacher_sees_each_sample_once(
         seen[net._module.training].append(x)
         return run(net, params, buffers, x)
 
-    world = world_of("feddf", epochs=3, batch_size=4)  # runs a new network once, to check it
+    # `world_of` runs a new network once to check it. Therefore it precedes the patch.
+    world = world_of("feddf", epochs=3, batch_size=4)
     monkeypatch.setattr(Net, "__call__", collect)
     round_of(world, models_near(world.env.initial_weights(), 3))
     assert [len(x) for x in seen[False]] == [9, 9, 9]
@@ -186,7 +190,7 @@ def test_losses_that_are_not_finite_name_the_step_and_who_diverged(method: str) 
     with pytest.raises(FedexpError, match="not finite") as clients:
         round_of(world, huge)
     assert "step 1 of 9" in str(clients.value) and "local.lr" in str(clients.value)
-    if method == "fedlaw":  # so large a step makes its factor 0, and the loss log 3
+    if method == "fedlaw":  # so large a step makes the factor 0 and the loss log 3
         return
     fast = world_of(method, epochs=3, batch_size=4, optimizer=Sgd(), lr=1e300)
     with pytest.raises(FedexpError, match="not finite") as student:
@@ -196,7 +200,7 @@ def test_losses_that_are_not_finite_name_the_step_and_who_diverged(method: str) 
 
 @dataclass(frozen=True)
 class Same:
-    """A transform of batches that changes nothing."""
+    """A transform that leaves a batch unchanged."""
 
     def __call__(self, x: Tensor, noise: Any) -> Tensor:
         return x
@@ -217,7 +221,7 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
     assert_same(params_of(states[Same]), params_of(states[type(None)]), 1e-12)
     with pytest.raises(AssertionError):
         assert_same(params_of(states[Shifted]), params_of(states[Same]), 1e-6)
-    # Student and teachers see the same
+    # The student and the teachers see the same samples.
     world = world_of("feddf", augment=True, epochs=2, optimizer=Sgd())
     world.env = replace(world.env, domain=replace(world.env.domain, augment=Shifted()))
     start = world.env.initial_weights()
@@ -226,9 +230,10 @@ def test_teachers_that_see_every_batch_say_the_same_of_the_same() -> None:
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> None:
-    """Each client has another architecture, and the student yet another.
+    """A fresh student learns from clients whose architectures differ.
 
-    The student takes autograd's step towards the teachers' mean.
+    The student has yet another architecture. It takes autograd's step towards the
+    teachers' mean.
     """
     changes = {
         "student_start": "fresh",
@@ -264,9 +269,10 @@ def test_of_networks_that_differ_a_fresh_student_follows_all(augment: bool) -> N
 
 
 def test_on_a_clients_own_samples_a_fresh_student_becomes_that_client() -> None:
-    """The student approaches the client with the number of steps.
+    """On the samples of one client, a fresh student becomes like that client.
 
-    In the end it agrees with the client most often.
+    The student approaches the client with the number of steps. In the end it agrees
+    with the client most often.
     """
     alone = make_world("method=fedavg", "rounds=10", data=make_data((60,)))
     teacher = alone.run().state["weights"]
@@ -350,7 +356,7 @@ def test_interrupted_after_any_step_it_is_the_straight_run(
 
 @pytest.mark.parametrize("method", ["feddf", "fedbe", "fedlaw"])
 def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(method: str) -> None:
-    # 9 samples: a batch of one, which is left out
+    # There are 9 samples. The batch of one sample is left out.
     world = world_of(method, model=NORMED, epochs=2, batch_size=8)
     start = world.env.initial_weights()
     state, _ = round_of(world, models_near(start, 2))
@@ -370,9 +376,10 @@ def test_batch_norms_statistics_come_from_the_proxy_and_one_sample_has_none(meth
 
 
 def test_fedbes_teachers_count_alike() -> None:
-    """The teachers are the mean, the clients and the sampled models.
+    """All teachers of FedBE have the same weight.
 
-    The target is the mean of their probabilities to the power of 1 / T, normalised.
+    The teachers are the mean, the clients and the sampled models. The target is the
+    mean of their probabilities to the power of 1 / T, normalised.
     """
     world = world_of("fedbe", samples=2, temperature=0.5)
     start, x = world.env.initial_weights(), proxy_inputs(world)
@@ -438,9 +445,9 @@ def test_the_students_average_is_that_of_every_second_one() -> None:
 
 
 def test_recomputed_statistics_are_torchs() -> None:
-    """The reference is `torch.optim.swa_utils.update_bn` on batches of one size.
+    """The recomputed statistics equal those of `torch.optim.swa_utils.update_bn`.
 
-    Parameters and counters do not change.
+    All batches have the same size. Parameters and counters do not change.
     """
     spec = ModelSpec.of(NORMED, (1, 2, 2), 3)
     weights = Weights.init(spec, 3, CPU, torch.float64)

@@ -1,4 +1,4 @@
-"""Fed-ADI: an independent loop."""
+"""Fed-ADI equals an independent loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.methods.distilled_world import (
 def competition(d: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     """Compute 1 - (KL(M || P) + KL(M || Q)) / 2 of softmaxes at temperature 3.
 
-    Probabilities are between 0.01 and 0.99, J is at most 1.
+    Probabilities are between 0.01 and 0.99. J is at most 1.
     """
     p, q = (torch.distributions.Categorical(logits=logits / 3).probs for logits in (s, d))
     m, p, q = (value.clamp(0.01, 0.99) for value in ((p + q) / 2, p, q))
@@ -29,9 +29,10 @@ def competition(d: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 
 
 def test_fed_adi_epochs_equal_a_torch_loop() -> None:
-    """Pixels under a sigmoid are rolled by one offset per step, with every term.
+    """The epochs equal an independent loop with every term.
 
-    The best of four steps goes to the bank.
+    The pixels are images before a sigmoid. They are rolled by one offset per step. The
+    best of four steps is stored in the bank.
     """
     weights = ("w_f=0.3", "w_tv=0.01", "w_2=0.1", "w_c=2.0", "N_inv=4", "lr_pixels=0.5")
     world = small_world("fed_adi", *(f"aggregator.{one}" for one in weights))

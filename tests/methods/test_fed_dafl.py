@@ -1,4 +1,4 @@
-"""Fed-DAFL: an independent loop, its terms' weights, heads that are needed."""
+"""Fed-DAFL: tests against an independent loop, of the terms' weights, and of heads."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ TINY = (
 
 
 def test_fed_dafl_epochs_equal_a_torch_loop() -> None:
-    """Two epochs of three joint steps use torch's modules and optimizers.
+    """Two epochs of three joint steps equal a loop that is written with torch.
 
-    Teachers and their features are computed twice.
+    The loop uses torch's modules and optimizers. It computes the teachers and their
+    features twice.
     """
     world = small_world(
         "fed_dafl", *TINY, "aggregator.T=2", "aggregator.w_oh=0.4", "aggregator.w_a=0.7"

@@ -1,4 +1,8 @@
-"""FedCDA: its selection against all combinations, its rounds written out again."""
+"""Tests of FedCDA.
+
+The selection is compared with all combinations, and the rounds with a separate
+implementation.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +27,23 @@ from fedexp.storage.stored_weights import FileBackedModelStore
 from fedexp.storage.tensors import TensorStore
 from tests.world import CPU, World, assert_same, make_data, make_world, resumed
 
-# BatchNorm: floating buffers and a counter
+# The network has BatchNorm, so that it has floating-point buffers and a counter.
 NORMALISED = {"_target_": "tests.engines.plugins.Normalised"}
-# Steps are so large that older models are better
+# The steps are so large that older models are better.
 NEWEST_LAST = ("aggregator.L=0.0", "local.lr=0.4", "local.batch_size=4")
 
 
 def objective(vectors: Sequence[np.ndarray], losses: Sequence[float], L: float) -> float:
-    """Eq. 6 as it stands."""
+    """Return the objective of Eq. 6 by its formula."""
     mean = sum(vectors) / len(vectors)
     spread = sum(float((v - mean) @ (v - mean)) for v in vectors)
     return (sum(losses) + L / 2 * spread) / len(vectors)
 
 
 class Instance:
-    """Random candidates around one far point.
+    """Random candidate models around one far point.
 
-    There are `sizes` models per client, and `fixed` more whose choice is fixed.
+    There are `sizes` models per client, and `fixed` more models whose choice is fixed.
     """
 
     def __init__(
@@ -84,7 +88,10 @@ class Instance:
         )
 
     def by_loops(self, groups: Sequence[Sequence[int]]) -> dict[int, int]:
-        """Eq. 8 over true vectors: groups after the one that chooses are left out."""
+        """Choose the models by Eq. 8, on true vectors.
+
+        A group is chosen without the groups after it.
+        """
         picks: dict[int, int] = {}
         for group in groups:
             every = itertools.product(*(range(self.sizes[i]) for i in group))
@@ -101,7 +108,7 @@ class Instance:
 def test_the_selection_is_brute_force_over_true_vectors(
     groups: list[list[int]], fixed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Blocks of two numbers per row
+    # A block holds two numbers per row.
     monkeypatch.setattr("fedexp.methods.fedcda.BLOCK_BYTES", 8 * 2 * 14)
     moved = 0
     for seed in range(12):
@@ -130,11 +137,11 @@ def test_the_optimum_is_below_every_other_choice_and_knows_no_centre() -> None:
 
 
 def test_equal_choices_go_to_the_newest() -> None:
-    """If all entries of a client are equal, it keeps the newest."""
+    """If all entries of a client are equal, the client gets the newest entry."""
     instance = Instance(0, (2, 2), 1)
     for owner, losses in zip(instance.owners, instance.losses, strict=True):
         owner[:], losses[:] = np.round(owner[0]), losses[0]
-    instance.centre = np.round(instance.centre)  # so that products are exact
+    instance.centre = np.round(instance.centre)  # rounding makes the products exact
     assert instance.problem().choose([np.array([0, 1])]) == [0, 0]
 
 
@@ -149,7 +156,7 @@ def test_with_l_zero_everyone_takes_the_lowest_loss() -> None:
 
 
 def after_each_round(world: World) -> list[tuple[Snapshot, list[ClientResult], dict[str, float]]]:
-    """The snapshot after each round, what the clients sent in it, and its metrics."""
+    """Return the snapshot after each round, the round's results and the metrics."""
     now, found = Snapshot(0, world.aggregator.init(world.env)), []
     for step in run(world.aggregator, world.env, Serial(), world.data, now):
         sent = list(Serial().map(next_jobs(world.aggregator, world.env, now), world.data))
@@ -164,10 +171,10 @@ def vector(tree: dict[str, torch.Tensor]) -> np.ndarray:
 @pytest.mark.parametrize("unseen", ["left_out", "initial"])
 @pytest.mark.parametrize("loss_term", ["true", "false"])
 def test_rounds_are_those_written_out(unseen: str, loss_term: str) -> None:
-    """The reference works on true vectors.
+    """The rounds equal those of a separate implementation.
 
-    It has FIFO, warm-up, fixed choices, the mean over all clients seen, and BatchNorm's
-    statistics.
+    The reference works on true vectors. It has FIFO caches, a warm-up, fixed choices,
+    the mean over all clients seen, and BatchNorm's statistics.
     """
     world = make_world(
         "method=fedcda",
@@ -252,7 +259,7 @@ def test_one_model_a_client_with_everyone_is_fedavg() -> None:
 
 def test_one_model_a_client_is_the_newest_and_one_group_is_the_optimum() -> None:
     def models(*overrides: str, m: int = 4) -> list[dict[str, torch.Tensor]]:
-        large = ("local.lr=0.4", "local.batch_size=4")  # steps that leave clients room to disagree
+        large = ("local.lr=0.4", "local.batch_size=4")  # so that clients can disagree
         world = make_world(
             "method=fedcda", "aggregator.warm_up=1", "rounds=6", *large, *overrides, m=m
         )
@@ -282,7 +289,10 @@ def test_random_draws_all_entries_alike() -> None:
 
 
 def test_the_trainers_half_goes_on_after_the_warm_up() -> None:
-    """SCAFFOLD's c stays the mean of the clients' c_i."""
+    """The trainer's server update continues after the warm-up.
+
+    SCAFFOLD's c stays the mean of the clients' c_i.
+    """
     world = make_world(
         "method=fedcda", "trainer=scaffold", "aggregator.weights=uniform", "aggregator.B=2", m=2
     )
@@ -313,7 +323,10 @@ def test_resumed_and_kept_on_disk_are_straight_where_older_models_are_chosen(
 
 
 def test_weighted_selection_counts_a_client_as_often_as_its_weight() -> None:
-    """Equal clients that choose together are one client with their weight."""
+    """Weighted selection counts a client as often as its weight.
+
+    A client with weight n counts as n equal clients that choose together.
+    """
     weights, moved = (3, 1, 2), 0
     for seed in range(12):
         instance = Instance(seed, (3, 2, 3), 2, L=(0.3, 1.0, 5.0)[seed % 3])
@@ -399,7 +412,7 @@ def test_random_over_all_chooses_for_clients_at_rest_too() -> None:
             assert metrics["selection/models"] == len(models)
     assert moved_at_rest
 
-    # If everyone takes part, nobody is at rest
+    # If all clients take part, no client rests.
     everyone = [
         make_world(*overrides, f"aggregator.random_over={clients}")
         for clients in ("all", "participants")
@@ -417,7 +430,7 @@ def test_loss_sum_is_the_mean_times_the_samples() -> None:
             expected = result.num_examples * result.metrics["loss_last_epoch"]
             assert newest["loss"] == pytest.approx(expected, rel=1e-12)
 
-    # If all clients have 12 samples, J is 12 times J of means with L / 12
+    # If all clients have 12 samples, J is 12 times the J of means with L / 12.
     equal = make_data((12, 12, 12, 12))
     by_sum = make_world(
         *overrides, "aggregator.loss_reduction=sum", "aggregator.L=12.0", data=equal
@@ -453,9 +466,9 @@ def test_what_cannot_be_is_refused_before_training() -> None:
     assert "more groups than participants" in groups and "at most 2" in groups
     assert "3^20 combinations" in refusal("aggregator.strategy=optimal", "clients=20")
     assert "3^17 combinations" in refusal("aggregator.B=1", "clients=20", "clients_per_round=17")
-    coins = ("sampling=bernoulli", "clients_per_round=10")  # everyone may come
+    coins = ("sampling=bernoulli", "clients_per_round=10")  # all clients may take part
     assert "sampling=fixed, which bounds" in refusal("aggregator.B=1", "clients=20", *coins)
-    # A smoke variant has fewer groups too
+    # A smoke variant has fewer groups too.
     small = ["method=fedcda", "clients_per_round=2", "limit.server_steps=2"]
     assert Experiment.of(compose(small)).extent.clients == 10
 
@@ -474,7 +487,11 @@ def test_models_without_a_loss_are_refused_where_it_counts() -> None:
 
 
 def test_loss_of_a_stored_model_is_that_of_its_last_epoch() -> None:
-    """F_i is the loss of the trained model, and earlier epochs belong to other models."""
+    """The loss of a stored model is the loss of its last epoch.
+
+    F_i is the loss of the trained model. The losses of earlier epochs belong to other
+    models.
+    """
     world = make_world("method=fedcda", "local.epochs=3", "local.lr=0.2", "rounds=1")
     state = world.aggregator.init(world.env)
     jobs = next_jobs(world.aggregator, world.env, Snapshot(0, state))

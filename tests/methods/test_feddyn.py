@@ -1,4 +1,4 @@
-"""FedDyn: its minimiser in closed form, its fixed point, its server's invariant."""
+"""FedDyn: tests of its minimiser in closed form, its fixed point, and an invariant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LeastSquares(Classification):
 def quadratics(
     method: str, sizes: tuple[int, ...], rounds: int, steps: int, *overrides: str
 ) -> World:
-    """Linear models, full-batch steps."""
+    """Return a world of linear models with full-batch steps and quadratic losses."""
     world = make_world(
         f"method={method}",
         "aggregator.weights=uniform",
@@ -75,7 +75,7 @@ def normal_equations(world: World, client: int) -> tuple[np.ndarray, np.ndarray]
 def test_one_client_follows_its_exact_minimisers() -> None:
     """With N = 1, a round gives ``argmin f - <g, w> + (a/2) ||w - w^t||^2``.
 
-    It is computed by linear algebra in every round.
+    The test computes this minimiser by linear algebra in every round.
     """
     world = quadratics("feddyn", (32,), 3, 300, f"trainer.a={A}")
     H, C = normal_equations(world, 0)
@@ -89,12 +89,13 @@ def test_one_client_follows_its_exact_minimisers() -> None:
 
 
 def test_clients_that_differ_reach_the_minimiser_of_their_mean() -> None:
-    """FedAvg's fixed point is biased, FedDyn's is not.
+    """Clients with different data reach the minimiser of their mean objective.
 
-    Every g_i is then the gradient of its own client there.
+    FedAvg's fixed point is biased and FedDyn's is not. At the fixed point, every g_i is
+    the gradient of its client.
     """
     fedavg, feddyn = (quadratics(method, (32, 20, 26), 60, 5) for method in ("fedavg", "feddyn"))
-    # Fastest for an order of H
+    # The run is fastest if `a` has the order of magnitude of H.
     feddyn.env = replace(feddyn.env, trainer=replace(feddyn.env.trainer, a=1.0))
     parts = [normal_equations(feddyn, client) for client in range(3)]
     best = sum(C for _, C in parts) @ np.linalg.inv(sum(H for H, _ in parts))
@@ -129,7 +130,10 @@ def first_results(world: World) -> list[ClientResult]:
 
 @pytest.mark.parametrize("m", [4, 2])
 def test_the_server_keeps_the_mean_over_all_who_can_take_part(m: int) -> None:
-    """D = -(1 / (a N)) sum_i g_i, a client without data being no client."""
+    """The server's state is the mean over all clients that can take part.
+
+    D = -(1 / (a N)) sum_i g_i. A client without data does not count as a client.
+    """
     world = make_world(
         "method=feddyn", f"trainer.a={A}", "rounds=6", data=make_data((20, 0, 13, 8, 20)), m=m
     )

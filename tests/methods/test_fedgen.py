@@ -1,4 +1,4 @@
-"""FedGen: the generator's loss, the clients' terms, heads."""
+"""FedGen: tests of the generator's loss, the clients' terms and the heads."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def test_the_generators_loss_is_the_sum_written_out(ensemble: Any) -> None:
 
 
 def trained(world: World, heads: list[int], held: list[list[int]]) -> dict[str, Tensor]:
-    """Return the generator after the first round of clients with these heads and
-    counts.
+    """Return the generator after the first round.
+
+    The clients have the heads `heads` and the class counts `held`.
     """
     method: Any = world.aggregator
     state = method.init(world.env)
@@ -94,10 +95,11 @@ def test_fedgen_generator_of_copied_clients_equals_that_of_one() -> None:
 
 
 def test_the_generators_steps_are_those_of_a_loop_of_torchs() -> None:
-    """The third and fourth round have one Adam, and a step size decayed two and three
-    times.
+    """The generator's steps equal those of a loop that is written with torch.
 
-    Classes are those that a client has two samples of. Heads are as sent.
+    The third and the fourth round share one Adam. Its step size has decayed two and
+    three times. A class counts if a client has at least two samples of it. Heads are
+    those that clients sent.
     """
     world = world_of("fedgen", lr_decay=0.5, **SMALL)
     method: Any = world.aggregator
@@ -138,9 +140,10 @@ def test_the_generators_optimizer_outlives_a_round() -> None:
 
 
 def test_features_are_made_for_classes_that_somebody_has_more_than_one_of() -> None:
-    """If no client has two samples of a class, the generator does not change.
+    """Only classes of which a client has at least two samples get generated features.
 
-    Clients receive every class that a client has had.
+    If there is no such class, the generator does not change. Clients receive every
+    class that a client has had.
     """
     world = world_of("fedgen", **SMALL)
     method: Any = world.aggregator
@@ -176,10 +179,10 @@ def test_a_generator_that_diverges_ends_the_run_in_words() -> None:
 
 
 def test_a_clients_step_is_autograds() -> None:
-    """The loss has cross-entropy, and the terms of alpha and beta of generated
-    features.
+    """A client's step equals the step that autograd gives.
 
-    The reference uses torch's modules.
+    The loss has cross-entropy and two terms of generated features, with the factors
+    alpha and beta. The reference uses torch's modules.
     """
     alpha, beta, size, noise_size = 2.0, 3.0, 5, 3
     world, jobs = second_round(
@@ -218,7 +221,10 @@ def test_a_clients_step_is_autograds() -> None:
 
 
 def test_stacked_clients_draw_their_own_features() -> None:
-    """In and after the epochs in which the terms are in force."""
+    """Stacked clients draw different features.
+
+    This holds during and after the epochs in which the terms are used.
+    """
     world, jobs = second_round("trainer.epochs=1", "local.epochs=2", data=make_data((16,) * 4))
     engine = Vectorized(4, "vmap")
     found = list(engine.map(jobs, world.data))
@@ -232,7 +238,7 @@ def test_stacked_clients_draw_their_own_features() -> None:
 
 
 class Maps(nn.Module):
-    """Its head is a convolution."""
+    """A network whose head is a convolution."""
 
     head_module = "output"
 

@@ -1,4 +1,4 @@
-"""FedLAW: mixing, its gradient, and learning by an independent loop."""
+"""FedLAW: tests of mixing, its gradient, and learning against an independent loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scalars_of(m: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def mixing_of(form: str, x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lambda and gamma, written out."""
+    """Return lambda and gamma by their formulas."""
     if form == "exp":
         return x.exp() / x.exp().sum(), z.exp()
     return x**2 / (x**2).sum(), z**2
@@ -79,7 +79,10 @@ def test_learning_starts_from_the_weighted_mean_or_from_the_plain_one() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_learning_is_a_loop_of_torchs_own(form: str) -> None:
-    """The reference is Adam on x and z by autograd through the mix, full batch."""
+    """Learning equals a loop that is written with torch.
+
+    The loop applies Adam to x and z, with full batches and autograd through the mix.
+    """
     world = world_of("fedlaw", form=form, epochs=4, lr=0.1)
     start, proxy = world.env.initial_weights(), world.env.proxy
     assert proxy is not None
@@ -122,9 +125,10 @@ def test_of_one_model_gamma_alone_is_learned() -> None:
 
 
 def test_in_the_variant_of_averages_the_shares_come_first_and_gamma_after_them() -> None:
-    """In the first 4 of 8 epochs x moves, and its last two values are averaged.
+    """In the variant of averages, the shares are learned first and gamma after them.
 
-    Then z moves.
+    In the first 4 of 8 epochs x changes, and its last two values are averaged. Then z
+    changes.
     """
     world = world_of("fedlaw", learn="swa", epochs=8, lr=0.3)
     method, models = world.aggregator, models_near(world.env.initial_weights(), 3)

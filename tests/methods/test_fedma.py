@@ -1,4 +1,8 @@
-"""Layer-wise matching: an independent loop form, closed forms, steps, cycles, refusals."""
+"""Tests of layer-wise matching.
+
+The results are compared with an independent loop form and with closed forms. The tests
+also cover the steps of a round, training cycles and refused configurations.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,9 @@ EVEN = [[2, 3, 4]] * 4
 
 
 class Branches(nn.Module):
-    """A network with two parallel convolutions of the image, flattened.
+    """A network with two parallel convolutions of the image, whose maps are flattened.
 
-    The image's mean comes before them in the input of the linear layer.
+    In the input of the linear layer, the image's mean precedes the maps.
     """
 
     def __init__(self, *, a: int = 3, b: int = 2, hidden: int = 4) -> None:
@@ -66,7 +70,7 @@ class Branches(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block: two convolutions added to what they read."""
+    """A residual block with two convolutions, whose output is added to their input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +97,7 @@ def composed() -> World:
 
 
 def matching(spec: ModelSpec, kind: type[FedMA] = FedMA, **options) -> World:
-    """A world of `spec` on `IMAGE`, without composing it again."""
+    """Return a world of `spec` on `IMAGE` without composing the configuration again."""
     world = composed()
     experiment = replace(
         world.experiment, aggregator=build(kind, {"retrain": False, **options}, "aggregator")
@@ -104,7 +108,7 @@ def matching(spec: ModelSpec, kind: type[FedMA] = FedMA, **options) -> World:
 def merged(
     world: World, models: Sequence[Weights], counts: Sequence[Sequence[int]] = EVEN
 ) -> tuple[Weights, dict]:
-    """What one shot without retraining makes of `models`, and what is logged."""
+    """Fuse `models` in one shot without retraining, and return weights and metrics."""
     state = world.aggregator.init(world.env)
     state, metrics = world.aggregator.update(state, results_of(models, counts), world.env)
     return state["weights"], metrics
@@ -138,7 +142,7 @@ def blocks(model: Weights) -> list[tuple[np.ndarray, np.ndarray | None]]:
 
 
 def written_out(models, counts, k: Constants, orders) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    """One-shot layer-wise matching of chains, unit by unit."""
+    """Match the layers of chains in one shot, unit by unit."""
     N, depth = len(models), len(models[0])
     owns = [np.arange(model[0][0].shape[1]) for model in models]
     width, result = models[0][0][0].shape[1], []
@@ -194,7 +198,10 @@ def written_out(models, counts, k: Constants, orders) -> list[tuple[np.ndarray, 
     ],
 )
 def test_the_loop_form_agrees(name: str, options: dict) -> None:
-    """Classes absent at clients: the same network in the same order of units."""
+    """The network and the order of its units agree with the loop form.
+
+    Some clients lack classes.
+    """
     spec, models = NETS[name], models_of(NETS[name], 3)
     kind = NAFILayerwise if "lam" in options else FedMA
     world = matching(spec, kind, sweeps=2, **options)
@@ -220,7 +227,8 @@ def test_the_loop_form_agrees(name: str, options: dict) -> None:
 def shrunk(model: Weights, copies: int, ratio: float = 1.0) -> Weights:
     """Return the result of fusing N copies of a model.
 
-    All but the output layer counts N times, the prior sigma / sigma0 times.
+    Every layer except the output layer counts N times. The prior counts sigma / sigma0
+    times.
     """
     params = {}
     for name, value in model.params.items():
@@ -235,9 +243,10 @@ def shrunk(model: Weights, copies: int, ratio: float = 1.0) -> Weights:
 
 @pytest.mark.parametrize("name", NETS)
 def test_fedma_of_permuted_copies_is_shrunk_by_the_prior(name: str) -> None:
-    """The factor is N / (N + 1) per layer. Biases become (0.1 + N b) / (N + 1).
+    """Permuted copies are shrunk by the prior.
 
-    The output layer does not change, and no unit is lost or added.
+    The factor is N / (N + 1) per layer. Biases become (0.1 + N b) / (N + 1). The output
+    layer does not change, and no unit is lost or added.
     """
     spec, model = NETS[name], models_of(NETS[name], 1)[0]
     structure, world = structure_of(spec, IMAGE), matching(spec, gamma=0.01)
@@ -302,9 +311,10 @@ def test_without_new_units_models_stay_as_wide_as_the_widest() -> None:
 
 @pytest.mark.parametrize("name", ["resnet, one group", "gated", "cnn, BatchNorm", "concatenated"])
 def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
-    """Permuted copies give the model.
+    """Fixed widths allow every network whose structure is known.
 
-    Norms, running statistics and tied layers move with their units.
+    Fusing permuted copies gives the model. Norms, running statistics and tied layers
+    move with their units.
     """
     spec, model = MODELS[name], models_of(MODELS[name], 1)[0]
     structure = structure_of(spec, IMAGE)
@@ -320,10 +330,10 @@ def test_fixed_widths_take_any_network_that_has_a_structure(name: str) -> None:
 
 
 def test_fedma_unit_has_incoming_weights_and_bias(monkeypatch) -> None:
-    """A unit has its incoming weights over common inputs, then its bias.
+    """A unit consists of its incoming weights over common inputs and its bias.
 
-    The prior mean of the bias is 0.1. Of tied layers only the first counts, and units
-    of frozen layers are not matched.
+    The prior mean of the bias is 0.1. Only the first of several tied layers counts.
+    Units of frozen layers are not matched.
     """
     seen = []
 
@@ -361,9 +371,9 @@ def test_fedma_unit_has_incoming_weights_and_bias(monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["block", "cnn", "branches"])
 def test_models_may_be_laid_out_at_any_time(name: str) -> None:
-    """They are laid out after every group, or once at the end.
+    """The models may be laid out after every group or once at the end.
 
-    Layers that sums tie are replaced when their inputs are common too.
+    Layers that are tied by sums are replaced as soon as their inputs are common too.
     """
     spec = {**NETS, "block": BLOCK}[name]
     options = BetaBernoulli(0.1, 2.0, fixed=name == "block")
@@ -413,7 +423,11 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "cnn, BatchNorm"])
 def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
-    """The models agree about their units. Output rows are weighted by class counts."""
+    """With fixed widths and without a prior, the result is the average.
+
+    The models agree about the order of their units. Output rows are weighted by class
+    counts.
+    """
     spec, models = MODELS[name], models_of(MODELS[name], 3)
 
     def near(tree, first):
@@ -445,7 +459,10 @@ def test_with_fixed_widths_and_no_prior_it_is_the_average(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_means_are_over_the_units_that_were_matched(name: str) -> None:
-    """Permuted copies give the model. Without matched units, the outputs are averaged."""
+    """A mean is taken over the units that were matched.
+
+    Permuted copies give the model. Without matched units, the outputs are averaged.
+    """
     spec, models = NETS[name], models_of(NETS[name], 2)
     structure = structure_of(spec, IMAGE)
     moved = [
@@ -518,7 +535,7 @@ def base(*overrides: str) -> World:
 
 
 def training(*overrides: str, model=TWO, m: int = 4, rounds: int = 2, **options) -> World:
-    """Two rounds of four small clients, `m` of them in each."""
+    """Return a world with two rounds and four small clients, of which `m` take part."""
     world = base(*overrides)
     spec = ModelSpec.of(model, world.env.input_shape, world.env.num_classes)
     env = replace(world.env, specs=Specs(spec), rounds=rounds, sampling=Sampling("fixed", m))
@@ -528,7 +545,7 @@ def training(*overrides: str, model=TWO, m: int = 4, rounds: int = 2, **options)
 
 
 class Seen(Serial):
-    """Keeps the jobs it was asked for, a list a step, and what came of them."""
+    """An engine that stores the jobs and the results of each step."""
 
     def map(self, jobs, data):
         self.asked = [*getattr(self, "asked", []), list(jobs)]
@@ -580,7 +597,10 @@ def test_a_step_matches_a_layer_and_the_next_retrains_what_lies_above() -> None:
 
 @pytest.mark.parametrize("model", [TWO, CNN], ids=["mlp", "cnn"])
 def test_retraining_that_moves_nothing_is_one_shot_matching(model) -> None:
-    """A step size of 1e-30: layer by layer over three steps, or all at once."""
+    """Retraining with a step size of 1e-30 equals one-shot matching.
+
+    The layers are matched one by one over three steps, or all at once.
+    """
     stepwise = training(model=model, rounds=1, retrain_lr=1e-30, gamma=2.0).run()
     at_once = training(model=model, rounds=1, retrain=False, gamma=2.0).run()
     assert (stepwise.step, at_once.step) == (3, 1)
@@ -590,9 +610,10 @@ def test_retraining_that_moves_nothing_is_one_shot_matching(model) -> None:
 
 
 def test_resumed_after_any_step_to_the_same_bits(tmp_path: Path) -> None:
-    """A fresh object loads the state from disk.
+    """A run that is resumed after any step gives bit-identical results.
 
-    Three of four clients take part per round, so that some have no assignment.
+    A new aggregator loads the state from disk. Three of four clients take part per
+    round, so that some have no assignment.
     """
     straight = all_steps(training(model=CNN, m=3))
     assert len({frozenset(s.after.state["cohort"]) for s in straight}) == 3  # none, and two cohorts
@@ -609,10 +630,11 @@ def test_resumed_after_any_step_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_clients_go_on_from_their_own_part() -> None:
-    """If no units are matched and there is no prior, a client's part is its own model.
+    """Clients continue training from their part of the fused model.
 
-    An absent client gets the units that most clients have. All parts are as wide as the
-    first models.
+    If no units are matched and there is no prior, a client's part is the model that it
+    trained. An absent client gets the units that most clients have. All parts are as
+    wide as the first models.
     """
     engine = Seen()
     options = {"retrain": False, "gamma": 1e30, "sigma0": 1e14, "sweeps": 0}
@@ -633,7 +655,8 @@ def test_clients_go_on_from_their_own_part() -> None:
     assert cohorts[0] != cohorts[1]
     for job in engine.asked[1]:
         assert job.start.spec == world.env.server_spec
-        own = trained.get(job.client, trained[min(trained)])  # of equally many, the first units
+        # An absent client gets the first units of those that equally many clients have.
+        own = trained.get(job.client, trained[min(trained)])
         for name, value in job.start.params.items():
             if name.startswith("hidden"):
                 torch.testing.assert_close(value, own[name], rtol=1e-12, atol=1e-12)
@@ -649,7 +672,10 @@ def test_with_fixed_widths_all_go_on_from_the_whole_model() -> None:
 
 
 def test_clients_that_are_skipped_leave_the_round() -> None:
-    """This holds in every step. Without clients, model and assignments do not change."""
+    """Skipped clients leave the round in every step.
+
+    If no clients are left, the model and the assignments do not change.
+    """
     world, engine = training(rounds=1), Seen()
     first = next(run(world.aggregator, world.env, engine, world.data)).after.state
     env = world.env.at(0, 1)
@@ -739,7 +765,7 @@ def test_outputs_that_are_no_classes_are_refused() -> None:
 
 
 class Mask(nn.Module):
-    """One logit a pixel."""
+    """A network with one logit per pixel."""
 
     def __init__(self, *, num_classes: int, hidden: int = 4) -> None:
         super().__init__()
@@ -773,7 +799,7 @@ def test_settings_without_meaning_are_refused(key: str, value) -> None:
 
 
 def test_clients_with_other_architectures_are_refused() -> None:
-    """Of another depth, say."""
+    """Clients with other architectures are refused, for example with another depth."""
     with pytest.raises(ConfigError, match="must have one architecture"):
         Experiment.of(
             compose(["method=nafi_layerwise", "architectures.clients=[mlp,mlp_784_400_200_100]"])

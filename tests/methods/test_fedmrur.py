@@ -1,4 +1,7 @@
-"""FedCM, FedSAM, MoFedSAM and FedMRUR: switches, plain loops, fixed points, geometry."""
+"""Tests of FedCM, FedSAM, MoFedSAM and FedMRUR.
+
+They cover switches, plain loops, fixed points and geometry.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,9 @@ def test_methods_are_each_other_along_their_switches_to_the_bit(switch: str, eng
 ALPHA, RHO, LAMBDA = 0.3, 0.4, 0.05
 SET = (f"trainer.alpha={ALPHA}", f"trainer.rho={RHO}")
 NO_H = "trainer.gamma=0.0"
-CASES = {  # overrides, and the loop's: rho, normalised, momentum from, printed
+# Each case has the overrides and the arguments rho, normalised, source and printed of
+# the loop.
+CASES = {
     "fedcm": (("method=fedcm", f"trainer.alpha={ALPHA}"), 0.0, False, "applied", False),
     "inside": (
         ("method=fedcm", f"trainer.alpha={ALPHA}", "trainer.decay_inside_mix=true"),
@@ -115,7 +120,7 @@ CASES = {  # overrides, and the loop's: rho, normalised, momentum from, printed
 def plain_loop(
     world: World, rho: float, normalised: bool, source: str, printed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """w and Delta after three rounds."""
+    """Return w and Delta after three rounds of a plain loop."""
     w, delta = np.zeros((3, 4)), np.zeros((3, 4))
     for round in range(3):
         moved, lr = [], LR * DECAY**round
@@ -140,8 +145,9 @@ def plain_loop(
 
 @pytest.mark.parametrize("case", CASES)
 def test_fedmrur_three_rounds_equal_a_plain_loop(case: str) -> None:
-    """The problem is softmax regression by full-batch steps with a decaying step size.
+    """Three rounds equal a plain loop.
 
+    The problem is softmax regression with full-batch steps and a decaying step size.
     Two of four clients take part per round. The printed variant ascends.
     """
     overrides, *how = CASES[case]
@@ -169,7 +175,7 @@ NAIVE = [
 
 
 def naive_distance(z: Tensor, a: Tensor, beta: float) -> Tensor:
-    """By its definition, of the lifted points."""
+    """Return the squared distance of the lifted points by its definition."""
     z_0, a_0 = ((beta + (each**2).sum(1)).sqrt() for each in (z, a))
     return -2 * beta - 2 * (-z_0 * a_0 + (z * a).sum(1))
 
@@ -183,9 +189,10 @@ def naive_reduction(d2: Tensor, sigma: float, reduction: str) -> Tensor:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("layer", "reduction"), NAIVE)
 def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str) -> None:
-    """A torch loop has H in both gradients, the mix, then clipping, then decay.
+    """A client's round equals its formula.
 
-    All measured scalars are compared.
+    In the reference loop with torch, H is in both gradients. Mixing, clipping and decay
+    follow in this order. All measured scalars are compared.
     """
     gamma, sigma, beta, rho, alpha = 0.5, 0.3, 0.7, 0.2, 0.4
     values = f"gamma={gamma} sigma={sigma} beta={beta} rho={rho} alpha={alpha} layer={layer} reduction={reduction}"
@@ -253,7 +260,11 @@ def test_a_clients_round_is_its_formula(layer: str, reduction: str, engine: str)
 
 
 def test_the_momentum_is_over_the_mean_number_of_steps_by_the_models_weights() -> None:
-    """-U / (tau lr) with the round's lr, 0.1, and tau = 0.75 * 8 + 0.25 * 4 = 7."""
+    """The momentum is -U / (tau lr), with the learning rate of the round.
+
+    Here lr is 0.1. The mean number of steps tau is 0.75 * 8 + 0.25 * 4 = 7, with the
+    weights of the models.
+    """
     stats = RoundStats(round=2, N=4, m=2, share=0.5, lr=0.1, lr_0=0.4, p=(0.75, 0.25), tau=(8, 4))
     mean, applied = {"w": torch.tensor([1.4])}, {"w": torch.tensor([5.0])}
     after = FedCM(alpha=0.3).update_shared({}, {}, ServerUpdate(mean, applied), stats)
@@ -261,9 +272,10 @@ def test_the_momentum_is_over_the_mean_number_of_steps_by_the_models_weights() -
 
 
 def test_at_the_received_model_the_term_is_constant() -> None:
-    """In one step from w^t without ascent, R is 1 and its gradient 0.
+    """At the received model the hyperbolic term is constant.
 
-    So the step is bit-identical to FedCM's.
+    In one step from w^t without ascent, R is 1 and its gradient is 0. Therefore the
+    step is bit-identical to FedCM's.
     """
     one = ("rounds=1", "local.epochs=null", "local.steps=1")
     hyperbolic = make_world(
@@ -276,7 +288,11 @@ def test_at_the_received_model_the_term_is_constant() -> None:
 
 
 def test_repr_of_trainers_keeps_its_form() -> None:
-    """Entries of the client cache are found by it. The server's half is not in MoFedSAM's."""
+    """The `repr` of trainers does not change.
+
+    The client cache finds its entries by the `repr`. MoFedSAM's `repr` leaves out the
+    field that only the server uses.
+    """
     assert repr(MoFedSAM()) == "MoFedSAM(alpha=0.1, decay_inside_mix=False, rho=0.5, eps=1e-07)"
     assert repr(MoFedSAM(momentum_from="plain")) == repr(MoFedSAM())
     assert repr(FedMRUR()) == (
@@ -291,7 +307,7 @@ def test_repr_of_trainers_keeps_its_form() -> None:
 
 @dataclass(frozen=True)
 class Slope(Classification):
-    """A loss whose gradient is 1 everywhere."""
+    """A task whose loss has a gradient of 1 everywhere."""
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: object) -> Tensor:
         return params["fc.weight"].sum()
@@ -302,7 +318,10 @@ CURVATURE = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(3, 4) / 12
 
 @dataclass(frozen=True)
 class Bowl(Classification):
-    """``1/2 (w - c)' H (w - c)``, H diagonal, c the mean label of the batch."""
+    """The loss ``1/2 (w - c)' H (w - c)``, with a diagonal H.
+
+    The number c is the mean label of the batch.
+    """
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, noise: object) -> Tensor:
         return 0.5 * (CURVATURE * (params["fc.weight"] - batch.y.double().mean()) ** 2).sum()
@@ -310,9 +329,9 @@ class Bowl(Classification):
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_the_momentum_is_in_units_of_a_gradient_whatever_the_schedule(decay: float) -> None:
-    """Under a constant gradient 1 it is 1 - (1 - alpha)^t.
+    """Under a constant gradient of 1, the momentum is 1 - (1 - alpha)^t.
 
-    This holds for any step sizes and for clients with unequal steps.
+    This holds for any step sizes and for clients with unequal numbers of steps.
     """
     world = make_world(
         "method=fedcm", "trainer.alpha=0.25", f"local.lr_decay={decay}", "rounds=4", model=SOFTMAX
@@ -324,9 +343,10 @@ def test_the_momentum_is_in_units_of_a_gradient_whatever_the_schedule(decay: flo
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_fixed_points_on_a_quadratic(inside: bool) -> None:
-    """They satisfy ``grad f + (lambda / alpha) w = 0`` with decay outside the mix.
+    """Fixed points on a quadratic satisfy an equation that depends on the decay.
 
-    With decay inside they satisfy ``grad f + lambda w = 0``.
+    With decay outside the mix the equation is ``grad f + (lambda / alpha) w = 0``. With
+    decay inside the mix it is ``grad f + lambda w = 0``.
     """
     alpha, decay = 0.5, 0.4
     keys = (
@@ -344,13 +364,17 @@ def test_fixed_points_on_a_quadratic(inside: bool) -> None:
     world = make_world("method=fedcm", *keys, *steps, data=make_data((9, 9)), model=SOFTMAX)
     world.env = replace(world.env, task=Bowl())
     fixed = world.models(world.run())[0]["fc.weight"]
-    centre = world.data.train.y.double().mean()  # clients are of one size
+    centre = world.data.train.y.double().mean()  # all clients have the same size
     at = CURVATURE * centre / (CURVATURE + (decay if inside else decay / alpha))
     torch.testing.assert_close(fixed, at, rtol=1e-8, atol=0)
 
 
 def test_fedsam_on_a_quadratic() -> None:
-    """``g = H (w + rho H (w - c) / ||H (w - c)|| - c)``, decay at w alone."""
+    """FedSAM's step on a quadratic equals its formula.
+
+    The gradient is ``g = H (w + rho H (w - c) / ||H (w - c)|| - c)``. The decay is
+    computed at w only.
+    """
     rho, lr, decay = 0.5, 0.3, 0.2
     steps = (
         "local.epochs=3",
@@ -399,15 +423,16 @@ def test_small_distances_of_long_vectors_keep_their_digits_in_float32() -> None:
     )
     longer = 1e3 * a
     steps = torch.linspace(-1e-3, 1e-3, 50)[:, None]
-    # For parallel vectors
+    # The vectors are parallel.
     assert bool((squared_distance(longer * (1 + steps), longer, 1.0)[0] >= 0).all())
 
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
 def test_hyperbolic_regularizer_of_extreme_inputs_is_finite(reduction: str) -> None:
-    """Representations are zero, equal, opposite and huge in float32.
+    """Extreme inputs give finite values.
 
-    sigma takes every exponent over its bound.
+    The representations are zero, equal, opposite and huge in float32. With this sigma
+    every exponent exceeds its bound.
     """
     trainer = FedMRUR(sigma=1e-3, reduction=reduction)  # type: ignore[arg-type]
     a = torch.tensor([0.0, 1.0, 1e15, -1e15])[:, None].repeat(1, 3)
@@ -419,7 +444,10 @@ def test_hyperbolic_regularizer_of_extreme_inputs_is_finite(reduction: str) -> N
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_r_is_1_at_no_distance_whatever_the_batch(padded: bool) -> None:
-    """To the bit in float32, where ten tenths are not."""
+    """R is exactly 1 in float32 if all distances are 0, for every batch size.
+
+    This is not obvious: in float32 the sum of ten tenths is not 1.
+    """
     for b in range(1, 129):
         share = torch.full((2, b), 1 / b) if padded else 1 / b
         R, _ = FedMRUR().reduced(torch.zeros(2, b), share)
@@ -428,7 +456,10 @@ def test_r_is_1_at_no_distance_whatever_the_batch(padded: bool) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean_exp", "exp_mean", "exp_sum", "sum_exp"])
 def test_the_derivatives_of_r_are_its_slopes(reduction: str) -> None:
-    """Beyond the bound of the exponent, too, where R is constant."""
+    """The returned slopes are the derivatives of R.
+
+    This also holds beyond the bound of the exponent, where R is constant.
+    """
     trainer = FedMRUR(sigma=2.0, reduction=reduction)  # type: ignore[arg-type]
     for d2 in ([0.1, 3.0, 70.0], [0.5, 2.0, 4.0], [90.0, 70.0, 60.0]):
         at = torch.tensor(d2, dtype=torch.float64, requires_grad=True)
@@ -443,7 +474,7 @@ N = "aggregator=normalized_mean"
 
 
 def aggregated(moves: list[Tensor], *overrides: str) -> tuple[Tensor, dict[str, float]]:
-    """The server's step for the clients' u_i, and what is logged."""
+    """Return the weights and metrics after the server's step for the clients' u_i."""
     data = make_data((10,) * len(moves))
     world = make_world("method=fedavg", *(overrides or [N]), data=data, model=SOFTMAX)
     state = world.aggregator.init(world.env)
@@ -464,7 +495,10 @@ def test_the_update_has_the_means_direction_and_the_mean_length() -> None:
 
 
 def test_lengths_are_weighted_as_the_updates_are() -> None:
-    """3/4 * 2 + 1/4 * 6 = 3, over a mean of length 1."""
+    """The mean of the lengths has the weights of the updates.
+
+    It is 3/4 * 2 + 1/4 * 6 = 3. The mean update has length 1.
+    """
     stats = RoundStats(
         0, 4, 2, 0.5, 0.1, 0.1, p=(0.75, 0.25), tau=(1, 1), squared_norms=(4.0, 36.0)
     )
@@ -472,16 +506,18 @@ def test_lengths_are_weighted_as_the_updates_are() -> None:
 
 
 def test_normalized_mean_of_special_cohorts_is_exact() -> None:
-    """Orthogonal unit updates: sqrt(m), and length 1.
+    """The normalised mean is exact for special cohorts.
 
-    Equal ones: nothing. Opposite ones: w stays. One: to the bit.
+    Orthogonal unit updates have a factor of sqrt(m), and the result has length 1. With
+    equal updates the result equals the update. With opposite updates, w does not
+    change. With one update, the result is bit-identical to the mean.
     """
     eye = torch.eye(12, dtype=torch.float64)[:4].reshape(4, 3, 4)
     U, metrics = aggregated(list(eye))
     assert float(U.norm()) == pytest.approx(1.0) and metrics["server/factor"] == pytest.approx(2.0)
     move = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4)))
     torch.testing.assert_close(aggregated([move] * 3)[0], move, rtol=1e-12, atol=0)
-    # Rounding, not relative to the updates' length
+    # The difference is a rounding error. It is not relative to the updates' length.
     assert float(aggregated([move, -move])[0].norm()) < 1e-14
     assert not aggregated([torch.zeros_like(move)] * 2)[0].any()
     alone = [[scale * move] for scale in (0.1, 1 / 3, 0.7, 1.1)]

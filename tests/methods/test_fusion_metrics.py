@@ -1,4 +1,4 @@
-"""What every method that matches hidden units logs, in the same words."""
+"""All methods that match hidden units log metrics with the same names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.methods.fusion_world import models_of, results_of, world_of
     ],
 )
 def test_equal_widths(overrides: tuple[str, ...], count: int) -> None:
-    """Every unit has one partner in each other model."""
+    """With equal widths, every unit has one partner in each other model."""
     spec = MODELS["cnn"]
     world = world_of(spec, *overrides)
     metrics = world.aggregator.fuse(results_of(models_of(spec, count)), world.env)[1]
@@ -46,7 +46,11 @@ def test_without_hidden_layers_there_is_nothing_to_say() -> None:
 
 
 def test_widths_ratio_and_share() -> None:
-    """Two layers of three models: 4 of 7 and 3 of 5 local units share theirs."""
+    """The metrics contain the widths, the log ratio and the share of matched units.
+
+    There are two layers of three models. In them, 4 of 7 and 3 of 5 local units share
+    their global unit.
+    """
     units = [torch.tensor([0, 1, 2, 0, 3, 2, 4]), torch.tensor([0, 0, 1, 2, 0])]
     assert width_metrics(units, [5, 3]) == {
         "fusion/width_1": 5.0,

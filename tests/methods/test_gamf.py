@@ -1,4 +1,8 @@
-"""GAMF: Sinkhorn, affinities and schedules by formula, planted permutations."""
+"""Tests of GAMF.
+
+Sinkhorn's method, affinities and schedules equal their formulas. Planted permutations
+are found.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ from tests.world import CPU, assert_same
 
 NETS = ["mlp", "cnn", "concatenated", "gated"]
 EARLY = 1e-9
-SHORT = Joint(sweeps=6, final=4)  # cold from the start on
+SHORT = Joint(sweeps=6, final=4)  # the Hungarian method starts early
 
 
 def start_of(structure, count: int, seed: int = 0):
@@ -62,7 +66,10 @@ def plain(V: torch.Tensor, tau: float, iterations: int) -> torch.Tensor:
 @pytest.mark.parametrize("iterations", [1, 2, 3, 22, 67, 200])
 @pytest.mark.parametrize("tau", [10.0, 0.5, 0.05, 0.002])
 def test_products_are_the_logarithms_half_steps(tau: float, iterations: int) -> None:
-    """At the last temperature logits lie hundreds apart."""
+    """The products equal the half-steps in logarithms.
+
+    At the last temperature the logits differ by hundreds.
+    """
     V = rows(3, 9, 9)
     torch.testing.assert_close(
         doubly_stochastic(V, tau, iterations), plain(V, tau, iterations), rtol=1e-9, atol=1e-13
@@ -77,7 +84,11 @@ def test_scalings_beyond_the_range_are_done_with_logarithms(monkeypatch) -> None
 
 
 def test_a_matrix_that_underflows_is_normalised_with_logarithms() -> None:
-    """exp(-800) is zero in float64, and so would be the rows' sums."""
+    """A matrix that underflows is normalised with logarithms.
+
+    In float64 exp(-800) is zero. Without logarithms, the sums of the rows would be zero
+    too.
+    """
     from fedexp.matching.doubly_stochastic import _with_products
 
     S = rows(2, 6, 6) - 800
@@ -91,7 +102,7 @@ def test_a_matrix_that_underflows_is_normalised_with_logarithms() -> None:
 def test_rows_and_columns_sum_to_one(iterations: int) -> None:
     S = doubly_stochastic(rows(4, 10, 10), 0.5, iterations)
     one = torch.ones(4, 10, dtype=torch.float64)
-    # The last half-step's are exact
+    # The sums of the last half-step are exact.
     exact, near = (S.sum(2), S.sum(1)) if iterations % 2 else (S.sum(1), S.sum(2))
     torch.testing.assert_close(exact, one, rtol=0, atol=1e-14)
     torch.testing.assert_close(near, one, rtol=0, atol=1e-6)
@@ -133,9 +144,10 @@ def four_norm_kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("divide", [True, False])
 def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
-    """The MLP has two hidden layers, and the maps are soft.
+    """The affinities of an MLP equal a separate implementation.
 
-    Rows have moved inputs, columns the moved units of the next layer.
+    The MLP has two hidden layers, and the maps are soft. Rows have moved inputs.
+    Columns have the moved units of the next layer.
     """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[7, 5], bias=False)
     structure, models = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(3)]
@@ -172,7 +184,11 @@ def test_affinities_of_an_mlp_written_out(divide: bool) -> None:
 
 
 def test_affinities_after_flattening_written_out() -> None:
-    """A channel's outgoing weights are its block of h * w columns for every next unit."""
+    """The affinities after flattening equal a separate implementation.
+
+    The outgoing weights of a channel are its block of h * w columns for every unit of
+    the next layer.
+    """
     spec = spec_of("fedexp.models.cnn.ConvNet", channels=[4], kernel=3, hidden=[6], bias=False)
     structure, (a, b) = structure_of(spec, IMAGE), [weights_of(spec, i) for i in range(2)]
     conv, dense = (group.name for group in structure.groups)
@@ -195,7 +211,10 @@ def test_affinities_after_flattening_written_out() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "linear"])
 def test_affinities_do_not_depend_on_the_order_of_units(name: str) -> None:
-    """Of a model whose U is permuted with it: every network that has a description."""
+    """If a model and its U are permuted alike, the affinities are permuted with them.
+
+    The test covers every network whose structure is known.
+    """
     structure, models = (
         structure_of(MODELS[name], IMAGE),
         [weights_of(MODELS[name], i) for i in range(2)],
@@ -234,9 +253,9 @@ ONE = spec_of("fedexp.models.mlp.MLP", hidden=[5])
 
 
 def test_the_joint_schedule(monkeypatch) -> None:
-    """Stages have one sweep each. tau and half-steps are the published ones.
+    """The joint schedule has the published values of tau and numbers of half-steps.
 
-    The Hungarian method is used below 0.005.
+    Each stage has one sweep. The Hungarian method is used below 0.005.
     """
     calls = recorded(monkeypatch)
     structure, models = structure_of(ONE, IMAGE), models_of(ONE, 3)
@@ -250,9 +269,9 @@ def test_the_joint_schedule(monkeypatch) -> None:
 
 
 def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
-    """It ends after more than 50 counted sweeps.
+    """A stage that does not settle ends after more than 50 counted sweeps.
 
-    The Hungarian method starts 75 sweeps before the end in any case.
+    In any case, the Hungarian method starts 75 sweeps before the end.
     """
     calls = recorded(monkeypatch)
     monkeypatch.setattr(graduated_assignment, "_change", lambda *_: torch.tensor(1.0))
@@ -260,8 +279,8 @@ def test_a_stage_that_does_not_settle_ends_by_patience(monkeypatch) -> None:
     _, sweeps = match_jointly(
         models, structure, structure.groups, Joint(sweeps=300), None, start_of(structure, 3)
     )
-    # 52 sweeps a temperature: counts 0 to 51, of which the last is above 50; the count
-    # goes on where the method is forced
+    # Each temperature takes 52 sweeps. The count goes from 0 to 51, and only 51 is
+    # above 50. The count continues when the Hungarian method is forced.
     assert [calls.count(call) for call in dict.fromkeys(calls)] == [
         52,
         52,
@@ -282,7 +301,10 @@ def test_change_of_cycles_of_two_is_zero() -> None:
 
 
 def test_two_sweeps_written_out() -> None:
-    """One sweep is of Sinkhorn, one of the Hungarian method. Votes are written out."""
+    """Two sweeps equal a separate implementation with the votes written out.
+
+    The first sweep uses Sinkhorn's method. The second one uses the Hungarian method.
+    """
     spec = MODELS["mlp"]
     structure, models = structure_of(spec, IMAGE), models_of(spec, 3)
     U = start_of(structure, 3)
@@ -294,9 +316,9 @@ def test_two_sweeps_written_out() -> None:
     assert sweeps == 2
     for name, u in hard.items():
         for i in range(3):
-            # Common unit b holds old unit u[:, b]
+            # The common unit b holds the old unit u[:, b].
             moved = u[i].T @ torch.arange(float(u.shape[1])).double()
-            first = u[0].argmax(1)  # named after the first model's
+            first = u[0].argmax(1)  # named after the first model's units
             assert maps[i][name].tolist() == moved[first].tolist()
 
 
@@ -339,7 +361,10 @@ def test_planted_permutations_come_back_in_18_of_20_seeds(name: str, count: int)
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("name", ["linear", *NETS])
 def test_copies_give_the_model(name: str, count: int, mode: str) -> None:
-    """Soft assignments of the pairwise mode leave a trace of other units."""
+    """Fusing copies of a model gives the model.
+
+    In the pairwise mode, the soft assignments leave a trace of other units.
+    """
     world, model = (
         world_of(MODELS[name], "method=gamf", f"aggregator.mode={mode}"),
         models_of(MODELS[name], 1)[0],
@@ -383,7 +408,10 @@ def test_moved_models_compute_what_they_did(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_a_common_permutation_permutes_the_result(name: str) -> None:
-    """From assignments that are permuted with the models."""
+    """A common permutation of the models permutes the result.
+
+    The initial assignments are permuted with the models.
+    """
     structure, models = structure_of(MODELS[name], IMAGE), models_of(MODELS[name], 3)
     U, maps = start_of(structure, 3), structure.random(2)
     turned = [structure.permute_weights(model, maps) for model in models]

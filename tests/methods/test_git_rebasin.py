@@ -1,4 +1,4 @@
-"""Git Re-Basin: planted permutations, and an inner product that never falls."""
+"""Git Re-Basin finds planted permutations, and its inner product never falls."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_a_permuted_copy_is_recovered(name: str) -> None:
 @pytest.mark.parametrize("count", [3, 5])
 @pytest.mark.parametrize("name", WIDE)
 def test_many_permuted_copies_are_recovered(name: str, count: int) -> None:
-    """Well separated units: every seed; the first model stays."""
+    """Many permuted copies are recovered for every seed if units are well separated.
+
+    The first model does not change.
+    """
     spec = WIDE[name]
     structure, model = structure_of(spec, IMAGE), weights_of(spec, 0)
     for seed in range(8):
@@ -133,7 +136,10 @@ def test_moved_models_compute_what_they_did(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_the_objective_never_falls(name: str) -> None:
-    """Unrelated models; a search of s + 1 sweeps begins with that of s."""
+    """The objective never falls, for unrelated models.
+
+    A search with s + 1 sweeps begins with the search with s sweeps.
+    """
     structure = structure_of(MODELS[name], IMAGE)
     for seed in range(4):
         model, reference = weights_of(MODELS[name], seed, "a"), weights_of(MODELS[name], seed, "b")
@@ -168,9 +174,10 @@ def test_many_models_come_closer() -> None:
 
 
 def test_one_hidden_layer_is_brute_forces_best() -> None:
-    """Incoming weights, outgoing weights and biases all count.
+    """With one hidden layer, the result equals the best one found by brute force.
 
-    They are scaled so that each of the three on its own would decide otherwise.
+    Incoming weights, outgoing weights and biases all count. They are scaled so that
+    each of the three on its own would give another result.
     """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[5])
     structure, decided = structure_of(spec, IMAGE), set()
@@ -207,7 +214,10 @@ def test_one_hidden_layer_is_brute_forces_best() -> None:
     ids=["mlp", "cnn with flattening"],
 )
 def test_no_group_alone_can_do_better(spec) -> None:
-    """Where the search ends, against all permutations of each group."""
+    """When the search ends, no permutation of a single group is better.
+
+    The test tries all permutations of each group.
+    """
     structure = structure_of(spec, IMAGE)
     for seed in range(3):
         a, b = weights_of(spec, seed, "a"), weights_of(spec, seed, "b")
@@ -222,9 +232,9 @@ def test_no_group_alone_can_do_better(spec) -> None:
 
 
 def test_visiting_orders_follow_their_names() -> None:
-    """Equal names give equal permutations.
+    """Equal names give equal visiting orders and thus equal permutations.
 
-    Other names reach other local optima of unrelated models.
+    For unrelated models, other names reach other local optima.
     """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[12, 12, 12])
     structure, a, b = structure_of(spec, IMAGE), weights_of(spec, 0), weights_of(spec, 1)
@@ -291,7 +301,11 @@ def test_frozen_layers_keep_their_bits_and_their_order() -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_units_of_frozen_layers_do_not_move_even_where_that_pays(count: int) -> None:
-    """What reads them is turned in one model, which moving them would undo."""
+    """Units of frozen layers do not move, even if moving them would pay.
+
+    In one model the layer that reads these units is permuted. Moving the units would
+    undo this.
+    """
     spec = spec_of("PartlyFrozen")
     base = models_of(spec, 1)[0]
     turned = {**base.params, "hidden.weight": base.params["hidden.weight"].roll(1, 1)}
@@ -323,7 +337,10 @@ def test_units_of_frozen_layers_do_not_move_even_where_that_pays(count: int) -> 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_best_of_several_searches_counts(count: int) -> None:
-    """The first search is that without restarts. More searches never find less."""
+    """The best of several searches is returned.
+
+    The first search equals the search without restarts. More searches never find less.
+    """
     spec = spec_of("fedexp.models.mlp.MLP", hidden=[12, 12, 12])
     structure, models = structure_of(spec, IMAGE), [weights_of(spec, seed) for seed in range(count)]
     params, better = [model.params for model in models], 0

@@ -1,4 +1,7 @@
-"""Server training queues its steps: host reads per epoch do not depend on their number."""
+"""The number of host reads per epoch does not depend on the number of server steps.
+
+Thus the server's training can queue its steps on the device.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,9 @@ MOVED = {Tensor.to, Tensor.cpu, Tensor.cuda, torch.tensor, torch.as_tensor, torc
 
 
 class Operations(TorchDispatchMode):
-    """A counter of operations whose result, or its shape, requires the device to
-    finish.
+    """A counter of operations that make the host wait for the device.
+
+    The host needs their result or the result's shape.
     """
 
     def __init__(self) -> None:
@@ -51,9 +55,9 @@ class Operations(TorchDispatchMode):
 
 
 class Calls(TorchFunctionMode):
-    """A counter of host reads without an operation.
+    """A counter of host reads that are not operations.
 
-    These are values as lists or arrays, and moves to a named device.
+    These are conversions to lists or arrays, and moves to a named device.
     """
 
     def __init__(self) -> None:
@@ -72,8 +76,7 @@ class Calls(TorchFunctionMode):
 
 
 def reads(work: Callable[[], object]) -> tuple[int, int]:
-    """Return how often `work` reads values on the host, and how often it moves a
-    tensor.
+    """Return how often `work` reads values on the host and how often it moves a tensor.
 
     Moves are between host and device.
     """
@@ -96,7 +99,7 @@ def test_a_read_is_seen(read: Callable[[Tensor], object]) -> None:
 
 
 def epoch(method: str, steps: int, *keys: str) -> tuple[int, int]:
-    """Return reads and moves of the second epoch, when the bank has one batch.
+    """Return the reads and moves of the second epoch, in which the bank has one batch.
 
     The student takes `steps` steps.
     """
@@ -126,13 +129,15 @@ CLIPPED = ("aggregator.generator.clip=0.1", "aggregator.student.clip=0.1")
 def test_an_epoch_with_a_bank_reads_as_often_however_many_steps_make_images_and_teach(
     method: str, key: str, keys: tuple[str, ...]
 ) -> None:
-    """Steps on images, of the student and of Co-Boosting's weights are three times as
-    many.
+    """An epoch reads equally often for any number of steps.
+
+    In the second run, the steps on images, the student's steps and the steps of
+    Co-Boosting's weights are three times as many.
     """
     few = epoch(method, 2, *keys, f"aggregator.{key}=2", "aggregator.B=12")
     many = epoch(method, 6, *keys, f"aggregator.{key}=6", "aggregator.B=4")
     assert few[0] == many[0] > 0
-    # Noise and offsets of views are drawn where the images are
+    # The noise and offsets of views are drawn on the device of the images.
     if not any("views" in key for key in keys):
         assert few == many
 
@@ -150,7 +155,7 @@ def test_a_pass_over_proxy_data_reads_as_often_however_many_batches_it_has(
     method: str, augment: bool
 ) -> None:
     found = []
-    for batch_size, steps in ((30, 2), (10, 6)):  # of 58 samples
+    for batch_size, steps in ((30, 2), (10, 6)):  # there are 58 samples
         world = make_world(f"method={method}", "rounds=1", data=make_data(images=True))
         aggregator = replace(world.aggregator, batch_size=batch_size, augment=augment)  # type: ignore[call-arg]
         domain = replace(world.env.domain, augment=Augment(crop_padding=1))

@@ -1,4 +1,4 @@
-"""LDAM: margins and weights against known numbers, its loss, and its scale."""
+"""LDAM: tests of margins and weights against known numbers, its loss, and its scale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNTS = [156, 709, 301, 2629, 20, 651, 915, 113, 180, 2133]  # client 0 of DENS
 def loss_of(
     trainer: Ldam, logits: Tensor, y: Tensor, counts: list[int], step: int = 0, steps: int = 10
 ) -> Tensor:
-    """The loss of a network that answers `logits`."""
+    """Return the loss of a network that outputs `logits`."""
     ctx = SimpleNamespace(class_counts=torch.tensor(counts), step=step, num_steps=steps)
     return trainer.loss(lambda params, buffers, x: x, {}, {}, Batch(logits, y), ctx)
 
@@ -62,7 +62,11 @@ def test_deferred_weights() -> None:
 
 @pytest.mark.parametrize(("y", "expected"), [(4, 9.33534300), (3, 10.43098963)])
 def test_the_loss_of_one_sample(y: int, expected: float) -> None:
-    """Z = 0.3 at class 4, 0.1 at class 3, else 0; the network's output is 30 z."""
+    """The loss of one sample equals a known number.
+
+    The cosines z are 0.3 at class 4, 0.1 at class 3 and 0 elsewhere. The network's
+    output is 30 z.
+    """
     z = torch.zeros(1, 10, dtype=torch.float64)
     z[0, 4], z[0, 3] = 0.3, 0.1
     assert loss_of(Ldam(), 30 * z, torch.tensor([y]), COUNTS).item() == pytest.approx(
@@ -72,7 +76,7 @@ def test_the_loss_of_one_sample(y: int, expected: float) -> None:
 
 def test_zero_counts_leave_loss_and_gradient_finite() -> None:
     logits = torch.randn(6, 4, generator=torch_generator("logits")).requires_grad_()
-    for step in (0, 9):  # before and after the weights
+    for step in (0, 9):  # a step before the reweighting and one after its start
         loss = loss_of(Ldam(drw=0.8), logits, torch.tensor([0, 2, 2, 0, 2, 2]), [3, 0, 9, 0], step)
         assert loss.isfinite() and torch.autograd.grad(loss, logits)[0].isfinite().all()
 
@@ -122,5 +126,5 @@ def test_scales_that_disagree_are_refused() -> None:
     with pytest.raises(ConfigError, match="differently from the loss") as refused:
         Experiment.of(compose([*quick, "model.cosine_scale=16"]))
     assert "trainer.s=16" in str(refused.value)
-    with pytest.raises(DataError):  # nothing else is wrong
+    with pytest.raises(DataError):  # everything else is correct
         Experiment.of(compose([*quick, "model.cosine_scale=30"]))

@@ -1,4 +1,4 @@
-"""MA-Echo: its formulas in plain form, closed forms, and equivariances."""
+"""MA-Echo equals its formulas in plain form and closed forms, and is equivariant."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def factor(d: int, rank: int, seed: int) -> Tensor:
-    """K with K K^T of eigenvalues in [0, 1]."""
+    """Return K such that the eigenvalues of K K^T are in [0, 1]."""
     Q, _ = torch.linalg.qr(random(d, rank, seed=seed))
     return Q * torch.linspace(0.2, 1.0, rank, dtype=torch.float64).sqrt()
 
@@ -55,7 +55,7 @@ def factor(d: int, rank: int, seed: int) -> Tensor:
 def plain(
     local: list[Tensor], P: list[Tensor], start: Tensor, rule: LayerRule, T: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """The iteration as it is written, with dense matrices."""
+    """Iterate as the formulas are written, with dense matrices."""
     N, d = len(local), start.shape[1]
     W, V, eye = start.clone(), [w.clone() for w in local], torch.eye(d, dtype=torch.float64)
     for _ in range(T):
@@ -116,9 +116,9 @@ def test_without_projections_or_with_full_ones_it_is_the_average(step: float) ->
 
 @pytest.mark.parametrize("step", [0.5, 1.0, 1.6, 1.9])
 def test_complementary_subspaces_keep_both_models(step: float) -> None:
-    """With P_1 + P_2 = I the fixed point is W_1 P_1 + W_2 P_2.
+    """The fixed point is W_1 P_1 + W_2 P_2 if P_1 + P_2 = I.
 
-    So each client's outputs on its own inputs are kept.
+    Thus each client's outputs on its inputs do not change.
     """
     Q, _ = torch.linalg.qr(random(8, 8))
     K = [Q[:, :3], Q[:, 3:]]
@@ -177,7 +177,10 @@ def test_norm_moves_every_row_by_the_step() -> None:
 
 class TestQuadraticProgram:
     def test_meets_the_conditions_of_optimality(self) -> None:
-        """C = 1: <g_i, g*> >= ||g*||^2, with equality where a_i > 0 (Proposition 1)."""
+        """The weights satisfy the optimality conditions of Proposition 1 for C = 1.
+
+        The condition is <g_i, g*> >= ||g*||^2, with equality where a_i > 0.
+        """
         g = random(6, 20)
         a = capped_simplex_qp(g @ g.T, 1.0)
         star = a @ g
@@ -224,7 +227,7 @@ def probed(world: World, probe: Projections, model: Any = None) -> dict[str, Ten
 
 
 def batch_means(world: World, name: str, batch_size: int) -> Tensor:
-    """One row a batch, in the probe's order."""
+    """Return one row per batch, in the probe's order."""
     from fedexp.core.seeds import torch_generator
 
     weights = world.env.initial_weights()
@@ -258,7 +261,7 @@ def test_the_recursion_is_its_plain_form(hidden: int, batch_size: int, damping: 
     torch.testing.assert_close(K @ K.T, torch.eye(d, dtype=torch.float64) - Q, rtol=0, atol=1e-9)
     values = torch.linalg.eigvalsh(K @ K.T)
     assert float(values.min()) > -1e-12 and float(values.max()) < 1 + 1e-12
-    if damping == 1.0:  # the closed form of the stacked means
+    if damping == 1.0:  # the closed form for the stacked means
         closed = X.T @ torch.linalg.solve(
             X @ X.T + alpha * torch.eye(len(X), dtype=torch.float64), X
         )
@@ -276,9 +279,10 @@ def test_the_exact_projector_is_the_papers_formula() -> None:
 
 
 def test_a_convolutions_updates_are_patches_of_the_mean_map() -> None:
-    """Kernel windows have no padding and stride 2, row by row.
+    """The updates of a convolution are the patches of the mean map, row by row.
 
-    Each is flattened as (channel, row, column).
+    Kernel windows have no padding and stride 2. Each patch is flattened as (channel,
+    row, column).
     """
     x = random(10, 2, 6, 6)
     layer = Layer("w", None, "conv", (3, 3), (1, 1), (1, 1))
@@ -320,7 +324,7 @@ def test_rank_keeps_the_largest_eigenpairs(rank: int) -> None:
 
 
 def cohort(world: World) -> list[ClientResult]:
-    """The first round's results, probed."""
+    """Return the results of the first round with the answers of their probes."""
     jobs = world.aggregator.plan(world.aggregator.init(world.env), world.env)
     engine = Serial()
     results = engine.map(jobs, world.data)
@@ -334,9 +338,10 @@ def cohort(world: World) -> list[ClientResult]:
     ("method", "rule"), [("ma_echo", RELEASED), ("ma_echo_algorithm1", PRINTED)]
 )
 def test_a_whole_fusion_is_the_plain_form(method: str, rule: LayerRule) -> None:
-    """Every hidden layer is the dense iteration with its bias as a column.
+    """A whole fusion equals the iteration in plain form.
 
-    The output layer is over clients that have a class. Algorithm 1 returns W, and its
+    Every hidden layer is the dense iteration with the bias as a column. The output
+    layer is averaged over the clients that have a class. Algorithm 1 returns W, and its
     output layer is the plain mean.
     """
     world = make_world(f"method={method}", "aggregator.T=7", model={**MLP, "hidden": [9, 6]})
@@ -381,12 +386,12 @@ def test_last_layer_rules() -> None:
         return fused.params[world.env.layers[-1].weight]
 
     masked, plain_mean = output(), output("aggregator.last_layer=plain")
-    torch.testing.assert_close(masked, plain_mean)  # every class on both clients
+    torch.testing.assert_close(masked, plain_mean)  # both clients have every class
     assert not torch.allclose(output("aggregator.last_layer=projected"), plain_mean)
 
 
 def test_start_and_returned_model() -> None:
-    """Without an iteration W is where it starts, and the mean of V is the average."""
+    """Without an iteration, W equals the start and the mean of V equals the average."""
     for start in ("average", "first", "random"):
         world = make_world(
             "method=ma_echo", "aggregator.T=0", "aggregator.returns=W", f"aggregator.start={start}"
@@ -417,9 +422,10 @@ def test_layers_that_match_no_pattern_are_averaged() -> None:
 
 
 def test_permuted_models_give_the_permuted_model() -> None:
-    """The same hidden permutation of all clients permutes the result.
+    """Permuted models give the permuted model.
 
-    The function does not change.
+    The same permutation of hidden units in all clients permutes the result. The
+    function does not change.
     """
     world = make_world("method=ma_echo", model={**MLP, "hidden": [9, 6]})
     results = cohort(world)
@@ -447,7 +453,7 @@ def test_permuted_models_give_the_permuted_model() -> None:
 
 
 def test_trace_is_the_run_stopped_there() -> None:
-    """What the trace shows of iteration t is what a run of t iterations delivers."""
+    """The trace at iteration t equals the model of a run with t iterations."""
     overrides = ("method=ma_echo", "rounds=1")
     world = make_world(*overrides, "aggregator.T=6")
     tracer = Tracer(Evaluator(world.experiment.task, 100), world.data, every=3, weights=(3,))
@@ -461,7 +467,10 @@ def test_trace_is_the_run_stopped_there() -> None:
 
 
 def test_what_a_trace_keeps_is_not_iterated_further() -> None:
-    """Without a bias the matrix that is iterated is the model's own tensor."""
+    """Traced weights do not change in later iterations.
+
+    Without a bias, the matrix that is iterated is the model's tensor.
+    """
     model = {"_target_": "fedexp.models.mlp.MLP", "hidden": [5, 4], "bias": False}
     overrides = ("method=ma_echo", "rounds=1", "aggregator.returns=W")
     world = make_world(*overrides, "aggregator.T=6", model=model)
@@ -485,7 +494,7 @@ def test_a_map_smaller_than_the_kernel_is_padded_as_the_layer_pads() -> None:
 
 
 class HalfFrozen(mlp.MLP):
-    """Its first layer is nobody's to train."""
+    """A network whose first layer is frozen."""
 
     frozen_parameters = ("hidden.0.*",)
 
@@ -553,9 +562,10 @@ def test_a_mask_of_classes_needs_a_row_a_class(method: str, key: str, instead: s
 
 
 def test_alignment_first_is_fusing_the_aligned_models() -> None:
-    """The factors follow the models.
+    """Aligning first equals fusing the aligned models.
 
-    New probes of the aligned models give the same fused function.
+    The factors are permuted with the models. New probes of the aligned models give the
+    same fused function.
     """
     model = {**MLP, "hidden": [9, 6]}
     world = make_world("method=ma_echo_ot", "init=different", model=model)

@@ -1,4 +1,4 @@
-"""Several lambdas on one set of models, legacy orders, class counts from a file."""
+"""Tests of several lambdas on one set of models, legacy orders and class counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAMBDAS = (0.0, 1e-8, 0.3, 0.0, 3.0, 100.0)
 
 
 def problem(frequency: bool):
-    """Return units of which a third are alike, with one or several precisions."""
+    """Return units of which a third are alike, with one precision or several."""
     rng = generator(1)
     common = 1.5 * torch.randn(14, 5, generator=rng, dtype=torch.float64)
     models = [common[torch.randperm(14, generator=rng)[:n]] for n in (8, 10, 7, 9)]
@@ -59,7 +59,10 @@ def same(a, b) -> bool:
 def test_each_lambda_is_to_the_bit_what_it_is_alone(
     kind: str, frequency: bool, threads: int, monkeypatch
 ) -> None:
-    """The lambdas diverge at different places. Visiting orders are common or separate."""
+    """For each lambda, the result is bit-identical to that of a separate matching.
+
+    The lambdas diverge at different places. Visiting orders are common or separate.
+    """
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     models, q, mu0 = problem(frequency)
     options = BetaBernoulli(0.9, 3.0, caps=False, penalty=kind)
@@ -78,7 +81,10 @@ def test_each_lambda_is_to_the_bit_what_it_is_alone(
 
 
 def test_lambdas_that_agree_cost_one_posterior(monkeypatch) -> None:
-    """Products of a visit are computed once for all that have the same state."""
+    """Lambdas with the same state share one posterior.
+
+    The products of a visit are computed once for all of them.
+    """
     models, q, mu0 = problem(False)
     calls: list[int] = []
     products = beta_bernoulli._UnitPool.products
@@ -96,7 +102,10 @@ def test_lambdas_that_agree_cost_one_posterior(monkeypatch) -> None:
 
 
 def test_lambdas_that_agree_again_have_one_state_whose_sums_are_new() -> None:
-    """Whatever rounding their ways there have left."""
+    """Lambdas that agree again share one state, whose sums are recomputed.
+
+    This removes the rounding errors that differed between them.
+    """
     models, q, mu0 = problem(True)
     pool = beta_bernoulli._UnitPool(models, q, mu0, BetaBernoulli(caps=False))
     state = pool.recomputed({s: torch.arange(len(w)) for s, w in enumerate(models)})
@@ -130,7 +139,10 @@ def test_products_that_are_not_kept_are_computed_at_each_visit(monkeypatch) -> N
 
 @pytest.mark.parametrize("widths", [[(6,)] * 4, [(4, 5), (5, 3), (4, 4), (6, 5)], [(3, 4, 3)] * 4])
 def test_networks_of_each_lambda_are_those_alone(widths) -> None:
-    """Deeper layers are matched from what each lambda made of the last ones."""
+    """For each lambda, the network is bit-identical to that of a separate fusion.
+
+    Each lambda continues with its results of the layers that were matched before.
+    """
     models, shares = chains(widths, scale=2.0), class_shares(torch.tensor(COUNTS))
     options, depth = BetaBernoulli(0.9, 3.0, caps=False, penalty="code2020"), len(widths[0])
     orders = np.stack([visits(depth, 3, 4)] * len(LAMBDAS))
@@ -143,7 +155,7 @@ def test_networks_of_each_lambda_are_those_alone(widths) -> None:
 
 
 class Recorder(Trace):
-    """Looks at some iterations and keeps what it is given."""
+    """A trace that records the models and values of the iterations in `wanted`."""
 
     def __init__(self, *wanted: int) -> None:
         self.wanted, self.taken = wanted, {}
@@ -205,9 +217,10 @@ def after(seed: int) -> dict:
 
 
 def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
-    """Layers follow each other, the last hidden one first.
+    """Raw orders are the next permutations of the legacy generator.
 
-    In a grid, one lambda follows the other, or all start from the beginning.
+    Layers follow each other, and the last hidden layer comes first. In a grid, the
+    stream continues from one lambda to the next, or starts again for each lambda.
     """
     for continued in (True, False):
         world = matching(
@@ -221,7 +234,7 @@ def test_raw_orders_are_the_legacy_generators_next_permutations() -> None:
         assert np.array_equal(found, expected[[0, 2]] if continued else expected[[0, 0]])
     plain = matching(MLPS["one"], "pfnm", visits="raw")
     env = replace(plain.env, rounds=1, legacy=after(5))
-    # Asking takes nothing from the stream
+    # Asking for orders does not advance the stream.
     a, b = (plain.aggregator._orders(env, 4, [0], False) for _ in range(2))
     assert np.array_equal(a, b) and np.array_equal(
         a[0, 0, 0], np.random.RandomState(5).permutation(4)
@@ -262,9 +275,10 @@ def test_class_counts_from_a_file_are_those_of_the_clients_that_take_part(tmp_pa
 def test_given_models_orders_and_counts_decide_everything(
     name: str, kind: str, tmp_path: Path
 ) -> None:
-    """The loop form agrees to 1e-9 in float64.
+    """The given models, orders and counts determine the result.
 
-    Seeds, the split and the clients' own answers do not matter.
+    The loop form agrees to 1e-9 in float64. Seeds, the split and the clients' answers
+    do not matter.
     """
     spec, models, depth = MLPS[name], models_of(MLPS[name], 4), 1 if name == "one" else 2
     orders, counts = visits(depth, 5, 4), np.array(COUNTS)

@@ -1,4 +1,7 @@
-"""Several rounds of PFNM and NAFI: parts of the fused network, stored assignments."""
+"""Tests of several rounds of PFNM and NAFI.
+
+They cover the parts of the fused network and stored assignments.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ WIDE = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6, 5]}
 @pytest.mark.parametrize("sweeps", [0, 3])
 @pytest.mark.parametrize("strength", [0.0, 0.2])
 def test_matching_from_assignments_is_the_loop_forms(sweeps: int, strength: float) -> None:
-    """Global units are renumbered in their old order, without units of no client."""
+    """Matching from given assignments equals the loop form.
+
+    Global units are renumbered in their old order. Units that no client has are left
+    out.
+    """
     rng = generator(3)
     models = [torch.randn(n, 4, generator=rng, dtype=torch.float64) for n in (3, 4, 2)]
     start = [torch.tensor([7, 2, 4]), torch.tensor([2, 9, 3, 7]), torch.tensor([0, 9])]
@@ -45,9 +52,10 @@ def test_matching_from_assignments_is_the_loop_forms(sweeps: int, strength: floa
 
 @pytest.mark.parametrize("method", ["pfnm", "nafi"])
 def test_clients_train_their_parts_and_matching_goes_on_from_them(method: str, monkeypatch) -> None:
-    """Parts are those of the network of the round before, with the config's widths.
+    """Clients train their parts, and matching continues from their assignments.
 
-    An absent client gets the units that most clients have.
+    The parts are those of the network of the last round, with the widths of the
+    configuration. An absent client gets the units that most clients have.
     """
     world = make_world(
         f"method={method}", "rounds=3", "init=different", "aggregator.gamma=20", model=WIDE, m=3
@@ -126,7 +134,10 @@ def test_a_round_in_which_everyone_was_skipped_changes_nothing() -> None:
 
 
 def test_weights_and_assignments_survive_the_dtype(monkeypatch) -> None:
-    """Parts are cut in the model's own numbers."""
+    """Weights and assignments do not change with the dtype.
+
+    The parts of the network are cut from the model's tensors without a conversion.
+    """
     world = matching(MLPS["one"], "pfnm")
     results = [
         replace(

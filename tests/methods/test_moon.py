@@ -1,4 +1,4 @@
-"""MOON: its loss written out in torch, its first round, and refused settings."""
+"""MOON: tests of its loss in torch, its first round, and refused settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MU, TAU, LR = 3.0, 0.4, 0.2
 
 
 class Headless(nn.Module):
-    """Its output is a mean over positions: no linear layer."""
+    """A network whose output is a mean over positions. It has no linear layer."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -43,7 +43,10 @@ def written_out(
     x: Tensor,
     y: Tensor,
 ):
-    """Cross-entropy and Eq. 3, with exponentials and a ratio as printed."""
+    """Return the loss and the contrast term, as printed in the paper.
+
+    The loss is cross-entropy plus Eq. 3, with exponentials and a ratio.
+    """
     z = features(params, x)
     p = (z @ params["output.weight"].T + params["output.bias"]).softmax(1)
 
@@ -56,7 +59,10 @@ def written_out(
 
 
 def test_rounds_are_those_of_the_loss_written_out() -> None:
-    """Two clients, three rounds of three full-batch steps, by torch's own autograd."""
+    """The rounds equal those of the written-out loss with torch's autograd.
+
+    There are two clients and three rounds of three full-batch steps.
+    """
     world = make_world(
         "method=moon",
         f"trainer.mu={MU}",
@@ -66,7 +72,7 @@ def test_rounds_are_those_of_the_loss_written_out() -> None:
         "local.epochs=3",
         "aggregator.weights=uniform",
         data=make_data((12, 12)),
-        model={**MLP, "hidden": [24]},  # wide enough that no sample's features are all zero
+        model={**MLP, "hidden": [24]},  # so wide that no features are all zero
     )
     w = world.aggregator.init(world.env)["weights"].params
     last = [w, w]
@@ -117,9 +123,10 @@ def test_with_mu_zero_nothing_is_kept() -> None:
 
 
 def test_moon_other_models_do_not_change_batch_norm_statistics() -> None:
-    """BatchNorm's counter shows one training batch per step.
+    """The other models of MOON do not change BatchNorm's statistics.
 
-    The last model is kept with its statistics.
+    BatchNorm's counter shows one training batch per step. The last model is stored with
+    its statistics.
     """
     world = make_world("method=moon", "rounds=2", model=NORMALISED)
     plain = make_world("method=fedavg", "rounds=2", model=NORMALISED)
@@ -129,7 +136,8 @@ def test_moon_other_models_do_not_change_batch_norm_statistics() -> None:
     ]
     assert torch.equal(*counters)
     kept = [own["buffers"]["norm.num_batches_tracked"] for own in after.clients.values()]
-    assert max(kept) == counters[0]  # those after its training, not the received ones
+    # These are the statistics after its training and not the received ones.
+    assert max(kept) == counters[0]
 
 
 def test_stacked_is_serial() -> None:

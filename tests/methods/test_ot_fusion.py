@@ -1,4 +1,4 @@
-"""OT fusion: identities that hold for every network whose units can be re-ordered."""
+"""Tests of OT fusion: identities for every network whose units can be permuted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_order_of_units_matters_in_the_reference_alone(
     ]
     expected = fused(world, models, COUNTS[:count])
     assert_same(tensors(fused(world, moved, COUNTS[:count])), tensors(expected), 1e-12)
-    mean = world_of(spec, "method=average")  # which, without alignment, does depend on it
+    mean = world_of(spec, "method=average")  # it depends on the order
     name = structure.groups[0].name
     assert not torch.allclose(fused(mean, moved).params[name], fused(mean, models).params[name])
 
@@ -105,11 +105,15 @@ def test_permuted_copies_are_recovered(name: str, variant: str) -> None:
 
 
 def test_activations_do_not_see_weights_of_constant_inputs() -> None:
-    """Pixels that are zero in all data say nothing about a unit, but their weights differ."""
+    """Activations ignore the weights of constant inputs.
+
+    Pixels that are zero in all data do not affect a unit's activations, but their
+    weights differ.
+    """
     spec = MODELS["mlp"]
     structure, model = structure_of(spec, IMAGE), models_of(spec, 1)[0]
     noisy = {name: value.clone() for name, value in model.params.items()}
-    # The second channel's weights are those of other units
+    # The weights of the second channel are those of other units.
     noisy["hidden.0.weight"][:, 64:] = 9 * noisy["hidden.0.weight"][:, 64:].roll(1, 0)
     shuffle = structure.random(3)
     copy = structure.permute_weights(Weights(spec, noisy, model.buffers), shuffle)
@@ -134,7 +138,10 @@ def test_ot_fusion_without_hidden_units_equals_average() -> None:
     [("running", (1 / 8, 1 / 8, 1 / 4, 1 / 2)), ("uniform", (1 / 4, 1 / 4, 1 / 4, 1 / 4))],
 )
 def test_the_fold_determines_the_weights(fold: str, weights: tuple[float, ...]) -> None:
-    """Without hidden units nothing moves, so the result is a weighted mean."""
+    """The fold determines the weights of the models.
+
+    Without hidden units nothing moves, so that the result is a weighted mean.
+    """
     spec = MODELS["linear"]
     models = models_of(spec, 4)
     result = fused(world_of(spec, "method=ot_fusion", f"aggregator.fold={fold}"), models)
@@ -144,9 +151,10 @@ def test_the_fold_determines_the_weights(fold: str, weights: tuple[float, ...]) 
 
 
 def test_nafis_two_models_written_out() -> None:
-    """With one hidden layer, model 1 is moved onto model 0.
+    """The fusion of two models by NAFI's variant equals its formula.
 
-    The output is transported, biases are averaged in place.
+    With one hidden layer, model 1 is moved onto model 0. The output layer is
+    transported. Biases are averaged in place.
     """
     spec = MODELS["mlp"]
     a, b = (m.params for m in models_of(spec, 2))
@@ -216,7 +224,11 @@ def test_settings_without_meaning_are_refused(overrides: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_frozen_layers_keep_their_bits_and_their_order(variant: str) -> None:
-    """The mean of seven equal numbers may differ from them in the last bit."""
+    """Frozen layers stay bit-identical and keep their order.
+
+    This is not obvious: the mean of seven equal numbers may differ from them in the
+    last bit.
+    """
     spec = spec_of("PartlyFrozen")
     world, structure, base = (
         world_of(spec, *VARIANTS[variant]),

@@ -1,4 +1,8 @@
-"""Bayesian matching: closed forms, an independent loop form, brute force, refusals."""
+"""Tests of Bayesian matching.
+
+The results are compared with closed forms, an independent loop form and brute force.
+Configurations that cannot work are refused.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ def composed() -> World:
 
 
 def matching(spec: ModelSpec, method: str, **options) -> World:
-    """A world of `spec` and `method`, without composing it again."""
+    """Return a world of `spec` and `method` without composing it again."""
     world = composed()
     experiment = replace(
         world.experiment, aggregator=build(AGGREGATORS[method], options, "aggregator")
@@ -107,14 +111,14 @@ def visits(layers: int, sweeps: int, models: int, seed: int = 0) -> np.ndarray:
 
 
 def fuse_one(models, shares, frequency: bool, options: BetaBernoulli, orders: np.ndarray) -> Fused:
-    """For the options' own lambda."""
+    """Fuse the models for the value of lambda in the options."""
     return fuse_chains(models, shares, frequency, options, [options.strength], orders[None])[0]
 
 
 def pool_of(
     models, q: torch.Tensor, mu0: torch.Tensor, options: BetaBernoulli, *assigned: int
 ) -> tuple[_UnitPool, _State]:
-    """With these models assigned one after the other."""
+    """Return a pool and its state after the models `assigned` were assigned in turn."""
     pool = _UnitPool(models, q, mu0, options)
     state = pool.initial_state(None)
     for s in assigned:
@@ -130,13 +134,13 @@ def add(pool: _UnitPool, state: _State, s: int) -> _State:
 def values_of(
     pool: _UnitPool, form: QuadraticForm, posterior: Posterior, units, s: int
 ) -> torch.Tensor:
-    """(J, K) what a form says of model s."""
+    """Return the values of a form for model s, with shape (J, K)."""
     products = pool.products(units, len(posterior.c), s)
     return form(pool.local[s], posterior, products, pool.space).T
 
 
 def sums_of(pool: _UnitPool, units, known: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(K, D) G and S, from the members one by one."""
+    """Return G and S, each with shape (K, D), as sums over the members one by one."""
     G, S = (
         pool.space.a0.repeat(known, 1),
         torch.full((known, len(pool.space.a0)), pool.space.p0, dtype=torch.float64),
@@ -184,7 +188,7 @@ def function_of(weights: Weights) -> torch.Tensor:
     ],
 )
 def test_the_loop_form_agrees(widths, biased, options, frequency) -> None:
-    """The network and the order of its units agree.
+    """The network and the order of its units agree with the loop form.
 
     Widths are unequal, clients lack classes, and all penalties are tested.
     """
@@ -218,7 +222,10 @@ def test_the_loop_form_agrees(widths, biased, options, frequency) -> None:
 @pytest.mark.parametrize("strength", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_other_assignment_is_better(seed: int, strength: float) -> None:
-    """All injections of 3 units into 3 global ones and 3 new ones."""
+    """No other assignment is better than the assignment that was found.
+
+    The test tries all injections of 3 units into 3 global units and 3 new units.
+    """
     options = BetaBernoulli(0.9, 3.0, caps=False, strength=strength)
     models = [torch.randn(3, 2, generator=generator(seed + 10 * s)).double() for s in range(2)]
     q = torch.full((2, 2), 1 / 0.9, dtype=torch.float64)
@@ -255,7 +262,9 @@ def test_units_left_out_of_the_problem_would_not_have_been_chosen() -> None:
 
 
 def test_rewards_are_distances_to_posterior_means() -> None:
-    """Precisions differ by dimension.
+    """Rewards equal distances to posterior means.
+
+    Precisions differ by dimension.
 
     sum_d (q w + G)^2 / (q + S) - G^2 / S = sum_d q w^2 - (S q / (S + q)) (w - G / S)^2.
     """
@@ -269,7 +278,7 @@ def test_rewards_are_distances_to_posterior_means() -> None:
     S = torch.cat([S, torch.full((4, 4), 1 / 3, dtype=torch.float64)])
     G = torch.cat([G, (mu0 / 3).expand(4, 4)])
     kappa = S * q[2] / (S + q[2])
-    distances = (kappa * (w[:, None] - G / S).square()).sum(2)  # (4, K + T)
+    distances = (kappa * (w[:, None] - G / S).square()).sum(2)  # shape (4, K + T)
     expected = (q[2] * w.square()).sum(1)[:, None] - distances
     c = state.posterior.c
     bonus = torch.cat(
@@ -281,11 +290,10 @@ def test_rewards_are_distances_to_posterior_means() -> None:
 
 
 def test_the_papers_penalty_is_the_divergence() -> None:
-    """The reference is torch.distributions, with a prior mean and precisions by
-    dimension.
+    """The paper's penalty equals the divergence that torch.distributions computes.
 
-    One precision is 0. The penalty is never negative, and at its mean it falls with the
-    number of members.
+    The prior mean and the precisions differ by dimension. One precision is 0. The
+    penalty is never negative. At its mean it falls with the number of members.
     """
     options, rng = BetaBernoulli(0.9, 3.0, caps=False), generator()
     q = torch.rand(4, 5, generator=rng).double() + 0.1
@@ -307,7 +315,7 @@ def test_the_papers_penalty_is_the_divergence() -> None:
             assert float(found[j, k]) == pytest.approx(float(expected), rel=1e-11)
             assert found[j, k] >= 0
     w, at_mean = torch.randn(1, 5, generator=rng).double(), []
-    # The prior's mean is w, and so is every posterior's
+    # The prior's mean is w. Therefore every posterior's mean is w too.
     pool = _UnitPool([w] * 6, torch.ones(6, 5).double(), w[0], options)
     state = pool.recomputed({0: torch.zeros(1).long()})
     for s in range(1, 6):
@@ -319,9 +327,9 @@ def test_the_papers_penalty_is_the_divergence() -> None:
 
 @pytest.mark.parametrize("kind", PENALTIES)
 def test_penalties_pair_by_pair(kind: str) -> None:
-    """The reference is the loop form, for units with up to 12 members and a new one.
+    """The penalties of pairs equal those of the loop form.
 
-    The prior mean is not small.
+    The units have up to 12 members, and one unit is new. The prior mean is not small.
     """
     options, rng = BetaBernoulli(0.9, 3.0, caps=False), generator()
     mu0 = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
@@ -402,7 +410,7 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
             torch.testing.assert_close(own, anew, rtol=1e-11, atol=1e-12)
         assert bool((fresh.c >= 1).all()) and int(fresh.c.sum()) == 22
     assert len(fresh.c) < 22
-    G, S = sums_of(pool, state.units, len(fresh.c))  # and those are these
+    G, S = sums_of(pool, state.units, len(fresh.c))  # as summed over the members
     for sums, summed in ((fresh.square, G.square()), (fresh.prior, G * pool.space.a0)):
         torch.testing.assert_close(sums, pool.space.sums(summed), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(fresh.S[:, pool.space.blocks.argmax(1)], S, rtol=1e-12, atol=1e-12)
@@ -410,9 +418,10 @@ def test_sums_after_many_moves_are_those_of_the_members() -> None:
 
 
 def test_pfnm_caps_bound_counts_and_new_units() -> None:
-    """c_k counts as at most 10.
+    """The caps of PFNM bound the counts and the number of new units.
 
-    Beyond 700 units one more is allowed, but as many as a model needs.
+    c_k counts as at most 10. New units are allowed until there are 700 units. After
+    that, one new unit is allowed, or as many as a model needs to assign all its units.
     """
     capped, free = BetaBernoulli(caps=True), BetaBernoulli(caps=False)
 
@@ -448,7 +457,7 @@ def test_pfnm_caps_bound_counts_and_new_units() -> None:
 def shrunk(
     model: Weights, copies: int, sigma: float, sigma0: float, frequency: bool
 ) -> list[dict[str, torch.Tensor]]:
-    """What N copies with equal class counts make of a model."""
+    """Return the result of fusing N copies of a model with equal class counts."""
     last = f"output.{'weight'}"
     params = {}
     for name, value in model.params.items():
@@ -464,7 +473,7 @@ def shrunk(
 def test_pfnm_of_copies_is_shrunk_by_the_prior(name: str, method: str) -> None:
     """Weights become w N / (N + sigma / sigma0), and biases are drawn to 0.1.
 
-    With shares, N copies count as one.
+    With class shares, N copies count as one.
     """
     spec, model = MLPS[name], models_of(MLPS[name], 1)[0]
     for frequency, copies in itertools.product((False, True), (1, 4)):
@@ -499,7 +508,7 @@ def test_permuted_copies_are_recovered(name: str, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MLPS)
 def test_the_order_of_units_does_not_matter(name: str, method: str) -> None:
-    """The fused network is the same function for every order of a model's hidden units."""
+    """The fused function is the same for every order of a model's hidden units."""
     spec = MLPS[name]
     world, structure, models = matching(spec, method), structure_of(spec, IMAGE), models_of(spec, 4)
     moved = [
@@ -512,7 +521,11 @@ def test_the_order_of_units_does_not_matter(name: str, method: str) -> None:
 
 
 def test_other_numbers_for_the_models_and_their_visits_change_nothing() -> None:
-    """Models of different widths, so that the first one is the same."""
+    """Renumbering the models and their visits in the same way changes nothing.
+
+    The models have different widths, so that the model that is matched first stays the
+    same.
+    """
     models = [chain for seed in range(6) for chain in chains([(8 + seed,)], seed=seed)]
     shares = class_shares(torch.tensor([*COUNTS, [1, 1, 0], [0, 6, 2]]))
     options, orders = BetaBernoulli(0.9, 3.0, caps=False), visits(1, 3, 6)
@@ -548,9 +561,10 @@ def test_lambda_0_is_pfnm_to_the_bit_and_a_small_one_changes_no_assignment(
 
 
 def test_a_large_literal_divergence_forbids_new_units() -> None:
-    """Its terms without weights are greatest for a new unit.
+    """A large literal divergence forbids new units.
 
-    So widths fall to the local one.
+    Therefore widths fall to the local width. The terms of the divergence that contain
+    no weights are largest for a new unit.
     """
     models = [chain for seed in range(3) for chain in chains([(6,)], seed=seed)]
     shares = torch.full((3, 3), 1 / 3).double()
@@ -564,7 +578,10 @@ def test_a_large_literal_divergence_forbids_new_units() -> None:
 
 
 def test_without_hidden_layers_and_prior_it_is_the_average() -> None:
-    """And with shares, row c is weighted by them."""
+    """Without hidden layers and a prior, the result is the average.
+
+    With class shares, row c is weighted by the shares of class c.
+    """
     spec = MODELS["linear"]
     models = models_of(spec, 4)
     mean = fused(world_of(spec, "method=average"), models)
@@ -584,9 +601,9 @@ def test_without_hidden_layers_and_prior_it_is_the_average() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_class_absent_at_some_or_at_all(method: str) -> None:
-    """A client without a class does not contribute to it.
+    """A client without a class does not contribute to the class.
 
-    A class that no client has counts uniformly.
+    All clients count uniformly for a class that no client has.
     """
     shares = class_shares(torch.tensor([[1, 0, 0], [3, 0, 5]]))
     assert torch.equal(shares, torch.tensor([[0.25, 0.5, 0], [0.75, 0.5, 1]]).double())
@@ -594,7 +611,7 @@ def test_a_class_absent_at_some_or_at_all(method: str) -> None:
     world = matching(spec, method, class_frequency=True)
     base = models_of(spec, 1)[0]
     other = {k: v.clone() for k, v in base.params.items()}
-    other["output.weight"][2] += 50.0  # of a class that this client has no sample of
+    other["output.weight"][2] += 50.0  # the client has no sample of this class
     other["output.bias"][2] += 50.0
     counts = [[4, 2, 0], [4, 2, 6]]
     changed = fused(world, [Weights(spec, other, {}), base], counts)
@@ -603,7 +620,7 @@ def test_a_class_absent_at_some_or_at_all(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_dead_units_are_matched_with_each_other(method: str) -> None:
-    """With units of zeros in every model, numbers stay finite.
+    """If every model has units of zeros, the numbers stay finite.
 
     These units add nothing to the function.
     """
@@ -654,9 +671,10 @@ def test_float32_models_are_matched_in_float64(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grown_model_is_evaluated_stored_and_trained_on(method: str, tmp_path: Path) -> None:
-    """Three rounds have different starts and parts of a network that grew.
+    """A model that grew is evaluated, stored and trained on.
 
-    The stored model is the evaluated one.
+    In three rounds, the starts and the parts of the grown network differ. The stored
+    model is the evaluated one.
     """
     world = make_world(
         f"method={method}", "init=different", "aggregator.gamma=1e30", data=make_data((20, 12, 17))
@@ -700,7 +718,7 @@ def test_given_orders_are_followed_and_drawn_ones_follow_seed_round_and_layer(
     for env in (other_seed, drawn.env.at(1)):
         assert not np.array_equal(drawn.aggregator._orders(env, 6, [0], False)[0], orders)
     node = {"_target_": "fedexp.methods.nafi.NAFI", "orders": str(file)}
-    # Its content is part of the run's identity
+    # The content of the file is part of the run's identity.
     assert pin({"aggregator": node}) == {"aggregator.orders": file_sha256(file)}
     np.save(file, orders[:, :, ::-1])
     other = fused(given, models, counts).params
@@ -750,7 +768,7 @@ class Fixed(nn.Module):
 
 
 class Rectified(Fixed):
-    """A slope that belongs to no layer."""
+    """A network whose slope belongs to no layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -761,7 +779,7 @@ class Rectified(Fixed):
 
 
 class Residual(Fixed):
-    """Two layers that share their units."""
+    """A network with two layers that share their units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -773,7 +791,7 @@ class Residual(Fixed):
 
 
 class Skipping(Fixed):
-    """The last layer sees the input besides."""
+    """A network whose last layer also reads the input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The generated table of presets and their files."""
+"""The generated table of presets and their files is complete."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def test_readme_links_every_entry() -> None:
         "bases",
     }
     unlinked = {name for name in entries if f"]({name}" not in text}
-    assert unlinked == {"bn_frozen_after_epoch1.py"}  # a trainer that no preset chooses
+    assert unlinked == {"bn_frozen_after_epoch1.py"}  # no preset chooses this trainer

@@ -1,4 +1,4 @@
-"""Local, ensemble and centralised training, and FedProx, in known special cases."""
+"""Tests of local, ensemble and centralised training and of FedProx in special cases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def test_ensemble_has_the_models_of_local_training() -> None:
 
 
 def test_local_models_go_on_from_where_they_were() -> None:
-    """Two rounds of one epoch with one batch an epoch are one round of two epochs."""
+    """Local models continue training from their last weights.
+
+    Two rounds of one epoch equal one round of two epochs, with one batch per epoch.
+    """
     two = make_world("method=local", "rounds=2", "local.batch_size=100")
     one = make_world("method=local", "rounds=1", "local.batch_size=100", "local.epochs=2")
     assert_same(two.models(two.run()), one.models(one.run()), 1e-12)
@@ -55,9 +58,10 @@ def test_ensemble_of_copies_is_the_model(combine: str) -> None:
 
 
 def test_an_ensembles_loss_stays_finite_where_probabilities_underflow() -> None:
-    """Two float32 members give a class logits 200 and 300 below the best.
+    """The loss of an ensemble stays finite if probabilities underflow.
 
-    The loss is log((e^-200 + e^-300) / 2).
+    Two float32 members give a class logits 200 and 300 below the best. The loss is
+    log((e^-200 + e^-300) / 2).
     """
     members = [torch.tensor([[0.0, -gap]]) for gap in (200.0, 300.0)]
     log_p = Classification().combine(members, "probs", None)
@@ -80,9 +84,9 @@ def test_evaluation_does_not_depend_on_its_batches() -> None:
 
 
 def test_different_starts_average_the_models() -> None:
-    """The result is the mean, by samples, of local models with different starts.
+    """The result is the mean by samples of local models with different starts.
 
-    From the second round on all clients start from it.
+    From the second round on, all clients start from this mean.
     """
     mean, alone = (
         make_world(f"method={method}", "init=different", "rounds=1")

@@ -39,7 +39,10 @@ def trimmed(u: np.ndarray, k: int) -> np.ndarray:
 
 
 def krum(u: np.ndarray, f: int, m: int) -> np.ndarray:
-    """Each score as the least sum over all sets of n - f - 2 others."""
+    """Return Krum's mean, with scores by brute force.
+
+    Each score is the least sum over all sets of n - f - 2 others.
+    """
     others = [[j for j in range(len(u)) if j != i] for i in range(len(u))]
     scores = [
         min(
@@ -66,7 +69,7 @@ CASES: dict[str, tuple[Collecting, int, Callable[[np.ndarray], np.ndarray]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_robust_rules_equal_their_formulas(case: str) -> None:
-    """Whatever the clients' weights, and in whatever order they come."""
+    """Robust rules equal their formulas for any weights and order of the clients."""
     rule, n, plain = CASES[case]
     trees = updates(n)
     expected = plain(np.stack([flat(tree) for tree in trees]))

@@ -1,4 +1,4 @@
-"""SCAFFOLD: unbiased fixed point, invariants of controls, options, momentum."""
+"""SCAFFOLD: tests of the unbiased fixed point, controls, options and momentum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mean_gradient_norm(world, weight: torch.Tensor, by_samples: bool = False) ->
 def two_clients(method: str, *overrides: str, sizes: tuple[int, int] = (32, 32)):
     """Return full-batch softmax regression of two clients with different label mixes.
 
-    FedAvg's fixed point is biased.
+    FedAvg's fixed point is biased on this problem.
     """
     return make_world(
         f"method={method}",
@@ -87,9 +87,10 @@ def test_correction_after_the_step_stays_bounded_where_the_gradients_would_diver
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_under_constant_gradients_momentum_leaves_no_drift(option: str) -> None:
-    """Steps are so small that gradients do not change.
+    """Under constant gradients, momentum leaves no drift between clients.
 
-    With the last round's controls all clients end in one point.
+    The steps are so small that gradients do not change. With the controls of the last
+    round, all clients end in the same point.
     """
     world = two_clients(
         "scaffold",
@@ -109,7 +110,10 @@ def test_under_constant_gradients_momentum_leaves_no_drift(option: str) -> None:
 
 
 def test_both_corrections_coincide_without_momentum() -> None:
-    """Also where the step size decays from round to round."""
+    """Both corrections coincide without momentum.
+
+    This also holds if the step size decays from round to round.
+    """
     rounds = ("method=scaffold", "rounds=4", "local.lr_decay=0.5")
     a, b = make_world(*rounds), make_world(*rounds, "trainer.correction=step")
     assert_same(a.models(a.run()), b.models(b.run()), 1e-12)
@@ -169,7 +173,7 @@ def test_one_step_with_everyone_is_fedavg_because_corrections_cancel() -> None:
         "rounds=5",
         "aggregator.weights=uniform",
     )
-    for sizes in ((20, 20, 20, 20), (20, 0, 13, 0, 20)):  # a client without data never takes part
+    for sizes in ((20, 20, 20, 20), (20, 0, 13, 0, 20)):  # empty ones never take part
         data = make_data(sizes)
         a, b = (
             make_world("method=scaffold", *one, data=data),
@@ -179,8 +183,9 @@ def test_one_step_with_everyone_is_fedavg_because_corrections_cancel() -> None:
 
 
 def test_option_two_divides_by_the_lr_of_its_own_round() -> None:
-    """After rounds of one full-batch step its controls are option I's gradients.
+    """Option II divides by the learning rate of its round.
 
+    After rounds with one full-batch step, its controls equal the gradients of option I.
     This holds for every schedule of the step size.
     """
     one = (

@@ -1,4 +1,4 @@
-"""FedNova, the FedOpt family and FedExP against formulas written out per tensor."""
+"""FedNova, the FedOpt family and FedExP equal formulas that are computed per tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = ModelSpec("tests.world.Softmax", ())
 
 
 def local_training(lr: float = 0.1, momentum: float = 0.0) -> LocalTraining:
-    """Of a round whose `lr` is half the first one's."""
+    """Return the settings of a round whose `lr` is half the first round's."""
     return LocalTraining(None, 1, 8, "sgd", lr, 1.0, momentum, 0.0, None)
 
 
@@ -50,7 +50,7 @@ def tree(*values: float) -> dict[str, torch.Tensor]:
 
 
 def drive(optimizer, directions):
-    """Several steps; returns the path of the weights."""
+    """Take one step per direction and return the path of the weights."""
     params = tree(*np.zeros(len(directions[0])))
     state = optimizer.init(Weights(SPEC, params, {}))
     path = []
@@ -105,7 +105,7 @@ def test_first_yogi_step_from_zero_is_adams() -> None:
 
 @pytest.mark.parametrize("m", [2, 3, 8])
 def test_fedexp_extrapolates_orthogonal_updates_by_half_their_number(m: int) -> None:
-    """M orthogonal updates of equal norm, eps = 0: eta_g = m / 2 (1 for m = 2)."""
+    """With m orthogonal updates of equal norm and eps = 0, eta_g is max(1, m / 2)."""
     mean = tree(*[2.0 / m] * m)
     assert FedExP(eps=0.0).eta(mean, stats((4.0,) * m)) == pytest.approx(max(1.0, m / 2))
 
@@ -198,7 +198,10 @@ def test_fednova_round_is_the_formula(momentum: str) -> None:
 
 
 def test_fednova_normalises_by_the_lr_of_the_round() -> None:
-    """The third round's 0.1 with a pull of 2: a_i = (1 - 0.8^tau_i) / 0.2."""
+    """FedNova normalises by the learning rate of the round.
+
+    In the third round it is 0.1. With a pull of 2, a_i = (1 - 0.8^tau_i) / 0.2.
+    """
     keys = ("trainer=fedprox", "trainer.mu=2.0", "local.lr=0.4", "local.lr_decay=0.5")
     world = make_world("method=fednova", *keys)
     stats = RoundStats(2, 4, 2, 0.5, 0.1, 0.4, p=(0.75, 0.25), tau=(2, 1))
@@ -206,7 +209,9 @@ def test_fednova_normalises_by_the_lr_of_the_round() -> None:
 
 
 def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
-    """Under a constant gradient, a client with twice the steps does not turn the
+    """FedNova's direction does not depend on the numbers of steps.
+
+    Under a constant gradient, a client with twice the steps does not turn the
     direction.
     """
     world = make_world("method=fednova", "rounds=1", data=make_data((10, 10)))
@@ -232,9 +237,10 @@ def test_fednova_direction_ignores_how_many_steps_a_client_took() -> None:
 
 
 def test_updates_are_as_long_as_they_entered_fednovas_mean() -> None:
-    """u_i / a_i are orthogonal and equally long for four clients.
+    """FedExP gets the updates with the scale that they have in FedNova's mean.
 
-    eta_g is half their number, whatever their steps.
+    For four clients, u_i / a_i are orthogonal and equally long. Therefore eta_g is half
+    the number of clients, for any numbers of steps.
     """
     world = make_world(
         "method=fednova",

@@ -1,7 +1,7 @@
 """Runs that the tests count, and the ceilings of their launches.
 
 A ceiling is the number of launches of one local step of all clients together. It is
-typed by hand and may only fall.
+written by hand and may only be lowered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.simulated_cuda.pictures import pictures
 
 CLIENTS = 4
-# Two run lengths in local steps, both within one epoch
+# These are two run lengths in local steps. Both are within one epoch.
 SHORT, LONG = 2, 4
 
 _SMALL = [
@@ -28,7 +28,7 @@ _COLOUR = pictures(3, 16, 16, 160)
 
 @dataclass(frozen=True)
 class Case:
-    """A run.
+    """A run whose launches the tests count.
 
     Args:
         overrides: Its overrides.
@@ -37,7 +37,7 @@ class Case:
             case.
         share: The expected `stacked_share`.
         has_same_bits: Whether the result is bit-identical to that on the CPU.
-            Convolutions have another layout of memory on CUDA.
+            Convolutions have another memory layout on CUDA.
         rounds: Number of rounds.
     """
 
@@ -48,7 +48,7 @@ class Case:
     rounds: int = 2
 
     def run(self, steps: int = LONG, device: str = "cuda:1") -> tuple[list[str], str]:
-        """Return overrides and device of the run with this number of local steps."""
+        """Return the overrides and the device of the run with `steps` local steps."""
         rounds = f"rounds={self.rounds}"
         return [*_SMALL, *self.overrides, rounds, f"local.steps={steps}"], device
 
@@ -60,7 +60,7 @@ _UNET = [
 _JOINT = ["aggregator.joint.sweeps=80", "aggregator.joint.iterations=5"]
 
 CASES = {
-    # Trainers, on a stack of MLPs
+    # These cases test trainers on a stack of MLPs.
     "fedavg": Case([*_STACK, "method=fedavg"], 23),
     "fedavg serial": Case([*_SERIAL, "method=fedavg"], 60, share=0),
     "fedavg vmap": Case([*_VMAP, "method=fedavg"], 42),
@@ -74,7 +74,7 @@ CASES = {
     "momentum, decay, clip": Case(
         [*_STACK, "local.momentum=0.9", "local.weight_decay=0.001", "local.clip=1"], 39
     ),
-    # Aggregators
+    # These cases test aggregators.
     "median": Case([*_STACK, "method=median"]),
     "fedcda": Case([*_STACK, "method=fedcda"]),
     "feddf": Case([*_STACK, "method=feddf"]),
@@ -91,7 +91,7 @@ CASES = {
         has_same_bits=False,
         rounds=1,
     ),
-    # Networks and numerics
+    # These cases test networks and numerics.
     "cnn": Case([*_VMAP, *_GREY, "model=cnn_mnist"], 81, has_same_bits=False),
     "resnet": Case(
         [*_VMAP, *_COLOUR, "model=resnet18_bn_cifar", "model.width=4"],

@@ -1,8 +1,8 @@
-"""Counts of launches, synchronisations and copies: python -m tests.simulated_cuda.count.
+"""Count launches, synchronisations and copies: python -m tests.simulated_cuda.count.
 
-Every number is the difference of two run lengths, or of two methods with the same
-training. Engine and kernel are fixed, so that no timing chooses them. The split is IID.
-There is no checkpoint, and evaluation is not counted.
+Every number is the difference between two run lengths, or between two methods with the
+same training. Engine and kernel are fixed, so that no timing chooses them. The split is
+IID. There is no checkpoint, and evaluation is not counted.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ INTERVALS = {
     "generator": Interval([*_DENSE, "model=lenet", "aggregator.T=1"], "aggregator.T_G", 1, 3),
     "fedmrur": _steps([*_W1, *SERIAL, "method=fedmrur"], 2, 6),
 }
-# Runs of a method and of FedAvg
+# Each entry has one run of the method and one run of FedAvg.
 AGGREGATIONS = {
     "pfnm": [*_MATCHING, "clients=8"],
     "gamf": [*_MATCHING, "clients=4"],
@@ -188,7 +188,7 @@ LINES = [
 
 
 def cases(names: Sequence[str] = ()) -> dict[str, list[tuple[list[str], str]]]:
-    """Return the runs of the cases, by default of all."""
+    """Return the runs of the named cases, or of all cases by default."""
     chosen = {name: interval.runs() for name, interval in INTERVALS.items()}
     for method, overrides in AGGREGATIONS.items():
         chosen[method] = [([*overrides, f"method={each}"], "cuda") for each in (method, "fedavg")]

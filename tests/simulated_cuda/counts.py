@@ -14,15 +14,15 @@ from typing import Any
 
 @dataclass
 class Count:
-    """What happened.
+    """The numbers of events that were counted.
 
     Args:
         launches: Kernels launched on a device.
         syncs: Times that the host waited for a device.
         h2d: Copies from host to device.
-        h2d_bytes: Their size.
+        h2d_bytes: Bytes of these copies.
         d2h: Copies from device to host.
-        d2h_bytes: Their size.
+        d2h_bytes: Bytes of these copies.
         cpu_kernels: Operators that computed on the CPU.
     """
 
@@ -58,7 +58,9 @@ class Rows:
         self._rows = dict(rows)
 
     def total(self, phase: str = "", file: str = "", operator: str = "") -> Count:
-        """Return the sum over a phase and the phases inside it, by default over all.
+        """Return the sum over a phase and the phases inside it.
+
+        By default, the sum covers all phases.
 
         Args:
             phase: Name of the phase.
@@ -73,7 +75,7 @@ class Rows:
         return sum(chosen, Count())
 
     def by_line(self, phase: str = "") -> dict[str, Count]:
-        """Return the sums of each source line and operator."""
+        """Return the sum for each source line and operator."""
         lines: dict[str, Count] = collections.defaultdict(Count)
         for (where, line, operator), row in self._rows.items():
             if where.startswith(phase):
@@ -81,7 +83,7 @@ class Rows:
         return dict(lines)
 
     def plain(self) -> list[list[Any]]:
-        """Return lists and numbers, for JSON."""
+        """Return nested lists that JSON can store."""
         return [[*key, *astuple(row)] for key, row in self._rows.items()]
 
     @classmethod
@@ -91,7 +93,7 @@ class Rows:
 
 
 class Counter:
-    """Counts of a process.
+    """The counts of a process.
 
     Args:
         watched: Folder of the package whose innermost line a count is attributed to.
@@ -100,7 +102,7 @@ class Counter:
     def __init__(self, watched: Path) -> None:
         self._watched = f"{watched}/"
         self._rows: dict[tuple[str, str, str], Count] = collections.defaultdict(Count)
-        # Uses of each device: allocations, launches, copies and synchronisations
+        # Uses of each device: allocations, launches, copies and synchronisations.
         self.uses: dict[int, int] = collections.defaultdict(int)
         self._local = threading.local()
 

@@ -92,7 +92,7 @@ class SimulatedCuda:
 
     @property
     def calls(self) -> list[Call]:
-        """The running Python calls of this thread, the innermost last."""
+        """The running Python calls of this thread. The innermost call is last."""
         if not hasattr(self._local, "calls"):
             self._local.calls = []
         return self._local.calls
@@ -120,7 +120,7 @@ class SimulatedCuda:
         return self.storages.device(tensor).type == "cuda"
 
     def place(self, values: Any, device: torch.device) -> None:
-        """Put the tensors in a value on a device."""
+        """Place the tensors in a value on a device."""
         for tensor in tensors_in(values):
             if self.storages.tag(tensor, device):
                 self.counter.use(device.index)
@@ -176,7 +176,7 @@ class SimulatedCuda:
 def simulate(
     count: int = 2, capacity: int = CAPACITY, watched: Path | None = None
 ) -> Iterator[SimulatedCuda]:
-    """Simulate CUDA devices inside the block, in this thread and threads that it starts.
+    """Simulate CUDA devices inside the block, in this thread and threads it starts.
 
     Args:
         count: Number of devices.

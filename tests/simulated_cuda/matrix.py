@@ -1,8 +1,8 @@
-"""All methods on the simulated device: python -m tests.simulated_cuda.matrix.
+"""Run all methods on the simulated device: python -m tests.simulated_cuda.matrix.
 
-Each method runs with ``debug=smoke``: serially, on a stack, and on a stack of networks
-with convolutions. It must raise nothing that CUDA would raise, and use no other device
-than its own. A stack must train all clients together.
+Each method runs with ``debug=smoke`` in three settings: serially, on a stack, and on a
+stack of networks with convolutions. It must raise no error that CUDA would raise, and
+use only the device that it was given. A stack must train all clients together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedexp.config.folders import conf_dir
 from tests.simulated_cuda.processes import ProcessFailedError, record_in_processes
 from tests.simulated_cuda.runs import Recording, Run
 
-LIMIT = 150  # seconds of one method
+LIMIT = 150  # seconds per method
 _STACK = ["engine=vectorized", "engine.stack=4"]
 _CNN = ["model=cnn_mcmahan", "model.channels=[4,8]", "model.hidden=[16]"]
 SETTINGS = {
@@ -22,7 +22,7 @@ SETTINGS = {
     "stack": _STACK,
     "CNN": [*_STACK, *_CNN],
 }
-# debug=smoke does not limit the server's steps within an epoch.
+# ``debug=smoke`` does not limit the server's steps within an epoch.
 _GENERATOR = ["aggregator.T_G=3", "aggregator.ngf=8"]
 _LESS = {
     "co_boosting": _GENERATOR,
@@ -34,7 +34,7 @@ _LESS = {
     "fed_adi_full": ["aggregator.N_inv=5"],
     "fed_dafl": ["aggregator.iterations=5", "aggregator.ngf=8"],
 }
-# Methods that train one client at a time
+# These methods train one client at a time.
 _ALONE = {"centralized"}
 
 
@@ -50,7 +50,7 @@ def runs(method: str) -> list[Run]:
 
 
 def problems(method: str, setting: str, recording: Recording) -> list[str]:
-    """Return what is wrong with a run."""
+    """Return the problems of a run."""
     if is_refused(setting, recording):
         return []
     found = [text for text in (recording.error, *recording.violations) if text]

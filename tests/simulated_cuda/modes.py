@@ -1,4 +1,4 @@
-"""The modes that see every torch function and every operator."""
+"""The modes that intercept every torch function and every operator."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from tests.simulated_cuda.operators import (
 from tests.simulated_cuda.storages import CPU
 
 _CONSTRUCTORS = {torch.tensor, torch.as_tensor, torch.asarray, torch._C.TensorBase.new_tensor}
-# What `one_hot` runs on the CPU to check the range of its classes
+# `one_hot` runs these operators on the CPU to check the range of its classes.
 _RANGE_CHECKS = {"aminmax", "min", "max", "_local_scalar_dense"}
 
 
 class CallMode(TorchFunctionMode):
-    """Notes the Python call that runs, and replaces ``device="cuda"`` by the CPU.
+    """A mode that records the running Python call and places its new tensors.
 
-    C++ functions create tensors by ``at::zeros(..., self.options())``, which name the
-    real device. They are placed by the call's arguments.
+    It replaces ``device="cuda"`` by the CPU. C++ functions create tensors by
+    ``at::zeros(..., self.options())``, which name the real device. These tensors are
+    placed according to the arguments of the call.
     """
 
     def __init__(self, device: SimulatedCuda) -> None:
@@ -73,7 +74,7 @@ class CallMode(TorchFunctionMode):
     def _construct(
         self, func: Callable[..., Any], args: Any, kwargs: Any, device: torch.device | None
     ) -> Any:
-        """Make a tensor from numbers, an array or a tensor."""
+        """Create a tensor from numbers, an array or a tensor."""
         first = args[0] if args and isinstance(args[0], Tensor) else None
         is_method = func is torch._C.TensorBase.new_tensor
         if first is not None and func in (torch.as_tensor, torch.asarray):
@@ -97,7 +98,7 @@ class CallMode(TorchFunctionMode):
 
 
 class KernelMode(TorchDispatchMode):
-    """Refuses what CUDA refuses, places the outputs of operators, and counts."""
+    """A mode that refuses what CUDA refuses, places operators' outputs, and counts."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -136,7 +137,7 @@ class KernelMode(TorchDispatchMode):
     ) -> torch.device:
         """Return the device on which an operator computes.
 
-        The operator's own argument ``device`` tells nothing, because it is the real device.
+        The operator's argument ``device`` is not used, because it is the real device.
         """
         call = self._cuda.calls[-1] if self._cuda.calls else Call(())
         if not tensors:

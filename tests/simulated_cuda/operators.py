@@ -1,7 +1,7 @@
 """Properties of ATen operators on CUDA: kernels per call and hidden synchronisations.
 
-The numbers are read from PyTorch's CUDA sources or assumed for a typical call. Operators
-that are not listed launch one kernel and do not synchronise.
+The numbers come from PyTorch's CUDA sources or are assumed for a typical call.
+Operators that are not listed launch one kernel and do not synchronise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Operators that launch nothing, besides views
+# These operators launch no kernel. Views launch none either.
 FREE = {
     *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_"),
     *("detach", "detach_", "alias", "set_", "lift", "lift_fresh", "item", "_local_scalar_dense"),
@@ -24,7 +24,7 @@ FREE = {
     *("_pin_memory", "_backward", "_nested_tensor_from_mask_left_aligned"),
 }
 
-# Kernels of one call. In-place variants have the same number.
+# Number of kernels of one call. In-place variants have the same number.
 KERNELS = {
     "_foreach_norm": 3,
     "_linalg_eigh": 12,
@@ -78,7 +78,7 @@ KERNELS = {
     "upsample_bilinear2d_backward": 2,
 }
 
-# Synchronisations inside one call
+# Number of synchronisations inside one call.
 SYNCHRONISATIONS = {
     "_linalg_check_errors": 1,
     "_linalg_eigh": 1,
@@ -97,13 +97,13 @@ SYNCHRONISATIONS = {
     "unique_dim": 2,
 }
 
-# Operators that may have tensors of several devices
+# These operators may have tensors of several devices.
 COPIES = {"copy_", "_foreach_copy_", "_copy_from", "_copy_from_and_resize", "set_"}
 INDEXING = {
     *("index", "index_put", "index_put_"),
     *("_index_put_impl_", "_unsafe_index", "_unsafe_index_put"),
 }
-# Operators that take a 0-dim CPU tensor, although they are not tagged as pointwise
+# These operators accept a 0-dim CPU tensor, although they are not tagged as pointwise.
 TAKES_CPU_SCALAR = {
     *("fill", "fill_", "masked_fill", "masked_fill_", "index_fill", "index_fill_", "full"),
     *("where", "clamp", "clamp_min", "clamp_max", "lerp", "lerp_", "copysign", "pow"),
@@ -111,11 +111,11 @@ TAKES_CPU_SCALAR = {
     *("_foreach_mul", "_foreach_mul_", "_foreach_div", "_foreach_div_"),
 }
 
-# Matrix products, which need CUBLAS_WORKSPACE_CONFIG to be deterministic
+# These matrix products need CUBLAS_WORKSPACE_CONFIG to be deterministic.
 CUBLAS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm"}
 NOT_FOR_INTEGERS = {*CUBLAS, "convolution"}
 
-# Operators that torch.use_deterministic_algorithms(True) refuses on CUDA
+# torch.use_deterministic_algorithms(True) refuses these operators on CUDA.
 NONDETERMINISTIC = {
     "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
     "_ctc_loss_backward": "ctc_loss_backward_gpu",
@@ -133,7 +133,8 @@ NONDETERMINISTIC = {
     "upsample_bilinear2d_backward": "upsample_bilinear2d_backward_out_cuda",
 }
 
-# Limits of MultiTensorApply.cuh: tensors of one launch by the number of lists, and chunks
+# MultiTensorApply.cuh has these limits: the tensors of one launch, by the number of
+# lists, and the chunks of one launch.
 _MAX_TENSORS = (110, 64, 48, 36, 30)
 _MAX_CHUNKS = 320
 _CHUNK = 65536
@@ -156,10 +157,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class Operator:
-    """The properties of an operator that its schema tells.
+    """The properties of an operator that its schema contains.
 
     Args:
-        func: Overload that a `TorchDispatchMode` is given.
+        func: Overload that a `TorchDispatchMode` receives.
     """
 
     def __init__(self, func: Any) -> None:
@@ -202,7 +203,7 @@ def launches(op: Operator, args: Sequence[Any], out: Any) -> int:
         return 0
 
     if op.name == "convolution_backward":
-        # One kernel for each requested gradient: input, weight, bias
+        # There is one kernel for each requested gradient: input, weight, bias.
         return sum(map(bool, args[-1]))
     count = KERNELS.get(op.name, KERNELS.get(op.name.rstrip("_"), 1))
     if op.name in INDEXING:
@@ -211,7 +212,7 @@ def launches(op: Operator, args: Sequence[Any], out: Any) -> int:
 
 
 def synchronisations(op: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Count the synchronisations inside one call, without those of copies."""
+    """Count the synchronisations inside one call, except those of copies."""
     if op.name in INDEXING:
         return masks_in(op, args)
     if op.name == "repeat_interleave":
@@ -299,7 +300,7 @@ def _is_fast(op: Operator, lists: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:
-    """Return whether sizes agree, and strides too where a size is not 1."""
+    """Return whether sizes agree, and the strides of dimensions whose size is not 1."""
     return a.size() == b.size() and all(
         size == 1 or left == right
         for size, left, right in zip(a.size(), a.stride(), b.stride(), strict=True)

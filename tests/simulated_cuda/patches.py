@@ -1,4 +1,4 @@
-"""Replacements of what PyTorch would answer from the real device."""
+"""Replacements of PyTorch functions that would answer from the real device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _replacements(device: SimulatedCuda) -> list[tuple[Any, dict[str, Any]]]:
 
 
 class _Engine:
-    """Autograd's engine, whose new tensors are on the device of the roots.
+    """Autograd's engine, which creates new tensors on the device of the roots.
 
     Args:
         device: The simulation.
@@ -97,13 +97,13 @@ class SimulatedGenerator(_RealGenerator):
 
 def _generator_class(device: SimulatedCuda) -> type:
     class Kind(type(_RealGenerator)):
-        """A metaclass that accepts all generators as instances."""
+        """A metaclass that accepts every generator as an instance."""
 
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, _RealGenerator)
 
     class Generator(_RealGenerator, metaclass=Kind):
-        """`torch.Generator`, which also makes generators of simulated devices."""
+        """A `torch.Generator` that also creates generators of simulated devices."""
 
         def __new__(cls, device_: Any = "cpu", *, device: Any = None) -> Any:
             return make(device_ if device is None else device)
@@ -121,7 +121,7 @@ def _generator_class(device: SimulatedCuda) -> type:
 
 def _autocast(device: SimulatedCuda) -> type:
     class Autocast(_RealAutocast):
-        """`torch.autocast`, which uses the CPU's list of operators for CUDA."""
+        """A `torch.autocast` that uses the CPU's list of operators for CUDA."""
 
         def __init__(
             self,

@@ -1,4 +1,4 @@
-"""Random pictures of any size, as a data set of the runs."""
+"""A data set of random pictures of any size, for the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedexp.data.synthetic import Synthetic
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures(Synthetic):
-    """The clusters of `Synthetic` as pictures.
+    """A data set with the clusters of `Synthetic` as pictures.
 
     Args:
         sizes: Channels, height and width. `features` is their product.

@@ -1,4 +1,4 @@
-"""Recordings in forked processes, a few at a time."""
+"""Record runs in forked processes, a few at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulated_cuda.runs import Recording, Run, record_all
 
 
 class ProcessFailedError(Exception):
-    """A process that recorded runs failed. The message has its output."""
+    """The error of a process that recorded runs and failed, with its output."""
 
 
 def record_in_process(

@@ -23,11 +23,11 @@ from fedexp.running.execute import execute
 from tests.simulated_cuda.counts import Rows
 from tests.simulated_cuda.device import CAPACITY, SimulatedCuda, simulate
 
-# Nothing is written or computed that is not part of the run.
+# These overrides switch off everything that is not part of the run.
 ALONE = ["memo.enabled=false", "checkpoint.every=off", "logger=local", "threads=1"]
-# The work of a round that a run repeats
+# This is the phase of a round's work that a run repeats.
 ROUND = "aggregate"
-# Arguments of `record`
+# These are the arguments of `record`.
 Run = tuple[Sequence[str], str] | tuple[Sequence[str], str, int]
 
 
@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def bits(self) -> tuple[Any, ...]:
-        """Digests of the models and metrics."""
+        """The digests of the models and metrics."""
         return self.result["models_sha256"], self.result["metrics_sha256"]
 
     def plain(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def record(
         simulated.counter.reset()
         try:
             result = execute(config, say=None)
-        # What ended the run is part of the recording.
+        # The error that ended the run is part of the recording.
         except Exception as raised:  # noqa: BLE001
             error = f"{type(raised).__name__}: {raised}"
 
@@ -111,7 +111,7 @@ def record(
 def record_all(path: str, runs: Sequence[Run], capacity: int = CAPACITY) -> None:
     """Execute runs in this process and write their recordings.
 
-    There is one simulation, because caches of fedexp may hold its tensors.
+    All runs use one simulation, because caches of fedexp may hold its tensors.
 
     Args:
         path: JSON file to write.
@@ -126,7 +126,7 @@ def record_all(path: str, runs: Sequence[Run], capacity: int = CAPACITY) -> None
 def _patches(
     device: SimulatedCuda, interrupt_after: int | None
 ) -> list[AbstractContextManager[Any]]:
-    """Return what makes fedexp count by phase and place gradients."""
+    """Return the patches that make fedexp count by phase and place gradients."""
     checkpoints = 0
 
     @contextlib.contextmanager
@@ -145,6 +145,6 @@ def _patches(
         patch.object(torch.profiler, "record_function", named),
         # fedexp bound the real engine's method when it was imported.
         patch.object(fedexp.core.torch_private, "_run_backward", engine.run_backward),
-        # Pictures take longer than a tiny run.
+        # Drawing a picture takes longer than a tiny run.
         patch.object(fedexp.running.execute, "draw_curve", lambda rows, path, title: None),
     ]

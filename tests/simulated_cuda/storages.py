@@ -16,13 +16,13 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 CPU = torch.device("cpu")
-_PURGE_EVERY = 512  # allocations
+_PURGE_EVERY = 512  # number of allocations
 _real_device = torch._C.TensorBase.device.__get__
 
 
 @dataclass(frozen=True)
 class _Allocation:
-    # The weak reference keeps the address from being used again.
+    # The weak reference prevents another storage from getting the same address.
     reference: StorageWeakRef
     size: int
     device: torch.device
@@ -48,7 +48,7 @@ class Storages:
         self._lock = threading.RLock()
 
     def device(self, tensor: Tensor) -> torch.device:
-        """Return the device on which the tensor seems to be."""
+        """Return the device on which the tensor appears to be."""
         inner = _unwrapped(tensor)
         allocation = self._tags.get(inner.untyped_storage()._cdata)
         if allocation is not None:
@@ -96,7 +96,7 @@ class Storages:
             self._since_purge = 0
 
     def pin(self, tensor: Tensor) -> None:
-        """Call a host tensor's memory pinned."""
+        """Mark a host tensor's memory as pinned."""
         storage = tensor.untyped_storage()
         self._pinned[storage._cdata] = StorageWeakRef(storage)
 

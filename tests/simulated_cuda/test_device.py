@@ -1,4 +1,4 @@
-"""The simulated device behaves as CUDA does, in small cases."""
+"""The simulated device behaves as CUDA does in small cases."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_copies_are_counted_in_both_directions(
     assert numbers(lambda: square.copy_(x.view(2, 2))) == (0, 0, 1, 16, 0)
     assert numbers(lambda: square[:, 0].copy_(x[:2])) == (0, 0, 1, 8, 1)
     assert numbers(lambda: square[0].copy_(x[::2])) == (0, 0, 1, 8, 1)
-    # Between devices
+    # This is a copy between two devices.
     assert numbers(lambda: x.to("cuda:1")) == (0, 0, 0, 0, 1)
 
 
@@ -446,13 +446,13 @@ def test_foreach_splits_long_lists(counted: Callable[[Callable[[], Any]], Count]
     mixed = [*tensors[:-1], tensors[-1].double()]
     large = [torch.ones(65536 * 300, device="cuda", dtype=torch.int8) for _ in range(2)]
 
-    # 64 tensors of two lists, 48 of three lists
+    # One launch takes 64 tensors of two lists, or 48 tensors of three lists.
     assert counted(lambda: torch._foreach_add_(tensors, tensors)).launches == 4
     assert counted(lambda: torch._foreach_add(tensors, tensors)).launches == 5
     assert counted(lambda: torch._foreach_mul_(tensors, 2.0)).launches == 2
-    # 320 chunks
+    # There are 320 chunks.
     assert counted(lambda: torch._foreach_add_(large, 1)).launches == 2
-    # The slow path
+    # These calls take the slow path, with one launch per tensor.
     assert counted(lambda: torch._foreach_add_(tensors, transposed)).launches == 200
     assert counted(lambda: torch._foreach_add_(mixed, 1.0)).launches == 200
     assert counted(lambda: torch._foreach_norm(tensors)).launches == 2 + 2

@@ -1,4 +1,4 @@
-"""Runs of fedexp on the simulated device: errors, counts and bits."""
+"""Runs of fedexp on the simulated device: tests of their errors, counts and results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def test_run(tmp_path: Path, name: str) -> None:
     if case.has_same_bits:
         runs.append(case.run(device="cpu"))
     if case.ceiling is not None:
-        # Networks that the first run has made are not made again in these runs.
+        # These runs reuse the networks that the first run has created.
         runs += [case.run(SHORT), case.run(LONG)]
 
     recordings = record(tmp_path, runs)
 
-    # Nothing asks for the first device, not even for its name.
+    # The run uses only the second device. It does not even ask for the first device's
+    # name.
     assert set(recordings[0].uses) == {1}
     assert recordings[0].stacked_share == case.share
     if case.has_same_bits:
@@ -135,6 +136,6 @@ def record(
 
 
 def count_step(case: Case, short: Recording, long: Recording) -> Count:
-    """Return the counts of a local step of all clients."""
+    """Return the counts of one local step of all clients."""
     difference = long.rows.total(ROUND) - short.rows.total(ROUND)
     return difference * (1 / (case.rounds * (LONG - SHORT)))

@@ -1,4 +1,4 @@
-"""Trees on a device take few launches and synchronisations."""
+"""Operations on trees take few launches and synchronisations on a device."""
 
 from __future__ import annotations
 
