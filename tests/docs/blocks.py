@@ -490,7 +490,13 @@ def main() -> int:
             status = 1
             continue
 
-        stale = [(block, text) for block, text, fixed in found if differs(block, text, fixed)]
+        stale = [
+            (block, text)
+            for block, text, fixed in found
+            # Agreement within a tolerance is not enough for a new text
+            if differs(block, text, fixed)
+            or (options.update and masked(block.code) != masked(text))
+        ]
         for block, text in stale:
             print(f"{block.place}: the output is stale" + ("" if options.update else f":\n{text}"))
         if options.update:
