@@ -34,7 +34,7 @@ def unflushed(file: int) -> None:
 os.fsync = unflushed
 
 
-TOGETHER = ("/test_ray.py", "/test_page_in_browser.py")
+TOGETHER = ("/test_ray.py", "/test_ray_cluster.py", "/test_page_in_browser.py")
 
 
 @pytest.hookimpl(optionalhook=True)
