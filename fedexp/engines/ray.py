@@ -1,7 +1,7 @@
 """Engine that executes client jobs on a Ray cluster.
 
-Actors are processes on the nodes of the cluster. Each runs an engine. Lost actors are
-replaced.
+Actors are processes on the nodes of the cluster. Each runs an engine. Ray chooses their
+nodes and starts lost actors again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ray(Engine):
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
             ``local`` (start a cluster for this run).
         actors: Number of actors, or ``auto`` for as many as the CPUs and GPUs of the
-            cluster allow.
+            cluster allow, also on nodes that join later.
         threads: Number of CPUs and threads of each actor.
         gpus: Number of GPUs of each actor, a fraction of one GPU or a whole number.
         inner: Config node of the engine that each actor runs.
