@@ -322,6 +322,7 @@ class _Sending:
     def _receive(self) -> None:
         """Wait until a batch has ended or an actor has started."""
         starting = self._pool.starting
+        # If no actor works, an actor must start within `START_SECONDS`.
         timeout = None if self._in_flight else START_SECONDS
         done, _ = self._ray.wait([*self._in_flight, *starting], num_returns=1, timeout=timeout)
         if not done:
@@ -331,11 +332,10 @@ class _Sending:
                 do="look at 'ray status', then repeat the command to resume this run",
             )
         for reference in done:
-            if reference in starting:
-                self._pool.admit(starting[reference])
-                self._pool.fill(len(self._waiting))
-            else:
+            if reference not in starting:
                 self._take(reference)
+            elif self._pool.admit(starting[reference]) is None:
+                self._pool.fill(len(self._waiting))
 
     def _take(self, reference: Any) -> None:
         actor, chunks = self._in_flight[reference]

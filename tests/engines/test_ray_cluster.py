@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedexp.core.errors import FedexpError
 from fedexp.engines.ray import Ray
 from fedexp.engines.ray_cluster import ActorPool
 from fedexp.engines.serial import Serial
@@ -85,6 +86,16 @@ def test_actor_that_ray_restarted_between_two_rounds_is_used(cluster: Any, world
         kill(ray.get(actor.handle.__ray_call__.remote(lambda worker: os.getpid())))
         ray.get(actor.handle.__ray_ready__.options(max_task_retries=-1).remote(), timeout=120)
         same_run(world, engine)
+
+
+def test_actors_that_ray_does_not_restart_end_the_run(cluster: Any, world: World) -> None:
+    import ray
+
+    with opened(cluster, Serial(), actors=1) as engine:
+        assert engine._pool is not None
+        ray.kill(engine._pool.ready[0].handle)
+        with pytest.raises(FedexpError, match="no actor left"):
+            world.run(engine=engine)
 
 
 def test_node_that_joins_is_used(cluster: Any, engine: Ray, world: World) -> None:
