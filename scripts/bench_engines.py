@@ -1,13 +1,15 @@
 """Check that engine=auto is within 10 % of the fastest engine.
 
     python scripts/bench_engines.py [W1 W1u W1s W2 W3 small resnet] [--repeats 5]
-        [--threads 2] [--write FILE]
+        [--threads 2] [--ray] [--write FILE]
 
 The candidates are every engine with every stack size (number of clients that are
-trained together), and the engine that auto chooses. The script prints the seconds per
-round of each candidate. Everything is controlled from one process. The candidates take
-turns. The order differs between repeats, so that slow changes of the machine's speed
-affect all candidates equally.
+trained together), and the engine that auto chooses. With --ray, engine=ray on a local
+cluster is a candidate, too. The option is off by default, because the idle processes of
+the cluster use some processor time. The script prints the seconds per round of each
+candidate. Everything is controlled from one process. The candidates take turns. The
+order differs between repeats, so that slow changes of the machine's speed affect all
+candidates equally.
 
 A turn repeats the first round of a run for half a second (at least once), with training
 and aggregation and without evaluation. The time of a turn is the median of its rounds.
@@ -88,9 +90,10 @@ class Candidate:
         return statistics.median(self.turns or self.rejected)
 
 
-def candidates(workload: str, threads: int) -> dict[str, Candidate]:
+def candidates(workload: str, threads: int, ray: bool) -> dict[str, Candidate]:
     """Return every engine with all its options set, by name."""
     from fedexp.core.engine import describe
+    from fedexp.engines.ray import Ray
     from fedexp.engines.serial import Serial
     from fedexp.engines.vectorized import Vectorized
     from fedexp.engines.workers import Workers
@@ -114,6 +117,8 @@ def candidates(workload: str, threads: int) -> dict[str, Candidate]:
         made |= {
             name: Candidate(Workers(inner=describe(engine)), 1) for name, engine in inner.items()
         }
+    if ray:
+        made["ray"] = Candidate(Ray(address="local", actors=threads), 1)
     return made
 
 
@@ -200,7 +205,7 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
 
     with world(workload, options) as (one_round, context), contextlib.ExitStack() as stack:
         chosen = Auto().choose(context)
-        made = candidates(workload, options.threads)
+        made = candidates(workload, options.threads, options.ray)
         made["auto"] = Candidate(chosen, chosen.threads_each(options.threads))
         for candidate in made.values():
             torch.set_num_threads(candidate.threads)
@@ -246,6 +251,7 @@ def main() -> int:
         "workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS)
     )
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--ray", action="store_true", help="also measure engine=ray")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(

@@ -34,7 +34,12 @@ def unflushed(file: int) -> None:
 os.fsync = unflushed
 
 
-TOGETHER = ("/test_ray.py", "/test_page_in_browser.py", "/site/test_docs.py")
+TOGETHER = (
+    "/test_ray.py",
+    "/test_ray_cluster.py",
+    "/test_page_in_browser.py",
+    "/site/test_docs.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,15 +1,16 @@
 """Engine that executes client jobs on a Ray cluster.
 
-Actors are processes on the nodes of the cluster. Each runs an engine. Lost actors are
-replaced.
+Actors are processes on the nodes of the cluster. Each runs an engine. Ray chooses their
+nodes and starts lost actors again.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any, Literal
 
 from fedexp.core.build import build, require
@@ -18,14 +19,13 @@ from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.errors import ClientError, ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
+from fedexp.core.trees import num_bytes
 from fedexp.engines.ray_actor import code_of
 from fedexp.engines.ray_cluster import (
-    DEPTH,
     START_SECONDS,
     Actor,
     ActorPool,
     Connection,
-    lost_actor_errors,
     unexpected_error,
 )
 from fedexp.engines.ray_wire import JobBatch, Packer, Reply, SentData, SentResult
@@ -38,6 +38,9 @@ _STACK = 8
 # many chunks and bytes.
 _BATCH_CHUNKS = 8
 _BATCH_BYTES = 1 << 24
+# Number of batches that an actor holds: one that runs, and one that waits. The actor
+# is then never idle between two batches.
+DEPTH = 2
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Ray(Engine):
         address: ``auto`` (the cluster that this machine belongs to), ``host:port``, or
             ``local`` (start a cluster for this run).
         actors: Number of actors, or ``auto`` for as many as the CPUs and GPUs of the
-            cluster allow.
+            cluster allow, also on nodes that join later.
         threads: Number of CPUs and threads of each actor.
         gpus: Number of GPUs of each actor, a fraction of one GPU or a whole number.
         inner: Config node of the engine that each actor runs.
@@ -169,13 +172,13 @@ class Ray(Engine):
         if self._pool is None:
             raise RuntimeError("the engine is not open")
 
-        chunks = sorted(self.split(jobs, data), key=min)
+        chunks = self.split(jobs, data)
         sending = _Sending(self._pool, jobs, chunks, self._packing(jobs, data))
-
         try:
-            for position in range(len(jobs)):
-                result = sending.result(position).result(data.train.x.device)
-                yield replace(result, probe_seconds=result.probe_seconds / self._pool.size)
+            for sent in sending.results():
+                result = sent.result(data.train.x.device)
+                at_once = max(1, len(self._pool.ready))
+                yield replace(result, probe_seconds=result.probe_seconds / at_once)
         finally:
             self._stacked += sending.stacked
             for text in sending.notes:
@@ -207,14 +210,12 @@ class Ray(Engine):
 
     def _packing(
         self, jobs: Sequence[ClientJob], data: FederatedData
-    ) -> Callable[[Packer, list[list[int]]], JobBatch]:
+    ) -> Callable[[list[list[int]]], JobBatch]:
         """Return a function that makes a batch from chunks of jobs.
 
         Each batch has a reference to the data, and the fingerprint of the code that its
         jobs use.
         """
-        import ray
-
         plugins: set[type] = {
             type(plugin) for job in jobs for plugin in (job.trainer, job.task, *job.probes)
         }
@@ -224,25 +225,17 @@ class Ray(Engine):
         if targets not in self._codes:
             self._codes[targets] = code_of(targets)
         if self._sent_data is None or self._sent_data[0] is not data:
-            self._sent_data = (data, _put(SentData.of(data), ray))
+            self._sent_data = (data, _put(SentData.of(data)))
         reference, code = self._sent_data[1], self._codes[targets]
-        return lambda packer, chunks: packer.batch(chunks, reference, targets, code)
-
-
-@dataclass(eq=False)
-class _SentBatch:
-    """A batch that was sent, with its actor and its chunks."""
-
-    actor: Actor
-    chunks: list[list[int]]
+        packer = Packer(jobs, _put)
+        return lambda chunks: packer.batch(chunks, reference, targets, code)
 
 
 class _Sending:
     """One call of `map`: batches are sent, and results arrive in any order.
 
-    `result` returns the results in job order. The number of sent jobs whose results
-    have not been returned yet is bounded. Memory therefore does not grow with the
-    number of jobs.
+    The number of sent jobs whose results have not been returned yet is bounded. Memory
+    therefore does not grow with the number of jobs.
     """
 
     def __init__(
@@ -250,133 +243,132 @@ class _Sending:
         pool: ActorPool,
         jobs: Sequence[ClientJob],
         chunks: list[list[int]],
-        packing: Callable[[Packer, list[list[int]]], JobBatch],
+        pack: Callable[[list[list[int]]], JobBatch],
     ) -> None:
         import ray
 
         self.stacked = 0
         self.notes: list[str] = []
-        self._ray, self._pool, self._jobs, self._packing = ray, pool, jobs, packing
-
-        self._packer = Packer(jobs, lambda value: _put(value, ray))
-        self._waiting = deque(chunks)
-        # The chunks of a lost actor are sent again, each in its own batch. If another
-        # actor dies, it is then known which chunk the actor worked on.
-        self._retries: deque[list[int]] = deque()
+        self._ray, self._pool, self._jobs, self._pack = ray, pool, jobs, pack
+        self._waiting = sorted(chunks)  # a heap
         # Number of actors that died while they worked on a chunk, by the position of
         # the first job of the chunk.
-        self._lost: dict[int, int] = {}
-        self._in_flight: dict[Any, _SentBatch] = {}
+        self._lost: Counter[int] = Counter()
+        self._in_flight: dict[Any, tuple[Actor, list[list[int]]]] = {}
         self._arrived: dict[int, SentResult | FedexpError] = {}
 
-        weight = max(1, self._packer.own_bytes(0)) * max(map(len, chunks))
-        self._together = max(1, min(_BATCH_CHUNKS, _BATCH_BYTES // weight))
-        self._largest = self._together * max(map(len, chunks))
-        pool.fill()
+        largest = max(map(len, chunks))
+        weight = num_bytes(jobs[0].start.params) * largest
+        self._together = max(1, min(_BATCH_CHUNKS, _BATCH_BYTES // max(1, weight)))
+        self._most_ahead = 2 * DEPTH * self._together * largest  # jobs per actor
+        pool.fill(len(chunks))
 
-    def result(self, position: int) -> SentResult:
-        """Return the result of job `position`. Results must be requested in order.
+    def results(self) -> Iterator[SentResult]:
+        """Yield the results in job order.
 
         Raises:
-            ClientError: The job failed, or `MAX_LOSSES` actors died while they worked
-                on it.
+            ClientError: A job failed, or `MAX_LOSSES` actors died while they worked on
+                it.
         """
-        self._send(position)
-        while position not in self._arrived:
-            self._receive()
+        for position in range(len(self._jobs)):
             self._send(position)
-        found = self._arrived.pop(position)
-        if isinstance(found, FedexpError):
-            raise found
-        return found
+            while position not in self._arrived:
+                self._receive()
+                self._send(position)
+            found = self._arrived.pop(position)
+            if isinstance(found, FedexpError):
+                raise found
+            yield found
 
     def close(self) -> None:
         """Cancel the batches whose results have not arrived."""
-        for reference, sent in self._in_flight.items():
-            sent.actor.batches.remove(reference)
+        for reference, (actor, _) in self._in_flight.items():
+            actor.batches.remove(reference)
             if self._ray.is_initialized():
                 self._ray.cancel(reference)
         self._in_flight.clear()
 
     def _send(self, needed: int) -> None:
-        while (self._retries or self._waiting) and (actor := self._free()) is not None:
-            ahead = len(self._arrived) + sum(
-                len(c) for sent in self._in_flight.values() for c in sent.chunks
-            )
-            full = ahead >= 2 * DEPTH * self._pool.size * self._largest
-            if full and not self._retries and (self._in_flight or needed in self._arrived):
+        """Send batches to actors. The job at position `needed` is sent in any case."""
+        most = self._most_ahead * len(self._pool.actors)
+        while self._waiting:
+            sent = sum(len(chunk) for _, chunks in self._in_flight.values() for chunk in chunks)
+            if len(self._arrived) + sent >= most and self._waiting[0][0] > needed:
+                return
+            free = [actor for actor in self._pool.ready if len(actor.batches) < DEPTH]
+            if not free:
                 return
 
-            chunks = [self._retries.popleft()] if self._retries else self._next_chunks()
-            reference = actor.handle.run.remote(self._packing(self._packer, chunks))
+            actor = min(free, key=lambda actor: len(actor.batches))
+            chunks = self._next_chunks()
+            reference = actor.handle.run.remote(self._pack(chunks))
             actor.batches.append(reference)
-            self._in_flight[reference] = _SentBatch(actor, chunks)
-
-    def _free(self) -> Actor | None:
-        return min(
-            (actor for actor in self._pool.ready if len(actor.batches) < DEPTH),
-            key=lambda actor: len(actor.batches),
-            default=None,
-        )
+            self._in_flight[reference] = actor, chunks
 
     def _next_chunks(self) -> list[list[int]]:
-        """Return the next batch's chunks: several if many chunks wait, else one."""
-        count = len(self._waiting) // (2 * DEPTH * self._pool.size)
-        return [self._waiting.popleft() for _ in range(max(1, min(count, self._together)))]
+        """Return the next batch's chunks: several if many chunks wait, else one.
+
+        A chunk whose actor died is in a batch of its own. If another actor dies, it is
+        then known which chunk the actor worked on.
+        """
+        count = len(self._waiting) // (2 * DEPTH * len(self._pool.actors))
+        chunks = [heappop(self._waiting)]
+        while len(chunks) < min(count, self._together) and self._lost.keys().isdisjoint(
+            [chunks[0][0], self._waiting[0][0]]
+        ):
+            chunks.append(heappop(self._waiting))
+        return chunks
 
     def _receive(self) -> None:
+        """Wait until a batch has ended or an actor has started."""
         starting = self._pool.starting
-        if not self._in_flight and not starting:
+        # If no actor works, an actor must start within `START_SECONDS`.
+        timeout = None if self._in_flight else START_SECONDS
+        done, _ = self._ray.wait([*self._in_flight, *starting], num_returns=1, timeout=timeout)
+        if not done:
             raise FedexpError(
                 "the Ray cluster has no actor left and no room for a new one",
                 where="engine=ray",
                 do="look at 'ray status', then repeat the command to resume this run",
             )
-        # If no actor works, a new actor must start within `START_SECONDS`.
-        alone = START_SECONDS if not self._in_flight else None
-        done, _ = self._ray.wait([*self._in_flight, *starting], num_returns=1, timeout=alone)
-        if not done:
-            for actor in starting.values():
-                self._pool.lose(actor, refill=False)
         for reference in done:
-            if reference in starting:
-                self._pool.admit(starting[reference])
-            else:
-                self._take(reference, self._in_flight.pop(reference))
+            if reference not in starting:
+                self._take(reference)
+            elif self._pool.admit(starting[reference]) is None:
+                self._pool.fill(len(self._waiting))
 
-    def _take(self, reference: Any, sent: _SentBatch) -> None:
-        actor = sent.actor
+    def _take(self, reference: Any) -> None:
+        actor, chunks = self._in_flight[reference]
         try:
             reply: Reply = self._ray.get(reference)
-        except lost_actor_errors() as error:
-            self._pool.lose(actor)
-            actor.batches.remove(reference)
-            self._repeat(sent, actor.suspect == reference, error)
-            return
         except self._ray.exceptions.RayTaskError as error:
-            actor.batches.remove(reference)
             raise unexpected_error(error) from error
+        except self._ray.exceptions.RayError as error:
+            for number, held in enumerate(self._pool.lose(actor)):
+                self._repeat(self._in_flight.pop(held)[1], number == 0, error)
+            return
 
+        del self._in_flight[reference]
         actor.batches.remove(reference)
         self.stacked += reply.stacked
         self.notes += reply.notes
-        for positions, results in zip(sent.chunks, reply.chunks, strict=False):
-            self._arrived.update(zip(positions, results, strict=False))
-
+        positions = [position for chunk in chunks for position in chunk]
         if reply.failure is not None:
-            for position in (p for chunk in sent.chunks for p in chunk if p not in self._arrived):
-                self._arrived[position] = reply.failure
+            self._arrived |= dict.fromkeys(positions, reply.failure)
+        self._arrived |= zip(positions, reply.results, strict=False)
 
-    def _repeat(self, sent: _SentBatch, suspect: bool, error: Exception) -> None:
-        """Send a lost actor's jobs again, or give up if too many actors died.
+    def _repeat(self, chunks: list[list[int]], suspect: bool, error: Exception) -> None:
+        """Send a lost actor's chunks again, or give up.
 
-        The jobs of a chunk fail once `MAX_LOSSES` actors have died while they
-        worked on it.
+        Args:
+            chunks: Chunks of a batch of the actor.
+            suspect: Whether the actor worked on this batch.
+            error: Ray's error.
         """
-        for chunk in sent.chunks:
-            self._lost[chunk[0]] = self._lost.get(chunk[0], 0) + suspect
+        for chunk in chunks:
+            self._lost[chunk[0]] += suspect
             if self._lost[chunk[0]] < MAX_LOSSES:
-                self._retries.append(chunk)
+                heappush(self._waiting, chunk)
                 continue
 
             clients = ", ".join(str(self._jobs[position].client) for position in chunk)
@@ -386,14 +378,16 @@ class _Sending:
                 do="look for 'out of memory' in 'ray status' and the nodes' logs. "
                 "Fewer engine.actors need less memory",
             )
-            self._arrived.update(dict.fromkeys(chunk, failure))
+            self._arrived |= dict.fromkeys(chunk, failure)
 
 
-def _put(value: object, ray: Any) -> Any:
+def _put(value: object) -> Any:
     """Store `value` in the object store and return its reference.
 
     Each node whose actors need the value fetches it once.
     """
+    import ray
+
     try:
         return ray.put(value)
     except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:

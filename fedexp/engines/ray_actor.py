@@ -16,8 +16,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.numerics import Numerics
 from fedexp.core.trees import Tree
-from fedexp.core.weights import Weights
-from fedexp.engines.ray_wire import JobBatch, Reply, SentResult, rebuilt, unpack
+from fedexp.engines.ray_wire import JobBatch, Reply, SentResult, unpack
 from fedexp.runtime.allocator import keep_freed_memory
 from fedexp.runtime.numerics import use_numerics
 from fedexp.storage.identity import code_hash
@@ -50,17 +49,24 @@ class Worker:
 
     Errors that a user can act on are returned instead of raised, so that they arrive
     unchanged.
+
+    Args:
+        *setup: Arguments of `ready`. With them, `run` opens the engine of an actor that
+            Ray has restarted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *setup: Any) -> None:
+        self._setup = setup
+        self._opened = False
+        self._notes: list[str] = []
         self._data: tuple[Any, FederatedData] | None = None
         self._shared: dict[Any, Tree] = {}
         self._checked: set[tuple[tuple[str, ...], str]] = set()
 
     def ready(
         self, inner: Mapping[str, Any], numerics: Numerics, threads: int, version: str
-    ) -> FedexpError | None:
-        """Open the inner engine under the run's numerics.
+    ) -> FedexpError | str:
+        """Open the inner engine under the run's numerics, unless it is open.
 
         Args:
             inner: Config node of the inner engine.
@@ -69,56 +75,52 @@ class Worker:
             version: Version of torch in the run's process.
 
         Returns:
-            The error that prevents the use of this actor, or None.
+            The ID of the actor's node, or the error that prevents the use of this
+            actor.
         """
         if torch.__version__ != version:
             return _differs("torch", version, torch.__version__)
-        torch.set_num_threads(threads)
-        keep_freed_memory()
+        import ray
 
-        self._switches = use_numerics(numerics)  # entered for as long as the actor lives
-        self._switches.__enter__()
-        # Ray shows an actor only its own GPU.
-        device = "cpu" if numerics.device == "cpu" else "cuda"
-        self._device = torch.device(device)
-        self._threads = threads
-        try:
-            self._engine = build(Engine, inner, "engine.inner")  # type: ignore[type-abstract]
-            self._engine.open(replace(numerics, device=device), threads)
-        except FedexpError as error:
-            return error
-        self._notes: list[str] = []
-        self._engine.note = self._notes.append
-        return None
+        # The setting is per thread, and Ray may call a method from another thread.
+        torch.set_num_threads(threads)
+        if not self._opened:
+            keep_freed_memory()
+            self._switches = use_numerics(numerics)  # entered for as long as the actor lives
+            self._switches.__enter__()
+            # Ray shows an actor only its own GPU.
+            self._device = torch.device("cpu" if numerics.device == "cpu" else "cuda")
+            try:
+                self._engine = build(Engine, inner, "engine.inner")  # type: ignore[type-abstract]
+                self._engine.open(replace(numerics, device=self._device.type), threads)
+            except FedexpError as error:
+                return error
+            self._engine.note = self._notes.append
+            self._opened = True
+        return str(ray.get_runtime_context().get_node_id())
 
     def run(self, batch: JobBatch) -> Reply:
-        """Run the jobs of a batch and return their results, chunk by chunk.
+        """Run the jobs of a batch. Each chunk is one `map` of the inner engine."""
+        refusal = self.ready(*self._setup)
+        if isinstance(refusal, FedexpError):
+            return Reply([], refusal)
 
-        Each chunk is one `map` of the inner engine.
-        """
         before = self._engine.stacked_steps
-        chunks: list[list[SentResult]] = []
+        results: list[SentResult] = []
         failure: FedexpError | None = None
-        # The setting is per thread, and Ray may call this method from another thread.
-        torch.set_num_threads(self._threads)
 
         try:
             self._check_code(batch)
             data = self._federated(batch.data)
-            trees = self._trees(batch.trees)
-            starts: dict[tuple[int, int], Weights] = {}
-
-            for sent in batch.chunks:
-                chunks.append([])
-                jobs = [rebuilt(job, trees, starts) for job in sent]
+            for jobs in batch.jobs(self._trees(batch.trees)):
                 for result in self._engine.map(jobs, data):
-                    chunks[-1].append(SentResult.of(result))
+                    results.append(SentResult.of(result))
         except FedexpError as error:
             failure = error
 
         notes = self._notes[:]
         self._notes.clear()
-        return Reply(chunks, failure, self._engine.stacked_steps - before, notes)
+        return Reply(results, failure, self._engine.stacked_steps - before, notes)
 
     def _check_code(self, batch: JobBatch) -> None:
         wanted = (batch.targets, batch.code)
@@ -137,25 +139,22 @@ class Worker:
             self._data = (reference, ray.get(reference).federated(self._device))
         return self._data[1]
 
-    def _trees(self, travelling: Mapping[int, Any]) -> dict[int, Tree]:
+    def _trees(self, sent: Mapping[int, Any]) -> dict[int, Tree]:
         """Return the trees of a batch.
 
-        A tree in the object store is fetched once. The actor keeps the tree until it
-        gets a batch that does not use the tree.
+        The actor keeps a tree of the object store until it gets a batch that does not
+        use the tree.
         """
         import ray
 
-        shared: dict[Any, Tree] = {}
+        known, self._shared = self._shared, {}
         trees: dict[int, Tree] = {}
-        for key, value in travelling.items():
+        for key, value in sent.items():
             if not isinstance(value, ray.ObjectRef):
                 trees[key] = unpack(value, self._device)
                 continue
-            known = self._shared.get(value)
-            trees[key] = shared[value] = (
-                unpack(ray.get(value), self._device) if known is None else known
-            )
-        self._shared = shared
+            tree = known[value] if value in known else unpack(ray.get(value), self._device)
+            trees[key] = self._shared[value] = tree
         return trees
 
 

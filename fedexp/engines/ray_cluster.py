@@ -11,7 +11,6 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +27,6 @@ from fedexp.engines.ray_actor import Worker
 # Linux.
 _LONGEST_PARENT = 19
 START_SECONDS = 60.0  # seconds until at least one actor must have started
-# Number of batches that an actor holds: one that runs, and one that waits. The actor
-# is then never idle between two batches.
-DEPTH = 2
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage report to Ray's makers
@@ -180,26 +176,21 @@ class Actor:
 
     Args:
         handle: Ray's handle.
-        node: ID of the node that the actor is pinned to.
         starting: Ray's reference to the result of `Worker.ready`, or None once the
             actor is ready.
+        node: ID of the node that the actor was last ready on.
         batches: Ray's references to the results of the batches that the actor holds. It
             works on the first one.
-        suspect: Reference of the batch that the actor worked on when it was lost, or
-            None.
     """
 
     handle: Any
-    node: str
-    starting: Any
-    batches: list[object] = field(default_factory=list)
-    suspect: object = None
+    starting: Any = None
+    node: str = ""
+    batches: list[Any] = field(default_factory=list)
 
 
 class ActorPool:
-    """A pool of actors that are spread evenly over the nodes of a cluster.
-
-    Lost actors are replaced if resources allow.
+    """A pool of actors, which Ray spreads over the nodes and restarts.
 
     Args:
         wanted: Number of actors, or None for as many as the CPUs and GPUs of the
@@ -226,30 +217,34 @@ class ActorPool:
         import ray
 
         self._ray: Any = ray  # several functions of ray have no types
-        self._threads, self._gpus, self._note = threads, gpus, note
-        self._inner, self._numerics = inner, numerics
+        self._wanted, self._threads, self._gpus, self._note = wanted, threads, gpus, note
+        self._setup = (inner, numerics, threads, torch.__version__)
         self.actors: list[Actor] = []
+        self._remote = self._ray.remote(Worker).options(
+            num_cpus=threads,
+            num_gpus=gpus,
+            max_restarts=-1,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(threads)}},
+        )
 
-        most = sum(self._room().values())
-        self.size = most if wanted is None else wanted
-        if most == 0 or self.size > most:
+        room = self._room()
+        if room < (wanted or 1):
             each = f"{threads} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
             raise ConfigError(
                 "the Ray cluster is too small",
                 where="engine",
-                expected=f"{'at least 1' if wanted is None else wanted} actors of {each} each, "
-                "each on a single node",
-                got=f"room for {most}",
+                expected=f"{wanted or 'at least 1'} actors of {each} each, each on a single node",
+                got=f"room for {room}",
                 do="lower engine.actors, engine.threads or engine.gpus, or add nodes",
             )
 
         try:
-            self.fill()
+            self.fill(room)
             why = self.wait_for_start(START_SECONDS, START_SECONDS / 4)  # the others join later
             if not self.ready:
                 raise ConfigError(
-                    "no Ray actor could start: "
-                    f"{why or f'CPUs or GPUs were busy for {START_SECONDS:.0f} s'}",
+                    f"no Ray actor could start: {why or f'none did within {START_SECONDS:.0f} s'}",
                     where="engine.actors",
                     do="look at 'ray status', "
                     "and check that fedexp is installed on the cluster's nodes",
@@ -267,23 +262,19 @@ class ActorPool:
         """Actors that are starting, by their reference `Actor.starting`."""
         return {actor.starting: actor for actor in self.actors if actor.starting is not None}
 
-    def fill(self) -> None:
-        """Start missing actors.
+    def fill(self, most: int = sys.maxsize) -> None:
+        """Create missing actors.
 
-        Each actor is started on the node with the fewest actors among those with room.
+        If their number is not set, one actor more than there is room for waits for a
+        new node. An autoscaler adds nodes only for actors that wait.
+
+        Args:
+            most: Largest number of actors that have work, if their number is not set.
         """
-        if len(self.actors) >= self.size:
-            return
-        here = Counter(actor.node for actor in self.actors)
-        free = {node: most - here[node] for node, most in self._room().items()}
-        while len(self.actors) < self.size:
-            open_nodes = [node for node, room in free.items() if room > 0]
-            if not open_nodes:
-                return
-            node = min(open_nodes, key=lambda n: (here[n], n))
-            self._start(node)
-            here[node] += 1
-            free[node] -= 1
+        wanted = self._wanted or min(self._room() + 1, most)
+        for _ in range(wanted - len(self.actors)):
+            self.actors.append(Actor(self._remote.remote(*self._setup)))
+            self._start(self.actors[-1])
 
     def admit(self, actor: Actor) -> str | None:
         """Take in an actor whose start has ended.
@@ -296,83 +287,30 @@ class ActorPool:
                 another version of torch.
         """
         try:
-            refusal = self._ray.get(actor.starting)
-        except lost_actor_errors() as error:
-            # A new actor is started only if the node is gone. On the same node the
-            # start would fail again.
-            self.lose(actor, refill=actor.node not in self._room())
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return lines[-1] if lines else type(error).__name__
+            found = self._ray.get(actor.starting)
         except self._ray.exceptions.RayTaskError as error:
             raise unexpected_error(error) from error
-        if refusal is not None:
-            raise refusal
-        actor.starting = None
+        except self._ray.exceptions.RayError as error:  # Ray does not try again
+            self.actors.remove(actor)
+            return str(error).strip().rpartition("\n")[2] or type(error).__name__
+        if isinstance(found, FedexpError):
+            raise found
+        actor.node, actor.starting = found, None
         return None
 
-    def lose(self, actor: Actor, refill: bool = True) -> None:
-        """Remove an actor that died or cannot be reached.
+    def lose(self, actor: Actor) -> list[Any]:
+        """Wait for the restart of an actor that died or cannot be reached.
 
-        With `refill`, a new actor is started if there is room.
+        Returns:
+            The references of the batches that it held.
         """
-        if actor not in self.actors:
-            return
-        self.actors.remove(actor)
-        actor.suspect = actor.batches[0] if actor.batches else None
-        self._ray.kill(actor.handle)  # it may be alive behind a broken connection
-        if actor.starting is None:
-            self._note(
-                f"ray: lost an actor on node {actor.node[:8]}, "
-                f"{len(self.ready)} of {self.size} left"
-            )
-        if refill:
-            self.fill()
-
-    def close(self) -> None:
-        if self._ray.is_initialized():
-            for actor in self.actors:
-                self._ray.kill(actor.handle)
-        self.actors = []
-
-    def _room(self) -> dict[str, int]:
-        """Return, for each living node by ID, how many actors fit on it in total."""
-        room = {}
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                most = int(node["Resources"].get("CPU", 0) // self._threads)
-                if self._gpus:
-                    gpus = node["Resources"].get("GPU", 0)
-                    on_gpus = (
-                        gpus // self._gpus if self._gpus >= 1 else gpus * int(1 / self._gpus + 1e-6)
-                    )
-                    most = min(most, int(on_gpus))
-                room[node["NodeID"]] = most
-
-        return room
-
-    def _start(self, node: str) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        pinned = self._ray.remote(Worker).options(
-            num_cpus=self._threads,
-            num_gpus=self._gpus,
-            max_restarts=0,  # a restarted actor would be pinned to the lost node
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            runtime_env={
-                "env_vars": {"PYTHONPATH": _own_path(), "OMP_NUM_THREADS": str(self._threads)}
-            },
+        held, actor.batches = actor.batches, []
+        self._start(actor)
+        self._note(
+            f"ray: lost an actor on node {actor.node[:8]}, "
+            f"{len(self.ready)} of {len(self.actors)} left"
         )
-
-        handle = pinned.remote()
-        self.actors.append(
-            Actor(
-                handle,
-                node,
-                starting=handle.ready.remote(
-                    self._inner, self._numerics, self._threads, torch.__version__
-                ),
-            )
-        )
+        return held
 
     def wait_for_start(self, seconds: float, patience: float) -> str | None:
         """Wait until no actor is starting.
@@ -386,28 +324,33 @@ class ActorPool:
         """
         began = time.monotonic()
         why = None
-        while self.starting:
-            waited = time.monotonic() - began
-            if waited > seconds or (self.ready and waited > patience):
-                break
+        while self.starting and time.monotonic() - began < (patience if self.ready else seconds):
             done, _ = self._ray.wait(list(self.starting), num_returns=1, timeout=1)
             for reference in done:
                 why = self.admit(self.starting[reference]) or why
         return why
 
+    def close(self) -> None:
+        if self._ray.is_initialized():
+            for actor in self.actors:
+                self._ray.kill(actor.handle)
+        self.actors = []
 
-def lost_actor_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that Ray raises if an actor, a node or a result is lost."""
-    from ray import exceptions
+    def _start(self, actor: Actor) -> None:
+        # Ray repeats this call until it has found room for the actor.
+        actor.starting = actor.handle.ready.options(max_task_retries=-1).remote(*self._setup)
 
-    return (
-        exceptions.RayActorError,
-        exceptions.WorkerCrashedError,
-        exceptions.NodeDiedError,
-        exceptions.ObjectLostError,
-        exceptions.OutOfMemoryError,
-        exceptions.ActorUnschedulableError,
-    )
+    def _room(self) -> int:
+        """Return how many actors fit on the nodes of the cluster."""
+        room = 0
+        for node in self._ray.nodes():
+            has = node["Resources"] if node["Alive"] else {}
+            fit = has.get("CPU", 0) // self._threads
+            if self._gpus:
+                on_one = max(1, int(1 / self._gpus + 1e-6))
+                fit = min(fit, has.get("GPU", 0) // max(1, self._gpus) * on_one)
+            room += int(fit)
+        return room
 
 
 def unexpected_error(error: Exception) -> FedexpError:
@@ -416,9 +359,8 @@ def unexpected_error(error: Exception) -> FedexpError:
     The usual cause is a module that is missing on the actor's machine.
     """
     cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines()
     return FedexpError(
-        f"a Ray actor failed: {type(cause).__name__}: {lines[-1] if lines else ''}",
+        f"a Ray actor failed: {type(cause).__name__}: {str(cause).strip().rpartition(chr(10))[2]}",
         where="engine=ray",
         do="if a module is missing, install it on every node, "
         "or launch from a folder that all nodes share",
@@ -432,10 +374,7 @@ def _own_path() -> str:
     has its own.
     """
     libraries = {Path(path) for path in sysconfig.get_paths().values()}
-    own = [Path(entry or ".").resolve() for entry in sys.path]
-    own_entries = [
-        path
-        for path in own
-        if path.is_dir() and not any(path.is_relative_to(home) for home in libraries)
-    ]
-    return os.pathsep.join(dict.fromkeys(map(str, own_entries)))
+    own = dict.fromkeys(Path(entry or ".").resolve() for entry in sys.path)
+    return os.pathsep.join(
+        str(path) for path in own if path.is_dir() and libraries.isdisjoint([path, *path.parents])
+    )
