@@ -1,5 +1,7 @@
-"""fedexp in Python: the same runs as on the command line, read back, and models brought
-in from elsewhere.
+"""Tests of fedexp in Python.
+
+Runs equal those of the command line and can be read. Models can be brought in from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -162,7 +164,10 @@ def networks(count: int, hidden: int = 6) -> list[nn.Module]:
 
 
 def test_models_from_elsewhere_are_fused() -> None:
-    """FedAvg's weighted mean of the saved models, by hand."""
+    """The result is the weighted mean of the saved models.
+
+    The test computes this mean.
+    """
     nets = networks(3)
     counts = np.zeros((3, 10), dtype=int)
     counts[:, 0] = [1, 2, 5]

@@ -1,4 +1,4 @@
-"""The check that frameworks in a benchmark do equal work."""
+"""Tests of the check that the frameworks in a benchmark do equal work."""
 
 from __future__ import annotations
 

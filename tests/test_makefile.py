@@ -1,4 +1,4 @@
-"""The Makefile tells whose environment it changes, and `make site` changes none."""
+"""The Makefile says whose environment it changes, and `make site` changes none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of runs: their files, their styles, and the command that writes them."""
+"""Tests of pictures of runs: files, styles, and the command that writes them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_series_of_one_method_have_its_colour_and_differ_in_marker_and_dash() ->
 
 
 def simulated(colour: str, matrix: np.ndarray) -> np.ndarray:
-    """CIELAB of a colour as a person with a colour vision deficiency sees it."""
+    """Return the CIELAB colour that a person with a colour vision deficiency sees."""
     value = np.array(rgb(colour)) / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
     to_xyz = np.array(

@@ -1,4 +1,4 @@
-"""Stored runs as a data frame, as rows per round, and as CSV."""
+"""Tests of stored runs as a data frame, as rows per round, and as CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a picture: means and intervals over seeds, missing runs, refusals."""
+"""Tests of the numbers of a picture: means, intervals, missing runs and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def data(root: Path, *conditions: str, **spec: Any) -> PlotData:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two methods, two splits, three seeds, two rounds."""
+    """Write runs of two methods with two splits, three seeds and two rounds."""
     for method, height in (("fedavg", 0.0), ("scaffold", 0.2)):
         for seed in (0, 1, 2):
             for alpha in (0.1, 1.0):

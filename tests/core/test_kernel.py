@@ -1,4 +1,4 @@
-"""The step kernel against torch.optim and torch's own clipping, step by step."""
+"""The step kernel is compared with torch.optim and torch's clipping, step by step."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_clip_leaves_short_gradients_alone() -> None:
 
 @dataclass(frozen=True)
 class Recorder(Trainer):
-    """A trainer whose hooks make their order visible.
+    """A trainer that records the order in which its hooks are called.
 
     They return a constant gradient and a shift after the step.
     """
@@ -134,7 +134,7 @@ class Recorder(Trainer):
 
 
 def test_order_of_a_step() -> None:
-    """The order is correct, clip, decay, the step, after_step."""
+    """The order of a step is: correct, clip, decay, optimizer step, after_step."""
     job = make_job(trainer=Recorder(), clip=1.0, weight_decay=0.5, epochs=None, steps=1)
     count = sum(v.numel() for v in job.start.params.values())
     after = train(job).weights.params
@@ -175,7 +175,7 @@ def test_kernel_does_not_change_its_job_and_is_deterministic() -> None:
 
 
 def test_dropout_draws_from_the_job() -> None:
-    """With equal samples and a negligible step size, the loss depends only on masks."""
+    """If samples are equal and the step size is tiny, the loss depends on the masks."""
     spec = ModelSpec(MLP.arch, (("dropout", 0.5), *MLP.kwargs))
     samples = replace(
         make_data((20,)).train, x=torch.ones(20, 1, 2, 2).double(), y=torch.zeros(20).long()
@@ -235,7 +235,7 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
 
 
 def test_every_batch_is_augmented_anew() -> None:
-    """With equal samples, batches differ only by the transforms of their steps."""
+    """If all samples are equal, batches differ only by the augmentation."""
     job = make_job(epochs=1, batch_size=4)
     plain = replace(make_data((8,)).train, x=torch.zeros(8, 1, 2, 2).double())
     samples = replace(plain, augment=lambda x, noise: x + noise("shift", (len(x), 1, 1, 1)))
@@ -255,7 +255,10 @@ def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
 
 @pytest.mark.parametrize("n", [513, 1025])
 def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> None:
-    """513 samples must not be cut into 512 + 1: one sample has no batch statistics."""
+    """513 samples must not be split into 512 + 1.
+
+    One sample has no batch statistics.
+    """
     from fedexp.methods.scaffold import Scaffold
 
     job = make_job(SMALL, trainer=Scaffold(option="I"), epochs=None, steps=1)
@@ -265,7 +268,7 @@ def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> N
 
 
 def test_the_full_gradient_is_the_mean_over_all_samples() -> None:
-    """513 samples are taken in parts of 257 and 256."""
+    """513 samples are split into parts of 257 and 256."""
     from fedexp.methods.scaffold import Scaffold
 
     job, samples = (

@@ -1,4 +1,4 @@
-"""Nets, weights and specs: swapped tensors, separate randomness, refused models."""
+"""Tests of nets, weights and specs: replaced tensors, randomness, refused models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observed layer inputs, features and norm inputs of a network, and its head."""
+"""Tests of the observed layer inputs, features, norm inputs and head of a network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NORMED = {
 
 
 class Bounded(nn.Module):
-    """A network whose output is not that of its last layer."""
+    """A network whose output differs from the output of its last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Bounded(nn.Module):
 
 
 class Declared(Bounded):
-    """A network that declares its head: two layers and everything between them."""
+    """A network that declares its head: two layers and all layers between them."""
 
     head_module = "head"
 
@@ -68,7 +68,7 @@ class Convolutional(nn.Module):
 
 
 class Dense(Convolutional):
-    """A network whose head is a convolution, with maps as features."""
+    """A network whose head is a convolution. Its features are maps."""
 
     head_module = "output"
 
@@ -141,7 +141,7 @@ def test_features_and_layer_inputs_by_hand() -> None:
 
 @pytest.mark.parametrize("name", NORMED)
 def test_inputs_of_every_norm_give_the_statistics_that_it_keeps(name: str) -> None:
-    """New running statistics are 0.9 of the old and 0.1 of the batch's.
+    """The new running statistics are 0.9 of the old ones and 0.1 of those of the batch.
 
     The variance is unbiased.
     """
@@ -277,7 +277,8 @@ def test_a_class_may_declare_its_head(name: str, features: tuple[int, ...]) -> N
 class Small(Trainer):
     """A trainer that uses everything that a trainer may observe.
 
-    Its loss is the head's cross-entropy, twice, and the mean square of the features.
+    Its loss is twice the cross-entropy of the head plus the mean square of the
+    features.
     """
 
     def loss(self, net, params, buffers, batch, ctx):

@@ -37,7 +37,7 @@ def world(*overrides: str, aggregator: Layerwise | None = None) -> World:
 
 
 class Seen(Serial):
-    """An engine that records its jobs, one list per step with jobs."""
+    """An engine that records its jobs, in one list for each step that has jobs."""
 
     def map(
         self, jobs: Sequence[ClientJob], data: FederatedData
@@ -135,7 +135,7 @@ def test_positions_must_ascend() -> None:
 
 @dataclass(frozen=True)
 class LongServerWork(Layerwise):
-    """An aggregator with twenty server steps in its round, or fewer by the config."""
+    """An aggregator whose round has twenty server steps, or fewer by the config."""
 
     def position(self, state: State, step: int) -> tuple[int, int]:
         return (0, step) if step < state["length"] else (1, 0)

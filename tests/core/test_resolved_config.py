@@ -79,8 +79,9 @@ def test_value_of_fedexps_own_variable_and_of_science_are_stored(
 
 
 def test_config_hash_is_that_of_earlier_versions(monkeypatch) -> None:
-    """Hashes of stored runs: the defaults, a method with its own data, a proxy data
-    set.
+    """The hashes are those of stored runs.
+
+    The configs are the defaults, a method with its own data, and a proxy data set.
     """
     monkeypatch.setenv("FEDEXP_DATA", "/anywhere")
     for overrides, expected in (

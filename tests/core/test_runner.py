@@ -1,4 +1,4 @@
-"""Sampling, the stream of results, policies, and the client cache."""
+"""Tests of sampling, the order of results, policies, and the client cache."""
 
 from __future__ import annotations
 
@@ -228,9 +228,9 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
 
 
 def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models(tmp_path) -> None:
-    """The other run is training them.
+    """While another run trains the same clients, this run waits and prints a note.
 
-    The waiting run continues afterwards and trains nothing.
+    It continues afterwards and trains nothing.
     """
     world = make_world("method=fedavg", "rounds=1")
     first, second = (ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code") for _ in range(2))
@@ -265,9 +265,9 @@ def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models
 
 
 def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
-    """Equal indices into another pool are other data.
+    """Equal indices into another pool are different data, so the keys differ.
 
-    Equal data by other indices are not.
+    Equal samples at other indices have the same key.
     """
     data = make_data()
     other = replace(data, train=replace(data.train, x=data.train.x + 1))

@@ -123,7 +123,7 @@ def calls_in(node: ast.AST, scopes: Scopes = ()) -> Iterator[Call]:
 
 
 class Collector:
-    """A search that follows labels from `SINKS` back through variables and parameters.
+    """A search for labels, from `SINKS` backwards through variables and parameters.
 
     Attributes:
         labels: Labels found so far, by their nodes.
@@ -265,7 +265,7 @@ def test_seed_labels_match_the_committed_list() -> None:
 
 
 def test_probe_names_match_the_committed_list() -> None:
-    """Each probe draws from a stream of its name."""
+    """Each probe has a random stream of its name."""
     for module in pkgutil.walk_packages(fedexp.methods.__path__, "fedexp.methods."):
         importlib.import_module(module.name)
 

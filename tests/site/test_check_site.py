@@ -1,4 +1,4 @@
-"""The faults that `scripts/check_site.py` finds in pages that are opened in chromium."""
+"""Tests of the faults that `scripts/check_site.py` finds in pages in Chromium."""
 
 from __future__ import annotations
 

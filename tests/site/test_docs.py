@@ -1,4 +1,4 @@
-"""The pages that are generated from code, configs and texts."""
+"""Tests of the pages that are generated from code, configs and texts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pages() -> dict[str, Page]:
 
 
 def leaves(node: object, above: str = "") -> set[str]:
-    """Dotted names of a config file's keys that hold values, plug-ins' classes aside."""
+    """Return the dotted names of a file's keys that have values, except classes."""
     if not isinstance(node, dict) or not node:
         return {above.removesuffix(".")}
     return {
@@ -92,8 +92,9 @@ def test_a_preset_is_composed_as_by_hydra(name: str) -> None:
 
 
 def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
-    """SCAFFOLD's model and controls, both ways; an average of models sends the model
-    alone.
+    """SCAFFOLD sends the model and the controls both ways.
+
+    Averaging sends only the model.
     """
     experiment = Experiment.of(compose(["method=scaffold", "clients=1", "partition=iid"]))
     data = experiment.load(torch.device("cpu"))

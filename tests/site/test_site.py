@@ -1,4 +1,4 @@
-"""The results' pages, and the site that is built of pages."""
+"""Tests of the pages of results, and of the site that is built from pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ RESULTS = conf_dir().parent / "scripts" / "results"
 
 @pytest.fixture(scope="module")
 def read() -> dict[str, list[Result]]:
-    """A figure whose claim was contradicted, in two forms, and a table that was not run."""
+    """Read a figure with a contradicted claim, in two variants, and a table.
+
+    The table was not run.
+    """
     forms = [records.of_record(RESULTS / "ma_echo" / name) for name in ("fig7", "fig7-reduced")]
     return {"ma_echo/table1": [records.absent(load_table("ma_echo/table1"))], "ma_echo/fig7": forms}
 

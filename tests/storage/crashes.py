@@ -1,4 +1,4 @@
-"""Ends of a process that storage must survive."""
+"""Interruptions of a process that stored data must survive."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(*overrides: str) -> tuple[dict[str, Any], list[str]]:
-    """Run, and return the result and all notes."""
+    """Run and return the result and all notes."""
     said: list[str] = []
     result = execute(compose([*QUICK, *overrides]), say=said.append)
     log = Path(result["folder"]) / "run.log"  # once training began, they are printed

@@ -1,4 +1,4 @@
-"""Guard the names that the identity of a run has in strings."""
+"""Guard the names that the identity of a run contains as strings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ NO_PLUGINS: dict[str, Any] = dict.fromkeys(("trainer", "task", "model", "archite
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Copy the package and let the hashes read the copy like a user's checkout."""
+    """Copy the package, and let the hashes read the copy like a user's checkout."""
     original = Path(fedexp.__file__).parent
     copied = tmp_path / "fedexp"
     shutil.copytree(original, copied, ignore=shutil.ignore_patterns("__pycache__"))
@@ -94,7 +94,7 @@ def config_hash(stored: dict[str, Any]) -> str:
 
 
 def forget_sources() -> None:
-    """Clear what a process remembers of sources."""
+    """Clear the sources that this process has cached."""
     identity._module.cache_clear()
     identity._fingerprint.cache_clear()
 

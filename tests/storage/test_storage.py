@@ -1,4 +1,4 @@
-"""State on disk, the identity of runs, journals and run folders."""
+"""Tests of state on disk, the identity of runs, journals and run folders."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_code_hash_covers_the_methods_own_modules() -> None:
 
 
 def test_what_trains_a_client_knows_no_aggregator() -> None:
-    """Methods share local models, which survive a change of the server's code."""
+    """Methods share the local models, which stay valid if the server's code changes."""
     hashes = {
         m: identity.training_code_hash(compose([f"method={m}"]).values)
         for m in ("fedavg", "local", "fedprox")
@@ -297,7 +297,7 @@ def test_running_twice_at_once_fails_if_asked(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Two configs whose hashes begin alike would share the folder."""
+    """Two configs whose hashes begin with the same digits would share the folder."""
     mine, other = ({"config": "0" * 16 + end, "code": "c" * 32} for end in "ab")
     first = RunFolder(tmp_path / "run", mine)
     first.acquire("fail", print)

@@ -1,4 +1,4 @@
-"""Stored models equal models in the state, whenever the process stops."""
+"""Stored models equal the models of the state, at whichever line the process stops."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Expected = dict[str, list[Weights]]
 def play(
     saver: Checkpoint, count: int, every: int = 2, clients: int = 5
 ) -> Iterator[tuple[Snapshot, Expected, bool]]:
-    """Yield snapshot, stored models and whether a save follows, for the steps of a run.
+    """Yield the snapshot, the stored models and whether a save follows, for each step.
 
     In every step two clients get another state and model. The last two models of each
     are stored.
@@ -125,7 +125,10 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
 def test_interrupted_at_any_line_the_finished_step_can_be_saved(
     tmp_path: Path, held: int, saves: bool
 ) -> None:
-    """Then the run saves, unless it is interrupted again, and cleans up."""
+    """After the interruption, the run saves and cleans up.
+
+    A second interruption may prevent the save.
+    """
     interrupted = 0
     for stop in itertools.count(1, 71):
         folder = tmp_path / str(stop)
@@ -261,7 +264,7 @@ def test_stored_model_is_not_a_view_of_a_larger_tensor() -> None:
 
 
 def test_a_checkpoint_takes_models_from_elsewhere(tmp_path: Path) -> None:
-    """Models come from memory, and from another run's folder."""
+    """The models come from memory and from the folder of another run."""
     mine, other = Checkpoint(tmp_path / "mine", CPU), Checkpoint(tmp_path / "other", CPU, 0)
     kept = [ModelStore().store(model_of(0, 1)), other.models.store(model_of(0, 2))]
     mine.save(Snapshot(1, {"kept": {"0": kept}}, {}), set(), 0)
@@ -335,7 +338,7 @@ def all_kept(snapshot: Snapshot) -> dict[str, list[Tree]]:
 
 
 def test_the_keepers_mean_is_the_mean_of_what_it_keeps() -> None:
-    """This needs no run folder: models are in memory."""
+    """The models are in memory, so no run folder is needed."""
     world, trained = keeper_world(), {}
 
     class Records(Serial):

@@ -1,4 +1,4 @@
-"""Verdicts, agreement and warnings, from runs that are made up."""
+"""Tests of verdicts, agreement and warnings with made-up runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def result(
 
 @dataclass(frozen=True)
 class Asked:
-    """A made-up table with its cells and the runs behind them."""
+    """A made-up table with its cells and their runs."""
 
     table: Table
     cells: tuple[PlannedCell, ...]
@@ -92,8 +92,9 @@ def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
 
 
 def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
-    """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's
-    result, or None, or a `CellRun`.
+    """Return a table with the rows beta = 1, 2 and the seeds 0, 1, and its runs.
+
+    `change(job, cell)` returns the result of a run, or None, or a `CellRun`.
     """
     printed = [
         {"beta": 1, "method": "local", "value": 50.0},
@@ -163,13 +164,17 @@ def test_a_whole_report(tmp_path: Path) -> None:
 
 
 def interval(d: float, s: float) -> tuple[float, float]:
-    """Of 95 % around a difference of two runs' mean to one run of the paper's."""
+    """Return the 95 % interval of the mean of two runs minus one run of the paper."""
     low, high = stats.t(1, d, s * (1 / 2 + 1) ** 0.5).interval(0.95)
     return float(low), float(high)
 
 
 def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
-    """Asked for, or all that is there; it never lies where the whole does."""
+    """A report on a part of the runs has the variant "partial".
+
+    It does not matter whether only this part was requested or only this part exists.
+    The report is not written to the folder of the whole variant.
+    """
     for part in (
         asked(tmp_path, only={"beta": [1]}),
         asked(tmp_path, seeds_asked=[0]),
@@ -226,8 +231,10 @@ def test_a_columns_own_seeds(tmp_path: Path) -> None:
 
 
 def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> None:
-    """Whatever is odd about the runs: failed, absent, without their number, by other
-    code, infinite.
+    """The reports are equal for all unusual runs.
+
+    There are failed runs, absent runs, runs without the headline number, runs of other
+    code, and infinite numbers.
     """
 
     def odd(job: Job, method: str) -> CellRun | dict[str, Any] | None:
@@ -325,9 +332,7 @@ TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}
 
 
 def tailed(job: Job, method: str) -> dict[str, Any]:
-    """Runs with the values of their last rounds, as `fedexp.running.summary` stores
-    them.
-    """
+    """Return a result with values of the last rounds, as `fedexp.running.summary` does."""
     return {**result(0.5), "last_10": {"test/acc": TAILS[job.seed], "test/loss": [9.0, 8.0]}}
 
 
@@ -415,7 +420,10 @@ SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}
 
 
 def scored(job: Job, method: str) -> dict[str, Any]:
-    """Runs of a grid, the better for their seed; others have 0.5."""
+    """Return the result of a run of a grid, which improves with the seed.
+
+    Others get 0.5.
+    """
     test, held = SCORES.get(job.point, (0.5, 0.5))
     return result(test + 0.01 * job.seed) | {"metrics": {"val/global/acc": held}}
 
@@ -447,7 +455,7 @@ def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path
 
 
 def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
-    """The best of what is there is not the best of the grid."""
+    """The best of the existing points need not be the best point of the grid."""
 
     def lacking(job: Job, method: str) -> CellRun | dict[str, Any] | None:
         if job.point == "0.5" and job.seed:
@@ -496,7 +504,7 @@ def test_a_point_that_diverged_is_the_worst_and_of_equal_ones_the_first_counts(
 
 
 def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
-    """Whose points are told apart by a value that the iterations of a trace have."""
+    """The points are distinguished by a value that each iteration of a trace has."""
     methods = gridded(overrides=[], by="trace.1.lam={point}.fused/val/acc")
     methods[0]["value"] = "trace.1.lam={point}.fused/acc"
     rows = [
@@ -537,7 +545,7 @@ CLAIM = {
 
 
 def test_a_claim_without_its_curves_stays_open(tmp_path: Path) -> None:
-    """Of runs that were not traced, or by code that numbered iterations otherwise."""
+    """The runs were not traced, or their code numbered the iterations differently."""
     curve = {"curve": "mean_v/acc", "target": {"share": 0.9}, "test": "sooner"}
     one = asked(tmp_path, claims=[{**CLAIM, **curve}])
     write_json(
@@ -592,7 +600,7 @@ def test_unequal_n_is_never_silent(tmp_path: Path) -> None:
 
 
 def test_different_splits_of_a_row_are_explained(tmp_path: Path) -> None:
-    """The ensemble has server data, so its clients have fewer samples."""
+    """The ensemble withholds data for the server, so its clients have fewer samples."""
 
     def change(job: Job, method: str) -> CellRun:
         size = 0.02 if method == "ensemble" else 0

@@ -1,4 +1,4 @@
-"""The committed list of claims has the states that the records give."""
+"""The committed list of claims has the states that follow from the records."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Claims: each test by itself, rows, alternatives, levels, missing runs, the paper's
-own numbers.
+"""Tests of claims.
+
+They cover each kind of test, rows, alternatives, levels, missing runs, and the numbers
+that the paper prints.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ def result(
     changes: Mapping[str, Any] | None = None,
     at_chance: Mapping[tuple[int, str], tuple[bool, ...]] | None = None,
 ) -> ClaimResult:
-    """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1
-    and 2 alone) and a reading of a.
+    """Return the result of a claim about a made-up table.
+
+    The table has a row for each `x`, the columns a, b, c and d, and a column that reads
+    the runs of a. The column d has the rows 1 and 2 only.
     """
     rows = sorted({row for row, _ in {**runs, **(curves or {}), **(printed or {})}})
     rows = rows[::-1] if descending else rows
@@ -80,8 +84,9 @@ def result(
 
 
 def pairs(*rows: Sequence[float], base: float = 50.0) -> dict[tuple[int, str], list[float]]:
-    """Column a above b by these differences, row by row; the seeds differ much, as
-    splits do.
+    """Return runs in which column a exceeds b by these differences, one list per row.
+
+    The seeds differ much, as runs on different splits do.
     """
     made: dict[tuple[int, str], list[float]] = {}
     for x, differences in enumerate(rows, 1):
@@ -193,7 +198,7 @@ def test_pairs_are_of_common_seeds_alone() -> None:
 def test_a_trend_is_of_every_step(
     claim: dict[str, Any], values: list[float], state: str, higher: bool
 ) -> None:
-    """Along x; y goes with it."""
+    """The trend is along x, and y changes with x."""
     sign = 1 if higher else -1
     noise = [0.0, 10.01, 19.98]  # of seeds, shared by the rows but for a little
     runs = {
@@ -274,7 +279,7 @@ def test_lists_mean_all_of_them_unless_one_will_do() -> None:
 
 
 def _at(p: float, n: int = 4) -> list[float]:
-    """Differences whose one-sided p value is `p`."""
+    """Return differences whose one-sided p value is `p`."""
     noise = np.array([-1.5, -0.5, 0.5, 1.5])[:n]
     return list(noise + float(stats.t.ppf(1 - p, n - 1)) * noise.std(ddof=1) / math.sqrt(n))
 
@@ -299,7 +304,9 @@ def test_of_two_alternatives_either_has_half_the_level(p: float, state: str) -> 
 def test_rows_decide_by_their_number_and_share_the_level(
     rows: Any, p: list[float], state: str
 ) -> None:
-    """All, most or a number; levels are shared by those rows that could decide alone
+    """A claim must hold in all rows, in most rows, or in a number of rows.
+
+    The level is divided among those rows that could decide the claim alone
     (Bonferroni).
     """
     found = result({"rows": rows}, pairs(*map(_at, p)))
@@ -427,7 +434,7 @@ def test_superseded_settings_give_no_verdict() -> None:
 
 
 def test_runs_at_chance_level_count_but_must_not_decide() -> None:
-    """All pairs support the claim. Without the first seed only one pair is left."""
+    """All pairs support the claim, but without the first seed only one pair is left."""
     runs = pairs([5.0, 5.1])
     assert result({}, runs).state == "supported"
     found = result({}, runs, at_chance={(1, "b"): (True, False)})

@@ -1,5 +1,6 @@
-"""Figures of curves, from run folders that are made up; and a whole one, from its
-table's smoke variant.
+"""Tests of figures of curves.
+
+The runs are made up, or of the smoke variant of a table.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def run(
 
 
 def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
-    """One client's V is better by 0.1, the other's worse."""
+    """Return rows of a trace.
+
+    V is better by 0.1 for one client and worse by 0.1 for another.
+    """
     return [
         {"iteration": step * t, "mean_v/acc": v, "V/acc": [v - 0.1, v + 0.1]}
         for t, v in enumerate(values)
@@ -61,8 +65,10 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x,
-    low, high), title and axis' name, scale.
+    """Record what is drawn on the panels, by the name of the method of `Axes`.
+
+    The arguments are recorded: x and y of ``plot``, y of ``axhline``, and x, low and
+    high of ``fill_between``, the titles, the names of the x axes and the scales.
     """
     from matplotlib.axes import Axes
 

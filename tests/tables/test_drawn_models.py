@@ -1,4 +1,4 @@
-"""Drawings of models: what they read of a run's folder, and what they make of it."""
+"""Tests of drawings of models: what they read from a run's folder, and compute."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def save(folder: Path, models: Sequence[Weights], kind: Delivers = "global") -> 
 
 
 def keep(folder: Path, steps: dict[int, dict[str, list[Tree]]], round: int = 1) -> Path:
-    """A trace, as `fedexp.evaluation.tracing` names what it keeps."""
+    """Write a trace with the names that `fedexp.evaluation.tracing` gives."""
     tree = {
         f"{step}/{series}/{number}/{name}": value
         for step, all_series in steps.items()

@@ -1,5 +1,6 @@
-"""What a table says it costs, against a count of its runs' local steps and of their
-networks' operations.
+"""The cost that a table states is compared with a count.
+
+The count uses the local steps of the table's runs and the operations of their networks.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def forward(config: dict[str, Any]) -> int:
     "name", ["fedmrur/table4", "fedmrur/flsimulator", "fedcda/table2", "fedcda/fig2b"]
 )
 def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
-    """Rounds x samples of a round's clients x epochs x 3 forward passes; twice that
-    with a second gradient a step.
+    """The cost is rounds x samples of a round's clients x epochs x 3 forward passes.
+
+    It is twice as much if a step computes a second gradient.
     """
     table = load_table(name)
     runs = {job.overrides for planned in planned_cells(table) for job in planned.jobs}

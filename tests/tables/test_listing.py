@@ -1,4 +1,4 @@
-"""The list of tables: data sets, measured hours, and the status of runs."""
+"""Tests of the list of tables: data sets, measured hours, and the status of runs."""
 
 from __future__ import annotations
 

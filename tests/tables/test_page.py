@@ -1,5 +1,6 @@
-"""The page's text: everything is on it, nothing is loaded by it, nothing in it is taken
-for markup.
+"""Tests of the page's text.
+
+The page contains all numbers and texts, loads nothing, and escapes all texts.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from tests.tables.reports import HOSTILE, cell, report
 
 
 class Reader(HTMLParser):
-    """Elements with their attributes, the text of each table row, and what was never
-    closed.
-    """
+    """A parser that records elements, texts of table rows, and unclosed elements."""
 
     VOID = ("meta", "input", "br", "wbr", "link", "path", "use", "rect")
 

@@ -1,4 +1,7 @@
-"""The page in a real browser: it works from disk, asks the network for nothing, and fits a phone."""
+"""Tests of the page in a real browser.
+
+The page works from disk, sends no request to the network, and fits a phone.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,11 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def opened(chrome: Chrome, tmp_path: Path) -> Iterator[Chrome]:
-    """The page of the sample report; afterwards the console must be silent and nothing but the file may have been asked for."""
+    """Open the page of the sample report.
+
+    After the test, the console must be empty, and the browser must have requested only
+    the file.
+    """
     written = tmp_path / "report.html"
     whole = report()
     written.write_text(page(replace(whole, pictures=pictures(whole))), encoding="utf-8")
@@ -104,7 +111,7 @@ def opened(chrome: Chrome, tmp_path: Path) -> Iterator[Chrome]:
 
 
 def column(chrome: Chrome, heading: str) -> list[str]:
-    """The visible texts of one column of the long table."""
+    """Return the visible texts of one column of the long table."""
     return chrome.execute_script(
         """
         const at = [...document.querySelectorAll(".long thead th")].findIndex(h => h.textContent.trim() === arguments[0]);
@@ -115,7 +122,7 @@ def column(chrome: Chrome, heading: str) -> list[str]:
 
 
 def press(chrome: Chrome, heading: str) -> str | None:
-    """Sort by a column, by keyboard; its aria-sort."""
+    """Sort by a column with the keyboard and return the column's aria-sort."""
     from selenium.webdriver.common.keys import Keys
 
     head = next(
@@ -211,7 +218,10 @@ def test_every_text_has_contrast(opened: Chrome, system: str) -> None:
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_nothing_to_object_to(opened: Chrome, width: int) -> None:
-    """In light and dark, with a cell open and closed; contrast, where axe cannot tell it, is `CONTRASTS`' matter."""
+    """There are no violations, in light and dark, with a cell open and closed.
+
+    If axe cannot compute a contrast, `CONTRASTS` computes it.
+    """
     opened.execute_script(
         files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     )

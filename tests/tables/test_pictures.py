@@ -1,5 +1,7 @@
-"""What the pictures hold: which are drawn, every number in its place, nothing from
-outside.
+"""Tests of the pictures.
+
+They show which pictures are drawn, that every number is at its place, and that a
+picture loads nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def test_the_users_own_style_changes_nothing() -> None:
 
 @contextmanager
 def bars() -> Iterator[list[tuple[Any, Any, dict[str, Any]]]]:
-    """What is put on the panels with bars: x, y and the rest."""
+    """Record what is drawn on the panels with bars: x, y and the style."""
     from matplotlib.axes import Axes
 
     drawn: list[tuple[Any, Any, dict[str, Any]]] = []
@@ -213,9 +215,7 @@ def test_the_proposed_method_stands_out_and_reference_points_step_back() -> None
 
 @contextmanager
 def watched(method: str, of: Any = None) -> Iterator[list[Any]]:
-    """First arguments of a method of matplotlib's figures, or of another class, call by
-    call.
-    """
+    """Record the first argument of each call of a method of `Figure`, or of `of`."""
     from matplotlib.figure import Figure
 
     seen: list[Any] = []
@@ -275,7 +275,7 @@ def test_what_was_chosen_on_test_data_is_marked_even_where_its_label_is_cut() ->
 
 
 def test_long_legends_and_notes_leave_room_for_the_panel() -> None:
-    """Matplotlib warns where they do not."""
+    """Matplotlib warns if they leave no room."""
     methods = tuple(
         Method(f"m{i}", f"a label of {i} and many letters", oracle="best of a grid")
         for i in range(12)

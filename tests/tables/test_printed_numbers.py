@@ -1,5 +1,6 @@
-"""Where FedSyn's printed tables contradict each other: what the paper's page says, from
-the cells that the tables hold.
+"""Tests of the contradictions between FedSyn's printed tables.
+
+The statements of the paper's page are compared with the cells of the tables.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ PAGE = files("fedexp").joinpath("site/papers/fedsyn.md").read_text()
 
 
 def cell(table: str, **where: Any) -> float:
-    """The one printed value of `table` at a method and conditions."""
+    """Return the only printed value of `table` for a method and conditions."""
     rows = [row for row in load_table(f"fedsyn/{table}").reference if where.items() <= row.items()]
     (row,) = rows
     return float(row["value"])
 
 
 def says(*facts: str) -> bool:
-    """Return whether one paragraph or list item of the page has all of `facts`."""
+    """Return whether one paragraph or list item of the page contains all of `facts`."""
     blocks = (" ".join(block.split()) for block in re.split(r"\n(?=- |\n)", PAGE))
     return any(all(fact in block for fact in facts) for block in blocks)
 
 
 def test_two_baselines_of_table_1_have_other_values_in_table_4() -> None:
-    """CIFAR-10, alpha 0.5, five clients; all else that both print agrees, SVHN's row,
-    too.
+    """The values differ for CIFAR-10, alpha 0.5 and five clients.
+
+    All other values that both tables print are equal, also those of SVHN.
     """
     apart = {}
     for dataset in ("cifar10", "svhn"):
@@ -106,8 +108,9 @@ def test_unequal_networks_are_above_equal_ones_from_alpha_0_3_on() -> None:
 
 
 def test_the_row_that_fusefl_copies_otherwise() -> None:
-    """Table 4, CIFAR-10, 50 clients: all five values of the copy are below all that are
-    printed.
+    """FuseFL copies the row of Table 4 for CIFAR-10 and 50 clients with other values.
+
+    All five copied values are below all values that FedSyn prints.
     """
     printed = [
         cell("table4", dataset="cifar10", clients=50, method=m)

@@ -1,5 +1,7 @@
-"""What every rendering of a report says: the headline first, claims, the variant, what
-has seen test data, what is left out.
+"""Tests of what every rendering of a report contains.
+
+It begins with the headline. It lists the claims, the variant, what has seen test data,
+and what is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def printed(of: Report, width: int = 220) -> str:
 
 
 def read(of: Report) -> str:
-    """The page as a reader sees it: tags, style and script gone."""
+    """Return the text of the page without tags, styles and scripts."""
     body = re.sub(r"<(style|script)>.*?</\1>", "", page(of), flags=re.DOTALL)
     return unescape(re.sub(r"<[^>]*>", " ", body))
 

@@ -1,4 +1,4 @@
-"""A table's file: what is refused, and how it becomes cells and jobs."""
+"""Tests of a table's file: what is refused, and which cells and jobs follow from it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ GRID: dict[str, Any] = {"over": "step", "points": [0.5, 1], "overrides": ["local
 
 
 def gridded(**changes: Any) -> list[dict[str, Any]]:
-    """The methods with a grid in the first."""
+    """Return the methods. The first one has a grid."""
     return [TINY["methods"][0] | {"grid": GRID | changes}, *TINY["methods"][1:]]
 
 
@@ -231,7 +231,10 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
 
 
 def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
-    """Of its own where a point has overrides; the same run where one holds all points."""
+    """Points with overrides are separate runs.
+
+    Points of a run that holds all are the same run.
+    """
     made = table(
         tmp_path,
         methods=gridded(),
@@ -414,15 +417,13 @@ def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
 
 
 def _without_value(override: str) -> str:
-    """Its key; a group with what is chosen."""
+    """Return the key of an override. For a group, the chosen option stays."""
     key = override.partition("=")[0]
     return override if (conf_dir() / key.lstrip("+~")).is_dir() else key
 
 
 def _decisive(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    """Each name alone, and each key with the choices of groups that decide whether it
-    exists.
-    """
+    """Return each name alone, and each key with choices of groups that define it."""
     choices = [name for name in names if "=" in name]
     pairs = itertools.product(set(names) - set(choices), choices)
     return frozenset((name,) for name in names) | {
@@ -433,8 +434,9 @@ def _decisive(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
 
 
 def _deciding(group: str) -> tuple[str, ...]:
-    """The groups that decide whether a key of `group` exists; a method chooses three
-    others.
+    """Return the groups that decide whether a key of `group` exists.
+
+    A method chooses the options of three other groups.
     """
     by_method = group in ("trainer", "aggregator", "server_optimizer")
     return (group, "experiment", *(["method"] if by_method else []))

@@ -1,5 +1,6 @@
-"""Verdicts on cells against scipy's own tests, and what they say of how many seeds
-would settle them.
+"""Tests of the verdicts on cells with scipy's tests.
+
+The verdicts also say how many seeds would decide a cell.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ MANY = 10**9  # runs of the paper's: as if its number were no draw
 
 
 def cases() -> Iterator[tuple[list[float], float, float]]:
-    """(ours, paper, tolerance) around every border, n = 2 to 6."""
+    """Yield our values, the paper's value and the tolerance, around every border.
+
+    There are 2 to 6 values.
+    """
     numbers = np.random.default_rng(0)
     for n in (2, 3, 5, 6):
         for spread in (0.01, 0.3, 1.0, 4.0):
@@ -30,7 +34,7 @@ def cases() -> Iterator[tuple[list[float], float, float]]:
 
 
 def like(values: Sequence[float], n: int) -> list[float]:
-    """N numbers with the mean and the sample standard deviation of `values`."""
+    """Return n numbers with the mean and the sample standard deviation of `values`."""
     made = np.arange(n) - (n - 1) / 2
     return list(statistics.mean(values) + made * statistics.stdev(values) / made.std(ddof=1))
 
@@ -38,7 +42,7 @@ def like(values: Sequence[float], n: int) -> list[float]:
 def expected(
     interval: tuple[float, float], p_below: float, p_above: float, tolerance: float, n: int
 ) -> str:
-    """The verdict by two one-sided tests' p values, and by the 95 % interval."""
+    """Return the verdict from two one-sided p values and the 95 % interval."""
     low, high = interval
     if max(p_below, p_above) <= 0.05:
         return "reproduced"
@@ -63,8 +67,9 @@ def test_against_the_one_sample_tests_where_the_papers_number_is_no_draw() -> No
 
 
 def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
-    """One run adds nothing to the pooled variance: s sqrt(1/n + 1), n - 1 degrees of
-    freedom.
+    """One run adds nothing to the pooled variance.
+
+    The standard error is s sqrt(1/n + 1), with n - 1 degrees of freedom.
     """
     found = set()
     for values, paper, tolerance in cases():
@@ -223,7 +228,7 @@ def test_numbers_that_diverged_do_not_overflow() -> None:
 
 
 def test_a_verdict_is_of_the_number_whichever_is_better() -> None:
-    """Ours and the paper's with the opposite sign, as of a loss, give the opposite."""
+    """If our number and the paper's change signs, the verdict is the opposite one."""
     turned = {"higher": "lower", "lower": "higher", None: None}
     for values, paper, tolerance in cases():
         one, other = (

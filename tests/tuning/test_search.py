@@ -1,4 +1,4 @@
-"""``fedexp-tune`` with ranges: what it runs, chooses, reports and resumes."""
+"""Tests of ``fedexp-tune`` with ranges: what it runs, chooses, reports and resumes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Runs:
-    """A formula in place of runs: best at lr 0.1, better with more rounds."""
+    """A formula that replaces runs.
+
+    It is best at lr 0.1 and improves with the rounds.
+    """
 
     def __init__(self) -> None:
         self.configs: list[ResolvedConfig] = []
@@ -258,7 +261,7 @@ def test_missing_optuna_is_refused_with_the_extra(
 
 
 def test_trials_run_in_parallel_and_a_killed_study_continues(tmp_path: Path) -> None:
-    """Real runs through joblib, killed once."""
+    """The test trains real runs through joblib and kills the study once."""
     command = [
         sys.executable, "-m", "fedexp.commands.tune", LR, "trials=2", "test_seeds=4", "rounds=2",
         "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *TINY,

@@ -1,4 +1,4 @@
-"""Ranges: what they mean, sample and refuse; optima at their edges."""
+"""Tests of ranges: what they mean, sample and refuse, and optima at their edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tuned columns, and ``fedexp-tune`` of a file: what it runs, writes, refuses, resumes."""
+"""Tests of tuned columns and of ``fedexp-tune`` with a file.
+
+They show what the command runs, writes, refuses and resumes.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ TUNING: dict[str, Any] = {
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with a table and its tuning; the tuning's file."""
+    """Write a user's folder with a table and a tuning file.
+
+    Return the path of the latter.
+    """
     for folder, content in (("table/my/tiny", TABLE), ("tuned/mine", TUNING)):
         path = tmp_path / "conf" / f"{folder}.yaml"
         path.parent.mkdir(parents=True)
@@ -66,8 +72,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the tuning a built-in one, with a result of another method; returns its
-    file.
+    """Make the tuning file a built-in one that has a result of another method.
+
+    Return the path of the file.
     """
     folder = tmp_path / "installed"
     (folder / "tuned").mkdir(parents=True)
@@ -81,7 +88,7 @@ def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def two_methods(**changes: Any) -> str:
-    """The text of a tuning that sweeps two methods."""
+    """Return the text of a file that tunes two methods."""
     more = {"momentum": {"over": "local.lr", "points": [0.1, 0.2]}}
     content = TUNING | {"sweeps": TUNING["sweeps"] | more} | changes
     return yaml.safe_dump(content, sort_keys=False)
@@ -93,9 +100,7 @@ def lr_of(config: dict[str, Any]) -> float:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Replace runs by a formula with its best point at 0.2; returns the list of
-    configs.
-    """
+    """Replace runs by a formula that is best at 0.2, and return the list of configs."""
     asked: list[dict[str, Any]] = []
 
     def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
@@ -117,7 +122,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
-    """Overrides of the second column's first runs, by row."""
+    """Return the overrides of the second column's first runs, by row."""
     cells = [cell for cell in planned_cells(table) if cell.method == "local_tuned"]
     return {
         tuple(cell.conditions.values()): (*cell.jobs[0].overrides,) if cell.jobs else ()
