@@ -1,9 +1,9 @@
-"""The corpus of wrong inputs: each is refused on one screen, without a traceback,
-before anything is written or trained.
+"""Each wrong input of the corpus is refused before anything is written or trained.
 
-`wrong_inputs.yaml` says what is in an entry. All run in this process, through the
-commands' entry functions, each in a folder of its own; some a second time as processes.
-Outside the suite's default paths: ``make corpus``.
+The message fits on one screen and has no traceback. `wrong_inputs.yaml` describes its
+entries. All entries run in this process through the commands' entry functions, each in
+a separate folder. Some also run as processes. This file is not among the suite's
+default paths: ``make corpus`` runs it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STORED = ["rounds=1", "clients=4", "model.hidden=[4]", "threads=1", "method=loca
 
 @dataclass(frozen=True)
 class Entry:
-    """One wrong input; fields as `wrong_inputs.yaml` describes them."""
+    """One wrong input. `wrong_inputs.yaml` describes the fields."""
 
     command: str
     arguments: str
@@ -95,8 +95,10 @@ TYPOS = [number for number, entry in enumerate(CORPUS) if entry.meant is not Non
 
 @dataclass(frozen=True)
 class Answer:
-    """How a command ended. changed: files that are there, or are others, since it
-    began.
+    """How a command ended.
+
+    Args:
+        changed: Files that are new or have changed since the command began.
     """
 
     code: int
@@ -104,7 +106,7 @@ class Answer:
     changed: list[str]
 
     def suggests(self, meant: str) -> bool:
-        """Whether what to do names it, in quotes."""
+        """Return whether the text after "to do" has it in quotes."""
         return any(
             f"'{meant}'" in line
             for line in self.told.splitlines()
@@ -114,7 +116,7 @@ class Answer:
 
 @cache
 def answer(number: int) -> Answer:
-    """Of entry `number`, in this process."""
+    """Return the answer of entry `number` in this process."""
     entry = CORPUS[number]
     with folder_of(entry) as folder, contextlib.chdir(folder):
         before = content(folder)
@@ -123,8 +125,9 @@ def answer(number: int) -> Answer:
 
 
 def called(entry: Entry) -> tuple[int, str]:
-    """Exit code, and what was said on both streams; of Python, 2 and the text of
-    fedexp's own errors alone.
+    """Return the exit code and the text of both streams.
+
+    For Python code, the exit code is 2, and the text is that of fedexp's errors only.
     """
     path, modules, said = [*sys.path], {*sys.modules}, io.StringIO()
     sys.dont_write_bytecode = True
@@ -153,7 +156,7 @@ def called(entry: Entry) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def folder_of(entry: Entry) -> Iterator[Path]:
-    """A fresh one, with the entry's files."""
+    """Return a new folder with the entry's files."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         if entry.stored:
@@ -167,7 +170,10 @@ def folder_of(entry: Entry) -> Iterator[Path]:
 
 @cache
 def stored() -> Path:
-    """An output root with `STORED`; deleted with the session's folders."""
+    """Return an output root with the runs of `STORED`.
+
+    It is deleted with the session's folders.
+    """
     folder = Path(os.environ["CORPUS_FOLDER"])
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         assert run.run_command(["-m", *STORED]) == 0
@@ -184,7 +190,10 @@ def _somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """What lies in it, but locks, a run's bookkeeping and what a test's process says."""
+    """Return the files of a folder.
+
+    Locks, the bookkeeping of a run and the output of a test's process are left out.
+    """
     files = (
         path for path in folder.rglob("*") if path.is_file() and not PASSING.fullmatch(path.name)
     )
@@ -198,7 +207,7 @@ def changes(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
 
 
 def check(entry: Entry, found: Answer) -> None:
-    """All that is demanded of every answer, but the suggestion."""
+    """Check all that every answer must satisfy, except the suggestion."""
     told = found.told
     assert found.code == entry.exit, told
     assert "Traceback" not in told, told
@@ -227,7 +236,7 @@ def test_typos_get_the_right_suggestion() -> None:
 
 @pytest.mark.parametrize("entry", [entry for entry in CORPUS if entry.process], ids=str)
 def test_it_is_refused_by_a_process(entry: Entry) -> None:
-    """By the command's entry point in a true interpreter."""
+    """The command's entry point runs in a new interpreter."""
     start = f"from {MODULES[entry.command].__name__} import main; main()"
     command = [sys.executable, "-B", "-c", start, *entry.argv]
     with folder_of(entry) as folder:
@@ -242,8 +251,9 @@ def test_it_is_refused_by_a_process(entry: Entry) -> None:
 
 
 def test_the_corpus_is_one() -> None:
-    """As large as it has to be, nothing twice, and every entry says what is expected of
-    its answer.
+    """The corpus is large enough and has no duplicates.
+
+    Every entry says what is expected of its answer.
     """
     assert len(CORPUS) >= 200 and len(
         {(str(entry), *entry.files.items()) for entry in CORPUS}

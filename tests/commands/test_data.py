@@ -1,4 +1,4 @@
-"""Table, picture and the fedexp-data command."""
+"""Tests of the command fedexp-data, its table and its picture."""
 
 import io
 from pathlib import Path

@@ -1,9 +1,12 @@
-"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's
+"""Tests of runs as processes.
+
+Runs are killed, interrupted, started three times at once, and distributed by Hydra's
 launchers.
 
-Most are forked from a process that has made all imports (`tests.fork_server`); `start`
-takes the user's way, interpreter and all, once for every way to end and wherever joblib
-starts workers, which do not come up under a forked parent.
+Most processes are forked from a process that has made all imports
+(`tests.fork_server`). `start` starts an interpreter, as a user does. It is used once
+for each way to end. It is also used for all workers of joblib, because they do not
+start in a forked process.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def fork(folder: Path, *arguments: str) -> Forked:
-    """The same command without the seconds of its imports."""
+    """Start the same command in a forked process, which has all imports."""
     return fedexp_command(folder, *arguments)
 
 
@@ -75,7 +78,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def wait_for_rounds(folder: Path, rounds: int) -> None:
-    """Until `rounds` rows are on disk."""
+    """Wait until `rounds` rows are on disk."""
     deadline = time.monotonic() + 120
     while (
         sum(p.read_bytes().count(b"\n") for p in folder.glob("outputs/runs/*/*/metrics.jsonl"))
@@ -142,7 +145,7 @@ def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _hears_hangups() -> Iterator[None]:
-    """Undo what ``nohup`` does to the tests' own process."""
+    """Let this process receive SIGHUP, even if the tests run under ``nohup``."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -208,7 +211,7 @@ def test_run_that_ignores_the_end_of_the_terminal_goes_on() -> None:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Of those that work in `folder`."""
+    """Return the processes whose working directory is `folder`."""
     here = []
     for cwd in Path("/proc").glob("[0-9]*/cwd"):
         with contextlib.suppress(OSError):
@@ -361,7 +364,7 @@ def test_on_running_fail(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def serial_sweep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of the same jobs one after another, with so many threads."""
+    """Return the folder of the same jobs, run one after another with `threads`."""
 
     @functools.cache
     def of(threads: int) -> Path:

@@ -1,5 +1,6 @@
-"""The command line in this process: mistakes are told plainly before anything starts,
-runs are found again.
+"""Tests of the command line in this process.
+
+Mistakes get a clear message before anything starts, and stored runs are found again.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def test_unusable_output_root_is_told(capsys) -> None:
 def test_sweep_whose_folder_cannot_be_made_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """As on a read-only file system, also for root."""
+    """This happens on a read-only file system, also for root."""
     mkdir = Path.mkdir
 
     def refuse(path: Path, *args: Any, **more: Any) -> None:
@@ -385,8 +386,9 @@ def test_own_conf_with_a_builtins_name_is_refused(capsys) -> None:
 
 
 def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """The README's code, YAML and command, as they stand there; power 1 must be FedAvg
-    to the bit.
+    """The test uses the README's code, YAML and command without changes.
+
+    With power 1, the method must equal FedAvg to the bit.
     """
     text = README.read_text()
     files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, flags=re.S))
@@ -711,7 +713,7 @@ TINY = ["rounds=1", "clients=2", "limit.steps=1", "model.hidden=[4]"]
 def swept(
     tmp_path: Path, node: str, *overrides: str, tiny: list[str] = TINY
 ) -> subprocess.CompletedProcess[str]:
-    """A sweep by a plug-in, whose node in the config has more keys."""
+    """Run a sweep with a sweeper plug-in, whose node in the config has more keys."""
     Path("hydra_plugins").mkdir(exist_ok=True)
     Path("hydra_plugins/trials.py").write_text(SWEEPER)
     Path("conf/hydra/sweeper").mkdir(parents=True, exist_ok=True)

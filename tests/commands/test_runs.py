@@ -1,5 +1,6 @@
-"""fedexp-runs on folders written here: what it finds, what it says, and what it never
-deletes.
+"""Tests of fedexp-runs on folders that the tests write.
+
+They show what it finds, what it prints, and what it never deletes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CONFIG_HASH, CODE_HASH = "0123abcd", "89abcdef"
 
 def make(root: Path, status: str, *, name: str = f"fedavg-digits-{CONFIG_HASH}", code: str = CODE_HASH,
          value: float = 0.5, minutes: int = 0, config: dict[str, Any] | None = None) -> Path:  # fmt: skip
-    """A run folder in `status`, last touched `minutes` ago."""
+    """Write a run folder with this status that was last changed `minutes` ago."""
     folder = root / "runs" / name / code
     folder.mkdir(parents=True)
     moment = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=minutes)

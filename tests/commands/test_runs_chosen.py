@@ -1,4 +1,4 @@
-"""fedexp-runs: conditions, order, CSV, W&B afterwards, ad-hoc tables and reruns."""
+"""Tests of fedexp-runs: conditions, order, CSV, W&B, tables and reruns."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three methods at alpha 0.1, one at 0.5; seeds 0 to 2, scaffold's 0 alone; one
-    that failed, one set aside.
+    """Write runs of three methods at alpha 0.1 and one at 0.5.
+
+    The seeds are 0 to 2, but SCAFFOLD has only seed 0. One run failed, and one is set
+    aside.
     """
     for method, values in VALUES.items():
         for seed, value in enumerate(values):

@@ -1,5 +1,7 @@
-"""The command, on the digits: runs once, retries what failed, reports in every variant,
-sends W&B a summary.
+"""Tests of the command fedexp-table on the digits.
+
+It trains each run once, repeats failed runs, reports every variant, and sends a summary
+to W&B.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(**changes: Any) -> None:
-    """``./conf/table/my/tiny.yaml``: 2 rows, local and ensemble, one seed."""
+    """Write ``./conf/table/my/tiny.yaml``: 2 rows, local and ensemble, one seed."""
     quick = [
         {"key": "local", "label": "Local acc", "overrides": ["method=local", *QUICK]},
         {"key": "ensemble", "label": "Ens.", "overrides": ["method=ensemble", *QUICK]},
@@ -59,7 +61,7 @@ def write(**changes: Any) -> None:
 
 
 def numbers(node: Any, path: str = "") -> list[str]:
-    """The dotted paths of all numbers."""
+    """Return the dotted paths of all numbers."""
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         return [
@@ -77,7 +79,7 @@ def results() -> list[dict[str, Any]]:
 
 
 def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
-    """`result`, every number of which may be a cell's."""
+    """Check that every number of `result` may be the number of a cell."""
     experiment = Experiment.of(compose(result["overrides"]))
     for path in numbers(result):
         check_path(path, experiment, "here")
@@ -85,7 +87,7 @@ def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
-    """Whether a dry run of the table says so, and does nothing."""
+    """Return whether a dry run of the table prints this and does nothing."""
     before = sorted(Path("outputs").rglob("*"))
     capfd.readouterr()
     code = run_command(["run", "my/tiny", "--dry-run"])
@@ -98,13 +100,14 @@ def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
 
 
 def linked(page: bytes) -> set[str]:
-    """What a page links to outside its own folder."""
+    """Return the links of a page that lead out of its folder."""
     return {*map(unquote, re.findall(r'href="(\.\./[^"#]*)"', page.decode()))}
 
 
 def first_result(folder: Path) -> dict[str, Any]:
-    """The result behind the first line of a report's two CSV files, which must say what
-    it holds.
+    """Return the result behind the first line of a report's two CSV files.
+
+    The test checks that the line has the numbers of this result.
     """
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,4 +1,7 @@
-"""Commands as ``wandb agent`` issues them, and the name of a group. There is no server."""
+"""Tests of commands as ``wandb agent`` issues them, and of the name of a group.
+
+There is no server.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def issued(command: list[str] | None, values: dict[str, Any]) -> list[str]:
-    """The arguments that W&B's own code makes for one trial."""
+    """Return the arguments that W&B's code makes for one trial."""
     args = {key: {"value": value} for key, value in values.items()}
     parts = {
         **create_sweep_command_args({"args": args}),

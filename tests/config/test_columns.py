@@ -1,6 +1,6 @@
-"""Presets of one-shot distillation other than DENSE's.
+"""Tests of the presets of one-shot distillation, except DENSE's.
 
-Their numbers are those of papers and codes, matched to FedSyn's if these state none.
+Their numbers are those of the papers and codes. If these state none, they are FedSyn's.
 """
 
 from __future__ import annotations

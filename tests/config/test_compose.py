@@ -14,7 +14,7 @@ from fedexp.core.resolved_config import ResolvedConfig
 
 
 def by_hydra(overrides: list[str]) -> ResolvedConfig:
-    """All overrides in one composition."""
+    """Compose all overrides with Hydra at once."""
     with use_hydra(overrides):
         choices = hydra_compose(
             "config", overrides=overrides, return_hydra_config=True
@@ -58,7 +58,7 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(overrides: list[str]) -
 def test_a_method_says_nothing_of_the_data(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data sets are composed after methods. An experiment's file may set them."""
+    """Data sets are composed after methods, and an experiment's file may set them."""
     monkeypatch.chdir(tmp_path)
     for group in ("method", "experiment"):
         Path(f"conf/{group}").mkdir(parents=True)

@@ -102,7 +102,7 @@ def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_m
     "path", sorted(conf_dir().glob("experiment/**/*.yaml")), ids=lambda path: path.stem
 )
 def test_an_experiment_says_its_rounds(path: Path) -> None:
-    """Presets have their own rounds, which a paper's table must not inherit."""
+    """Presets have their own rounds, which the table of a paper must not inherit."""
     assert "rounds" in yaml.safe_load(path.read_text())
 
 

@@ -1,4 +1,4 @@
-"""Files count by content: a plug-in names their keys, and composing hashes them."""
+"""A plug-in names the keys that have paths of files. Composing hashes these files."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from fedexp.data.augment import Augment
 
 
 class Recorded:
-    """Uniform noise by name, equal for equal names, that records the requests."""
+    """Uniform noise that is equal for equal names. It records what is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""The cache of decoded arrays: reused, refreshed, and never in the way."""
+"""The cache of decoded arrays is reused and refreshed, and its failure stops no run."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Data sets: tiny files in real formats, absent and damaged files, content checks."""
+"""Tests of data sets: small files in real formats, absent and damaged files."""
 
 import gzip
 import hashlib
@@ -356,7 +356,7 @@ def good() -> Arrays:
 
 
 class Declared(Digits):
-    """Three classes of 1 x 2 x 2."""
+    """A data set of three classes with samples of shape 1 x 2 x 2."""
 
 
 class Floating(Declared):

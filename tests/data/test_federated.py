@@ -1,4 +1,4 @@
-"""From arrays to clients: limits, proxy, partition and validation are disjoint."""
+"""The samples of clients, proxy and validation are disjoint, and limits hold."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +132,10 @@ def test_proxy_of_the_test_split_does_not_change_the_partition() -> None:
 
 
 def test_proxy_sample_does_not_depend_on_the_scheme() -> None:
-    """The proxy is equal under every scheme, whose generator is untouched before."""
+    """The proxy is equal under every scheme.
+
+    It does not change the scheme's generator.
+    """
     iid = make(proxy=Proxy("train", 40))
     dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
     assert (
@@ -158,7 +161,10 @@ def test_proxy_values_are_checked(source: Any, size: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Others(Numbered):
-    """Another data set of 5 classes: numbers from 20,000 (train) and 30,000 (test)."""
+    """Another data set of 5 classes.
+
+    Its numbers start at 20,000 (training) and 30,000 (test).
+    """
 
     num_classes: int = 5
     mean: tuple[float, ...] = (7.0,)
@@ -246,7 +252,7 @@ def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
     ("cifar10_jpeg", "cifar100", False), ("cifar100", "cifar10_jpeg", False),
 ])  # fmt: skip
 def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> None:
-    """The lossy copy contains CIFAR-10's own images, test images included."""
+    """The lossy copy contains the images of CIFAR-10, including the test images."""
     named = ("cifar10", "cifar100", "cifar10_jpeg")
     sets = {n: build(Dataset, compose([f"dataset={n}"])["dataset"], n) for n in named}  # type: ignore[type-abstract]
     sets["elsewhere"] = Cifar10Jpeg(folder="elsewhere")
@@ -268,9 +274,10 @@ def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
 def test_an_image_becomes_an_input_as_a_clients_sample_does(
     mean: Any, std: Any, dtype: torch.dtype
 ) -> None:
-    """Inputs are bit-identical.
+    """The inputs are bit-identical.
 
-    An 8-bit image is its values / 255, a floating-point sample its values.
+    The values of an 8-bit image are divided by 255. Those of a floating-point sample
+    are not changed.
     """
     data = make(Digits(mean=mean, std=std, augment=Augment()), dtype=dtype)
     domain = data.train.domain
@@ -412,7 +419,7 @@ def test_the_fingerprint_sees_every_array() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures(Dataset):
-    """8-bit images of one grey value each, 40 for training and 10 for testing."""
+    """8-bit images with one grey value each, 40 for training and 10 for testing."""
 
     pixels: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Data sets with masks: published files, the generated set, refused settings."""
+"""Tests of data sets with masks: published files, the generated set, refusals."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_settings_that_masks_exclude_are_refused_before_loading(
 
 
 def test_dirichlet_of_masks_samples_the_clients_sizes() -> None:
-    """The recipe on one class, written out, is NAFI's K = 1."""
+    """The test writes out the recipe for one class. It is NAFI's recipe with K = 1."""
     data = Experiment.of(compose([*RUN, "clients=3", "partition.min_size=5", "seed_data=4"])).load(
         CPU
     )

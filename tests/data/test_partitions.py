@@ -1,4 +1,4 @@
-"""Partition schemes: published partitions, and the rules that hold for all schemes."""
+"""Tests of partition schemes: published partitions, and rules for all schemes."""
 
 import time
 
@@ -67,7 +67,7 @@ def test_golden_sizes_at_other_concentrations(alpha: float, sizes: list[int]) ->
 def transcribed(
     labels: np.ndarray, num_classes: int, clients: int, alpha: float, seed: int, gated: bool
 ) -> list[list[int]]:
-    """Compute the specification of the split literally, on lists."""
+    """Compute the split literally from its specification, with lists."""
     random = np.random.RandomState(seed)
     limit = len(labels) / clients
     while True:
@@ -105,7 +105,7 @@ def test_dirichlet_replays_the_published_call_order(
 def test_dirichlet_after_rejected_attempts_equals_published_code() -> None:
     """At alpha 0.1, 16 clients need several attempts.
 
-    The last is the transcription's.
+    The last attempt equals that of the transcribed code.
     """
     labels = np.repeat(np.arange(10), 200)
     partition = Dirichlet(alpha=0.1).split(labels, 10, 16, rng(4))
@@ -177,7 +177,8 @@ def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
 def test_per_client_priors_follow_alpha() -> None:
     """With a large alpha, every client has the class shares of the pool.
 
-    With a tiny alpha, a client has hardly more than one class while classes last.
+    With a tiny alpha, a client has hardly more than one class, as long as the samples
+    of the class last.
     """
     labels = np.repeat(np.arange(10), 1000)
     even = class_counts(DirichletPerClient(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
@@ -187,7 +188,7 @@ def test_per_client_priors_follow_alpha() -> None:
 
 
 def test_per_client_hand_out_is_vectorised() -> None:
-    """The scheme takes whole passes, so 50,000 clients do not need 50,000 steps."""
+    """The scheme serves many clients in a step. 50,000 clients need fewer steps."""
     labels = np.random.RandomState(0).randint(0, 10, 500_000)
     partition = DirichletPerClient(alpha=0.3).split(labels, 10, 50_000, rng())
     assert set(partition.sizes) == {10}
@@ -342,7 +343,7 @@ def test_dirichlet_time_limit_counts_only_own_computing() -> None:
 
 @pytest.mark.parametrize("max_draws", [1, 5])
 def test_dirichlet_beyond_its_bound_applies_policy_to_first_attempt(max_draws: int) -> None:
-    """So the result does not depend on when the time limit was reached."""
+    """The result therefore does not depend on when the time limit was reached."""
     labels = np.repeat(np.arange(10), 100)
     partition = Dirichlet(alpha=0.01, max_draws=max_draws, on_small="repair").split(
         labels, 10, 50, rng()
@@ -504,7 +505,7 @@ def test_equal_sizes_need_no_repair(policy: str) -> None:
 
 
 def test_label_groups_of_ma_echo_fig4_are_two_clients() -> None:
-    """The groups are {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9}, given on a command line."""
+    """The groups {0, 1, 3, 4, 7} and {2, 5, 6, 8, 9} are given on a command line."""
     overrides = [
         "partition=label_groups",
         "partition.groups=[[0,1,3,4,7],[2,5,6,8,9]]",

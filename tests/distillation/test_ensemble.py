@@ -1,5 +1,7 @@
-"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts, stacks,
-bfloat16; generator, bank, views.
+"""Tests of teachers together.
+
+They cover mean logits, statistics at the inputs of BatchNorm, parts, stacks and
+bfloat16, and also the generator, the bank and views.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ RESNET = {"_target_": "fedexp.models.resnet.ResNet", "norm": "batch", "stem": "c
 
 
 def teacher(node: dict[str, Any], seed: int) -> Weights:
-    """A model of `node` whose statistics are not those of an untrained one."""
+    """Return a model of `node` with other statistics than an untrained one has."""
     weights = Weights.init(ModelSpec.of(node, SHAPE, CLASSES), seed, CPU, DTYPE)
     random = torch.Generator().manual_seed(seed)
     buffers = {
@@ -79,7 +81,7 @@ def test_mean_logits_of_any_architectures_whatever_their_order() -> None:
 
 
 def by_hooks(model: Weights, x: torch.Tensor) -> torch.Tensor:
-    """One network's distances of statistics, as a module of torch's shows them."""
+    """Return one network's distances of statistics, measured by torch's hooks."""
     module, found = model.module(), list[torch.Tensor]()
     of_norms(module, found)
     module(x)
@@ -126,8 +128,10 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
 def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> (
     None
 ):
-    """What is stored is the unbiased variance: of n values per channel ||sigma^2|| / (n
-    - 1), small and not 0.
+    """The stored variance is unbiased.
+
+    With n values per channel the distance is therefore ||sigma^2|| / (n - 1), which is
+    small and not 0.
     """
     model, x = teacher({**CNN, "channels": [3]}, 1), inputs()
     module = model.module().train()
@@ -245,8 +249,9 @@ def test_in_parts_the_same_with_one_more_pass(
 def all_shown(
     ensemble: TeacherEnsemble, x: torch.Tensor, weights: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Logits, statistics, activation, the gradient of a loss of all three, and every
-    teacher's logits.
+    """Return logits, statistics, activation, a gradient, and every teacher's logits.
+
+    The gradient is that of a loss of the first three.
     """
     leaf = x.clone().requires_grad_()
     shown = ensemble.show(leaf, weights, norms=True, features=True)
@@ -279,8 +284,9 @@ def test_stacked_the_same_as_one_after_the_other(node: dict[str, Any], at_once: 
 
 
 def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single teacher and a CPU's, too, and there nothing is timed; where it may gain,
-    stacking must by a twentieth.
+    """A single teacher, and teachers on a CPU, are not stacked, and nothing is timed.
+
+    If stacking may be faster, it must be faster by a twentieth to be used.
     """
     mixed, alike, x = (
         [teacher(CNN, 0), teacher(PLAIN, 1)],
@@ -321,7 +327,7 @@ def test_a_pass_is_timed_after_one_that_does_not_count(monkeypatch: pytest.Monke
 def test_in_bfloat16_near_with_statistics_in_single_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Switched off, autocast is never entered, and logits are the modules' to the bit."""
+    """Without bfloat16, autocast is not entered, and the logits are the modules'."""
     models = [single(teacher(CNN, seed)) for seed in range(3)]
     x = inputs().float()
     exact = all_shown(TeacherEnsemble(models), x)
@@ -416,8 +422,9 @@ def test_images_that_no_generator_makes_are_refused(shape: tuple[int, ...]) -> N
 
 
 def test_the_bank_rounds_and_stays_in_the_clients_domain() -> None:
-    """Within half a step of 8 bits, or cut off below; real images come back to the bit,
-    normalised as the clients'.
+    """Stored images differ by at most half an 8-bit step, or were cut off below.
+
+    Real images that are normalised like the clients' come back bit-identical.
     """
     x = torch.rand((5, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     y = torch.arange(5)

@@ -1,4 +1,4 @@
-"""The generator against its layers as FedSyn's code lists them."""
+"""The generator is compared with the layers that FedSyn's code lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedexp.distillation.generator import Generator, doubled, generator_spec
 
 
 def as_listed(own: Generator) -> nn.Sequential:
-    """Upsampling and convolutions apart, with `own`'s parameters."""
+    """Compute the output with separate upsampling, convolutions and `own`'s weights."""
     layers: list[nn.Module] = [own.linear, nn.Unflatten(1, own.start), own.norms[0]]
     for conv, norm in zip(own.convs, list(own.norms)[1:], strict=True):
         layers += [nn.Upsample(scale_factor=2), conv, norm, nn.LeakyReLU(0.2)]

@@ -1,5 +1,7 @@
-"""Losses of distillation: golden values, closed forms of gradients and limits, finite
-where probabilities underflow.
+"""Tests of losses of distillation.
+
+They cover golden values, closed forms of gradients, and limits. Losses are finite if
+probabilities underflow.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ def test_boundary_support_counts_disagreement_over_the_whole_batch() -> None:
 
 
 def test_boundary_support_has_finite_gradients_where_probabilities_underflow() -> None:
-    """Float32 logits 200 apart in the teacher; both networks get a gradient, without
-    any detour over the mask.
+    """Two logits of the teacher, in float32, differ by 200.
+
+    Both networks get a gradient, but none through the mask.
     """
     t = torch.tensor([[200.0, 0.0, -3.0], [0.0, 200.0, 1.0]], requires_grad=True)
     s = torch.tensor([[0.0, 200.0, 0.0], [0.0, 1.0, 0.0]], requires_grad=True)
@@ -99,7 +102,9 @@ def test_labels_of_ones_own_and_evenly_used_classes() -> None:
 
 
 def competition_by_hand(teacher: torch.Tensor, student: torch.Tensor) -> float:
-    """1 - J of lists of numbers: P and Q at temperature 3, M their mean, then all into
+    """Return 1 - J of lists of numbers.
+
+    P and Q are taken at temperature 3, and M is their mean. Then all are limited to
     [0.01, 0.99].
     """
     total = 0.0
@@ -115,8 +120,9 @@ def competition_by_hand(teacher: torch.Tensor, student: torch.Tensor) -> float:
 
 
 def test_competition_of_saturated_networks_is_that_of_probabilities_kept_from_0_and_1() -> None:
-    """Of two images, sure of different classes for one: M is 1/2, P and Q are 0.99 and
-    0.01 there; unbounded, J is beyond 1.
+    """For one of two images, the networks are sure of different classes.
+
+    There M is 1/2, P is 0.99, and Q is 0.01. Without limits, J would exceed 1.
     """
     sure, other = [300.0, 0.0, 0.0], [0.0, 300.0, 0.0]
     t, s = torch.tensor([sure, sure]).double(), torch.tensor([other, sure]).double()

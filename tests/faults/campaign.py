@@ -125,7 +125,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """One run that something happens to.
+    """A run and a fault.
 
     `number` distinguishes equal cases.
     """
@@ -452,7 +452,8 @@ def _wait(there: Callable[[], Any]) -> None:
 def cases(groups: Sequence[str], methods: Sequence[str], disks: bool) -> Iterator[Case]:
     """Yield all cases. The kills come last and do not end.
 
-    In three turns over the methods, each has every moment and every engine.
+    In each of three turns over the methods, a method has another moment and another
+    engine.
     """
     if "damage" in groups:
         for method, kind in itertools.product(

@@ -25,9 +25,7 @@ class Concatenated(nn.Module):
 
 
 class PartlyFrozen(nn.Module):
-    """A network of which only the layers after the convolution and its norm are
-    trained.
-    """
+    """A network that is frozen up to the norm after its convolution."""
 
     frozen_parameters = ("conv.*", "norm.*")
 

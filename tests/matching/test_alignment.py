@@ -1,4 +1,4 @@
-"""Alignment: recovered permutations, the recursion over layers, ground costs."""
+"""Tests of alignment: found permutations, the recursion over layers, ground costs."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_what_is_moved_does_not_depend_on_the_order_of_its_units(name):
 
 
 def test_rows_follow_the_recursion():
-    """By brute force: T_1 of W_1, then T_2 of W_2 with its columns moved by T_1.
+    """The test finds T_1 of W_1 by brute force, then T_2 of W_2.
 
-    The network has two hidden layers.
+    The columns of W_2 are first moved by T_1. The network has two hidden layers.
     """
     spec = MODELS["mlp"]
     structure = structure_of(spec, IMAGE)

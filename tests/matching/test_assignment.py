@@ -1,4 +1,4 @@
-"""Assignments against brute force and against a solver of the transport problem."""
+"""Assignments are compared with brute force and a solver of transport problems."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_sinkhorn_maps_are_stochastic_and_tend_to_the_assignment():
 
 
 def test_sinkhorn_plan_has_the_entropic_form():
-    """Log T + cost / reg is a sum of a row term and a column term."""
+    """The sum log T + cost / reg consists of a row term and a column term."""
     cost, reg = costs(1, 6), 0.2
     rest = sinkhorn(cost, reg)[0].log() + cost[0] / reg
     centred = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()

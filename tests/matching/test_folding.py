@@ -1,4 +1,4 @@
-"""BatchNorm folded into the layer before it: the same function with fewer layers."""
+"""BatchNorm that is folded into the layer before it gives the same function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.world import CPU
 class Normed(nn.Module):
     """A linear layer with BatchNorm before or after the activation.
 
-    The norm has running statistics or not.
+    The norm may have running statistics.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ def test_the_folded_model_computes_the_same_and_has_no_norm(name: str) -> None:
 
 
 def test_folded_weights_equal_the_papers_formula() -> None:
-    """W' = gamma / sqrt(var + eps) W, one channel at a time.
+    """W' is gamma / sqrt(var + eps) W, computed one channel at a time.
 
-    b' = gamma (b - mean) / sqrt(var + eps) + beta.
+    b' is gamma (b - mean) / sqrt(var + eps) + beta.
     """
     weights = weights_of(FOLDABLE["cnn with biases"], 2)
     folded, w, s = fold_batch_norm(weights, IMAGE), weights.params, weights.buffers

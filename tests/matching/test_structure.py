@@ -1,4 +1,4 @@
-"""Units that can be reordered: equal functions, moved factors and soft maps."""
+"""Tests of units that can be reordered: equal functions, factors and soft maps."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def test_flattened_maps_move_in_blocks():
 
 
 def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
-    """A block on the way up reads maps of the way down, then upsampled ones."""
+    """A block of the upward path reads maps of the downward path and upsampled maps.
+
+    The former come first.
+    """
     spec = MODELS["unet, BatchNorm"]
     structure = structure_of(spec, IMAGE)
     assert all(len(group.layers) == 1 for group in structure.groups)  # nothing is tied

@@ -46,7 +46,7 @@ CNN = {
 
 
 class Untrue(nn.Module):
-    """A network that claims its argument as its width and has one unit more."""
+    """A network that has one unit more than its argument says."""
 
     def __init__(self, *, hidden: int = 4) -> None:
         super().__init__()

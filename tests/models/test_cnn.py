@@ -122,7 +122,7 @@ def test_without_pooling_or_hidden_layers():
 
 
 def test_each_convolution_may_have_its_own_pooling():
-    """DENSE's CNN2 without pooling after the last convolution: 128 maps of 4x4."""
+    """DENSE's CNN2 does not pool after the last convolution: 128 maps of 4x4."""
     with torch.device("meta"):
         model = ConvNet(
             **CIFAR, channels=(128,) * 3, kernel=3, padding="valid", pool=(2, 2, 1), hidden=()

@@ -1,4 +1,4 @@
-"""Every YAML of conf/model builds the network its header promises."""
+"""Every YAML of conf/model builds the network that its header describes."""
 
 from pathlib import Path
 

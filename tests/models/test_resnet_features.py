@@ -1,4 +1,4 @@
-"""Frozen extractors: torchvision's numbers, weight files, stored features."""
+"""Tests of frozen extractors: torchvision's numbers, weight files, stored features."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ WORLD = [
 
 
 def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """Return torchvision's network with random numbers in evaluation mode, and its
-    state.
+    """Return torchvision's network with random weights, and its state.
+
+    The network is in evaluation mode.
     """
     torchvision_datasets()  # makes the import below pass beside any torch
     import torchvision
@@ -136,7 +137,7 @@ def test_identity_of_pretrained_file_depends_on_its_content(tmp_path: Path) -> N
 def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features are not normalised, the inputs of the extractor are."""
+    """Features are not normalised, but the inputs of the extractor are."""
     monkeypatch.chdir(tmp_path)
     quick = [*TINY, "clients=3", "rounds=1", "limit.train=60", "limit.test=20"]
     local = fedexp.run([*quick, "method=local"])

@@ -1,4 +1,4 @@
-"""U-Net: its layers and channels, its forward pass, and refused arguments."""
+"""Tests of the U-Net: layers, channels, the forward pass, and refused arguments."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_multiplications_of_an_image():
 
 
 def test_pre_activation_block_equals_its_formula():
-    """The projection reads the activated input, the identity the raw one.
+    """The projection reads the activated input, and the identity reads the raw one.
 
     The network is in evaluation mode.
     """

@@ -1,5 +1,7 @@
-"""Probes: what they answer, that the cache keeps it, and that they do not depend on who
-asks.
+"""Tests of probes.
+
+They show what probes answer, that the cache stores it, and that it does not depend on
+who asks.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def test_class_counts_are_the_datas() -> None:
 
 
 class Counting(Serial):
-    """Counts the probes that are really run."""
+    """A probe that counts how often it really runs."""
 
     asked = 0
 

@@ -1,9 +1,11 @@
-"""A server-side distiller in the manner of DENSE (Zhang et al. 2022): teachers of any
-architectures, a generator, a student.
+"""A distiller on the server, similar to DENSE (Zhang et al. 2022).
 
-Step 0 trains the clients once. Each of the steps that follow is an epoch on the server:
-a fresh generator and its noise learn images that the ensemble is sure of, the images
-join a bank, and the student takes one pass over the bank towards the ensemble.
+The teachers may have any architectures. There are a generator and a student.
+
+In step 0, the clients are trained once. Each later step is an epoch on the server. In
+an epoch, a new generator and its noise learn images that the ensemble classifies with
+high confidence. These images are added to a bank. The student then makes one pass over
+the bank and learns the outputs of the ensemble.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from fedexp.server_training.optimizers import Adam, Optimizer, Sgd, cosine
 
 
 class Generator(nn.Module):
-    """Noise (b, noise) to images (b, *shape) in (0, 1)."""
+    """A map from noise (b, noise) to images (b, *shape) with values in (0, 1)."""
 
     def __init__(self, *, noise: int, shape: tuple[int, ...], width: int = 32) -> None:
         super().__init__()
@@ -50,12 +52,14 @@ class Generator(nn.Module):
 
 @dataclass(frozen=True)
 class Distiller(Aggregator):
-    """One-shot; the student is the server's network.
+    """A one-shot aggregator. The student is the server's network.
 
     Args:
-        epochs: on the server (T).
-        images: generated an epoch (b); generator_steps: on them (T_G).
-        batch_size: of the student (B); temperature: of the distillation.
+        epochs: Number of epochs on the server (T).
+        images: Number of images that an epoch generates (b).
+        generator_steps: Number of steps on these images (T_G).
+        batch_size: Batch size of the student (B).
+        temperature: Temperature of the distillation.
     """
 
     epochs: int = 4
@@ -113,8 +117,9 @@ class Distiller(Aggregator):
         return Outcome((state["student"],), "global")
 
     def _generate(self, ensemble: _Ensemble, env: Env) -> tuple[Tensor, float]:
-        """Images on which the ensemble's cross-entropy against drawn labels is low, and
-        that loss.
+        """Return images whose loss is low, and this loss.
+
+        The loss is the ensemble's cross-entropy with labels that are drawn.
         """
         random = torch_generator(env.seed, "synthesis", env.step)
         noise = torch.randn(self.images, self.noise, generator=random).to(env.device, env.dtype)
@@ -144,8 +149,11 @@ class Distiller(Aggregator):
     def _distil(
         self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env
     ) -> tuple[Weights, State, int, float]:
-        """One pass over the bank: the student, its optimizer's state, its steps so far
-        and the mean loss.
+        """Make one pass over the bank.
+
+        Returns:
+            The student, the state of its optimizer, the number of its steps so far, and
+            the mean loss.
         """
         student: Weights = state["student"]
         params, buffers, optimizer, taken = (
@@ -188,8 +196,9 @@ class Distiller(Aggregator):
 
 
 class _Ensemble:
-    """Mean of the teachers' logits; they are in evaluation mode, one network an
-    architecture.
+    """The mean of the teachers' logits in evaluation mode.
+
+    There is one network per architecture.
     """
 
     def __init__(self, teachers: list[Weights]) -> None:
@@ -207,8 +216,9 @@ class _Ensemble:
 
 
 def _view(env: Env, name: str) -> Callable[[Tensor, int], Tensor]:
-    """How a batch of generated images enters networks at a step: as the clients'
-    training batches do.
+    """Return a batch of generated images as networks get it at a step.
+
+    It is augmented and normalised like the clients' training batches.
     """
     noise = StepNoise(seed_of(env.seed, name, env.step), env.device)
 

@@ -1,5 +1,7 @@
-"""A generator in the server's trees makes inputs for labels like the client's own; the
-client fits them besides its data.
+"""A trainer with inputs that a generator makes.
+
+The generator is in the server's trees. It makes inputs for labels that are distributed
+like the client's labels. The client also learns these inputs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ CLASSES, LATENT, SHAPE = 3, 2, (1, 2, 2)
 
 
 class Generator(nn.Module):
-    """(b,) labels and (b, LATENT) noise to (b, *SHAPE) inputs; its BatchNorm shows in
-    which mode it runs.
+    """A map from labels (b,) and noise (b, LATENT) to inputs (b, *SHAPE).
+
+    The output of its BatchNorm shows in which mode the generator runs.
     """
 
     def __init__(self) -> None:
@@ -41,8 +44,10 @@ SPEC = ModelSpec("tests.reference.generated.Generator", ())
 
 @dataclass(frozen=True)
 class Generated(Trainer):
-    """Args: weight: of the loss on generated inputs in the first step; it halves with
-    every epoch.
+    """A trainer that adds a loss on generated inputs.
+
+    Args:
+        weight: Weight of this loss in the first step. It halves with every epoch.
     """
 
     weight: float = 0.5

@@ -1,8 +1,9 @@
-"""A keeper of old models: its state refers to the last K models of every client, and it
-delivers their mean.
+"""An aggregator that keeps old models and delivers their mean.
 
-Up: y_i. Down: the mean. Server state: the mean, and references to K models a client,
-which need not fit into memory.
+Its state refers to the last K models of every client.
+
+A client sends y_i, and the server sends the mean. The server keeps the mean and
+references to K models per client. These models need not fit into memory.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class KeepLast(Aggregator):
-    """The mean is moved by what comes and what goes: a step reads only the models that
-    it drops.
+    """An aggregator that updates the mean with new models and with dropped ones.
+
+    A step therefore reads only the models that it drops.
 
     Args:
-        K: models a client.
+        K: Number of models per client.
     """
 
     K: int = 2

@@ -1,5 +1,7 @@
-"""Runs of the reference plug-ins: straight in this process; in forked ones killed after
-every step, and resumed.
+"""Runs of the reference plug-ins.
+
+Some run in this process. Others run in forked processes that are killed after every
+step, and are resumed.
 """
 
 from __future__ import annotations
@@ -64,13 +66,13 @@ def config_of(name: str, engine: str, folder: Path) -> ResolvedConfig:
 
 
 def straight(name: str, engine: str, folder: Path) -> dict[str, Any]:
-    """`facts` of an uninterrupted run."""
+    """Return `facts` of an uninterrupted run."""
     running.execute(config_of(name, engine, folder), say=None)
     return facts(folder)
 
 
 def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, Any]:
-    """`facts` of a run that was killed after each of its `steps` and resumed."""
+    """Return `facts` of a run that was killed after each of its `steps` and resumed."""
     config = config_of(name, engine, folder)
     for step in [*steps, None]:
         process = Forked(folder, _execute, config, step)
@@ -80,8 +82,9 @@ def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, 
 
 
 def _execute(config: ResolvedConfig, kill_at: int | None) -> None:
-    """In a process of its own, which kills itself once step `kill_at` is journalled and
-    not yet in a checkpoint.
+    """Run in a separate process, which kills itself.
+
+    The kill comes when step `kill_at` is in the journal, and not yet in a checkpoint.
     """
     append = Journal.append
 

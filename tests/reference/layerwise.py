@@ -1,11 +1,12 @@
-"""A method whose round has several steps: train, grow a hidden layer on the server,
-retrain what lies above it.
+"""A method whose round has several steps.
 
-Step 0 of a round: clients train the model; the server averages. Step 1, on the server
-alone: hidden layer 0 gets `grow` more units, whose outgoing weights are zero, so that
-the function stays. Step 2: clients retrain everything above hidden layer 0, which is
-frozen, for one epoch; the server averages. It needs `Aggregator.position`, a job's own
-budget, frozen parameters by job and widths as data (`with_widths`).
+In step 0, clients train the model, and the server averages. In step 1, which has no
+clients, hidden layer 0 gets `grow` more units. Their outgoing weights are zero, so the
+function does not change. In step 2, clients train all layers above hidden layer 0 for
+one epoch, while this layer is frozen. The server averages again.
+
+The method needs `Aggregator.position`, local training that a job sets, parameters that
+a job freezes, and widths as data (`with_widths`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ FROZEN = frozenset({"hidden.0.weight", "hidden.0.bias"})
 
 @dataclass(frozen=True)
 class Layerwise(Aggregator):
-    """Args: grow: units that hidden layer 0 of an MLP gains a round."""
+    """An aggregator with three steps per round.
+
+    Args:
+        grow: Number of units that hidden layer 0 of an MLP gains in a round.
+    """
 
     grow: int = 2
 
@@ -80,8 +85,9 @@ class Layerwise(Aggregator):
 
 
 def widened(old: Weights, grow: int, env: Env) -> Weights:
-    """`old` with `grow` more units in hidden layer 0, the new ones' incoming weights
-    those of a fresh network's.
+    """Return `old` with `grow` more units in hidden layer 0.
+
+    The incoming weights of the new units are those of a new network.
     """
     width = len(old.params["hidden.0.bias"]) + grow
     spec = with_widths(old.spec, env.input_shape, {"hidden.0.weight": width})

@@ -1,5 +1,6 @@
-"""Beta-Bernoulli matching written out: a loop over units and pairs, sums made anew from
-their members every time.
+"""Beta-Bernoulli matching written as loops over units and pairs.
+
+All sums are computed anew from their members every time.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class Constants:
 
 
 def matched(models, q, mu0, k: Constants, orders, start=None):
-    """(units of each model, posterior means); arguments as
-    `fedexp.matching.beta_bernoulli.match` has them.
+    """Return the units of each model and the posterior means.
+
+    The arguments are those of `fedexp.matching.beta_bernoulli.match`.
     """
     N, p0 = len(models), np.full(len(mu0), 1 / k.sigma0)
     a0 = mu0 * p0
@@ -98,8 +100,9 @@ PENALTIES = {"paper": _paper, "code2020": _code2020, "code2022": _code2022}
 
 
 def fused(models, shares, frequency: bool, k: Constants, orders):
-    """[(weight, bias)] of the fused network; models are [(weight, bias or None)],
-    numpy, float64.
+    """Return [(weight, bias)] of the fused network.
+
+    Models are [(weight, bias or None)] as numpy arrays in float64.
     """
     N, H = len(models), len(models[0]) - 1
     biased = models[0][0][1] is not None

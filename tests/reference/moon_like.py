@@ -1,7 +1,7 @@
-"""A contrastive term, as MOON's: outputs near the received model's, far from those of
-the client's own last model.
+"""A contrastive loss like that of MOON (Li, He and Song 2021, Eq. 3).
 
-Li, He and Song 2021, Eq. 3, of logits in place of projected features.
+The outputs should be near those of the received model and far from those of the
+client's last model. The loss uses logits in place of projected features.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from fedexp.core.trees import Tree, Trees
 
 @dataclass(frozen=True)
 class MoonLike(Trainer):
-    """Args: mu: weight of the term; temperature: tau."""
+    """A trainer with a contrastive loss.
+
+    Args:
+        mu: Weight of this loss.
+        temperature: The temperature tau.
+    """
 
     mu: float = 1.0
     temperature: float = 0.5

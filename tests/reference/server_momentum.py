@@ -1,8 +1,8 @@
-"""A momentum in the server half: what the server last applied, in units of a gradient,
-is mixed into every local one.
+"""A momentum of the server that is added to every local gradient.
 
-``alpha g - (1 - alpha) m`` with ``m = (w^{t+1} - w^t) / (tau lr)``, tau the mean number
-of local steps. Up: y_i alone. Down: w and m.
+The local direction is ``alpha g - (1 - alpha) m`` with ``m = (w^{t+1} - w^t) / (tau
+lr)``. tau is the mean number of local steps, so m has the unit of a gradient. A client
+sends only y_i. The server sends w and m.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from fedexp.core.trees import Tree, Trees
 
 @dataclass(frozen=True)
 class ServerMomentum(Trainer):
-    """Args: alpha: share of the fresh gradient; 1 is FedAvg."""
+    """A server optimizer that delivers a momentum to the clients.
+
+    Args:
+        alpha: Share of the new gradient. With 1, the method is FedAvg.
+    """
 
     alpha: float = 0.1
 

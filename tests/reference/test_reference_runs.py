@@ -1,5 +1,6 @@
-"""Every reference plug-in runs on serial, vectorized and workers, and resumes to the
-same bits after a kill -9 at any step.
+"""Every reference plug-in runs on the engines serial, vectorized and workers.
+
+After a kill -9 at any step, it resumes bit-exactly.
 """
 
 from __future__ import annotations

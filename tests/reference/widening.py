@@ -1,5 +1,6 @@
-"""A method whose model grows: every round the mean of the clients' models gets more
-units in each hidden layer.
+"""A method whose model grows.
+
+In every round, the mean of the clients' models gets more units in each hidden layer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from fedexp.matching.structure import UnitAxis, structure_of, with_widths
 
 @dataclass(frozen=True)
 class Widening(Aggregator):
-    """Uniform mean, then `more` units a group with fresh inputs and outputs of zero:
-    the same function, trained further.
+    """An aggregator that takes the uniform mean and adds `more` units to each group.
+
+    The new units have new incoming weights and outgoing weights of zero. The function
+    does therefore not change, and training goes on.
     """
 
     more: int = 1
@@ -60,8 +63,9 @@ class Widening(Aggregator):
 
 
 def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: int) -> Weights:
-    """`old` in a wider network: what is new is as initialised, but nothing that was
-    there before reads it.
+    """Return the function of `old` as a wider network.
+
+    New parts have their initial weights, but no old unit reads them.
     """
     before, after = structure_of(old.spec, input_shape), structure_of(grown, input_shape)
     first = next(iter(old.params.values()))

@@ -1,5 +1,6 @@
-"""A probe that says which process answered it, beside what model, data and seed alone
-decide.
+"""A probe whose answer names the process that computed it.
+
+The rest of the answer depends only on the model, the data and the seed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class Witness(Probe):
-    """Args:
-    note: tells several of them apart.
-    fails_on: size of the client on whose data it raises.
-    records: whether the number of samples, where it is recorded, is answer enough.
+    """A probe that answers with its process, an output, the labels and noise.
+
+    Args:
+        note: Number that distinguishes several of these probes.
+        fails_on: Number of samples of the client at which the probe raises.
+        records: Whether a recorded number of samples replaces the answer.
     """
 
     note: int = 0
@@ -57,5 +60,5 @@ class Witness(Probe):
 
 
 def told(result: ClientResult) -> Tree:
-    """The answer without the process."""
+    """Return the answer without the process."""
     return {name: value for name, value in result.probes[Witness.name].items() if name != "pid"}

@@ -1,4 +1,4 @@
-"""Clients of several architectures: assignment, refused configs, equal training."""
+"""Tests of clients with several architectures: assignment, refusals, training."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Padded(torch.nn.Module):
     "method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 )
 def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
-    """The refusal needs no data.
+    """A method that averages or matches is refused before data are loaded.
 
     One-shot distillation without data accepts any architecture.
     """

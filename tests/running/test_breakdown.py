@@ -1,4 +1,4 @@
-"""Accuracy by class and client: counted per sample, in a run, and refused settings."""
+"""Tests of accuracy by class and client: the count, a run, refused settings."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def hits(model: Weights, world: World, index: Sequence[int]) -> list[float]:
 
 @pytest.fixture
 def world() -> World:
-    """Return four clients, one of them empty, two with held-out shares.
+    """Return a world of four clients. One has no samples, and two have held-out shares.
 
-    Batches of five cut across classes and clients.
+    The batches of five contain several classes and clients.
     """
     data = make_data((20, 12, 0, 9, 5, 4), seed=3)
     lists = [data.partition.of(client) for client in range(6)]

@@ -1,4 +1,4 @@
-"""The costs of a run: steps per second, memory before and after, phases."""
+"""Tests of the costs of a run: steps per second, memory before and after, phases."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
 
 
 class Stacking(Serial):
-    """An engine that claims to have stacked all but a job's first step.
+    """An engine that reports all steps of a job but the first as stacked.
 
     It records its input.
     """
@@ -217,9 +217,9 @@ def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
 
 @pytest.mark.parametrize(("overrides", "trees"), [(["method=fedavg"], 1), (["method=scaffold"], 2)])
 def test_an_estimate_is_the_formulas(overrides: list[str], trees: int) -> None:
-    """The formula is ``d + p (c + 4 s) + a max(s b, e / 4)``.
+    """The estimate is ``d + p (c + 4 s) + a max(s b, e / 4)``.
 
-    SCAFFOLD's clients keep a tree as large as their model.
+    A client of SCAFFOLD keeps a tree that is as large as its model.
     """
     world = make_world(*overrides, "local.batch_size=8")
     d, p = world.data.train.x.nbytes, trees * 8 * (4 * 8 + 8 + 8 * 3 + 3)

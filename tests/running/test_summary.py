@@ -1,4 +1,4 @@
-"""From a run's rows to its numbers."""
+"""Tests of the numbers that are computed from a run's rows."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_the_last_ten_can_be_pooled_over_runs() -> None:
 
 
 def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
-    """There is a last and a best value per series and share.
+    """There is a last and a best value for each series and share.
 
-    Those on test data are oracles. Numbers of other names and of single clients are
-    ignored.
+    The best values on test data are oracles. Numbers of other names and of single
+    clients are ignored.
     """
     curve = [(1, 1, 0.2), (1, 2, 0.7), (2, 1, 0.6), (2, 2, 0.7), (2, 3, 0.4)]
     traced = [

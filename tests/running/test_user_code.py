@@ -1,4 +1,4 @@
-"""User code: its random draws, its errors, and its stored sources."""
+"""Tests of user code: its random draws, its errors, and its stored sources."""
 
 from __future__ import annotations
 

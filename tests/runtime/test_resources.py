@@ -1,4 +1,4 @@
-"""A sweep job's share of cores and GPUs."""
+"""Tests of a sweep job's share of cores and GPUs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The reference distiller, run: epochs on the server are steps, resumed in the middle
-to the same bits.
+"""Tests of runs with the reference distiller.
+
+Epochs on the server are steps. A run that is resumed between them has the same bits.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def files(result: dict[str, Any]) -> list[bytes]:
 
 
 def interrupted(config: ResolvedConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `config` until `step` is over, then stop as SIGTERM does."""
+    """Run `config` until `step` has ended, then stop like a run that gets SIGTERM."""
     from fedexp.tracking.progress import Progress
 
     def stop(self: Progress, row: dict[str, Any], headline: str, ends_round: bool) -> None:
@@ -119,7 +120,7 @@ def test_smoke_forms_take_fewer_epochs(tmp_path: Path) -> None:
 
 
 def test_teachers_may_differ_in_architecture() -> None:
-    """Two networks teach a third; each teacher's logits count the same."""
+    """Two networks teach a third. The logits of both have the same weight."""
     experiment = Experiment.of(compose([*SMALL, "model.hidden=[16]"]))
     data = experiment.load(CPU)
     env, aggregator = experiment.env(data, CPU), Distiller(epochs=2)
@@ -192,7 +193,7 @@ download: false
 
 @pytest.fixture
 def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a data set of the user's, `others`."""
+    """Write a folder with a data set of the user, `others`."""
     (tmp_path / "conf" / "dataset").mkdir(parents=True)
     (tmp_path / "conf" / "dataset" / "others.yaml").write_text(OTHERS)
     monkeypatch.chdir(tmp_path)
@@ -260,8 +261,9 @@ def test_mistakes_about_another_data_set_are_told_before_anything_starts(
 def test_a_changed_data_set_of_the_proxy_is_not_passed_off(
     own_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stored result of a config stands for the proxy's samples, too, where the
-    config does not pin them.
+    """A stored result is not reused if the samples of the proxy have changed.
+
+    This also holds if the config does not pin the samples.
     """
     from fedexp.core.errors import StorageError
     from fedexp.data.synthetic import Synthetic

@@ -1,5 +1,6 @@
-"""Training on the server as a value: optimizers are torch.optim's, batches and
-gradients are what they say.
+"""Tests of training on the server.
+
+Optimizers equal torch.optim, and batches and gradients equal their definitions.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ OPTIMIZERS = [
 def test_steps_are_torchs_to_the_bit(
     ours: Optimizer, kind: Any, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Six steps, the step size another one every time."""
+    """Six steps with different step sizes are bit-identical."""
     params = tree(0, dtype)
     theirs = {name: value.clone().requires_grad_() for name, value in params.items()}
     reference = kind(list(theirs.values()), lr=0.1, foreach=False, **options)
@@ -219,8 +220,9 @@ def test_no_batch_is_an_error() -> None:
 
 
 def test_gradients_of_a_quadratic_are_its_own() -> None:
-    """F = a/2 |w|^2 + w.b with respect to both trees: a w + b, and w; zero for what f
-    does not see.
+    """F = a/2 |w|^2 + w.b has the gradients a w + b and w for the two trees.
+
+    The gradient is zero for a tensor that the function does not use.
     """
     w, b = tree(0, torch.float64), {**tree(1, torch.float64), "unseen": torch.ones(2)}
 
@@ -237,8 +239,10 @@ def test_gradients_of_a_quadratic_are_its_own() -> None:
 
 
 def test_inputs_are_optimised_through_networks() -> None:
-    """DENSE's noise: the gradient of a teacher's loss on generated images with respect
-    to generator and noise, by differences.
+    """The gradients are compared with finite differences.
+
+    They are gradients of a teacher's loss on generated images, for the generator and
+    the noise, as in DENSE.
     """
     shape, dtype = (1, 3, 3), torch.float64
     teacher = Weights.init(

@@ -1,4 +1,4 @@
-"""The conditional VAE: closed forms, training through both engines, samples."""
+"""Tests of the conditional VAE: closed forms, training by both engines, samples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def world():
 
 
 def parts(world) -> tuple[CvaeTask, Net, Weights, Batch]:
-    """Task, net in evaluation mode, initial weights and the first test images."""
+    """Return task, net, initial weights and the first test images.
+
+    The net is in evaluation mode.
+    """
     experiment, data, env = world
     weights = env.initial_weights()
     net = Net(env.server_spec, CPU, torch.float64)
@@ -88,7 +91,7 @@ def test_normalisation_is_undone(world) -> None:
 
 
 def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch.Tensor | None):
-    """The network written out: logits, mean and logvar."""
+    """Compute logits, mean and logvar with the network written out."""
 
     def linear(name: str, value: torch.Tensor) -> torch.Tensor:
         return value @ params[f"{name}.weight"].T + params[f"{name}.bias"]
@@ -109,8 +112,9 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
 
 
 def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
-    """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label],
-    z being the posterior's mean.
+    """MA-Echo projects onto the inputs of a layer.
+
+    The input of the decoder is [z, one-hot label]. z is the posterior's mean.
     """
     task, net, weights, batch = parts(world)
     found = net.observe(weights.params, {}, *task.inputs(batch), layers="all").layers
@@ -179,7 +183,7 @@ def test_an_ensembles_loss_is_its_members_mean(world) -> None:
 
 @pytest.fixture(scope="module")
 def trained():
-    """Three rounds with each engine."""
+    """Train three rounds with each engine."""
     experiment, data, env = make(
         "rounds=3", "clients=3", "local.optimizer=adam", "local.lr=0.01", "local.epochs=3"
     )

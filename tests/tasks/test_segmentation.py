@@ -1,5 +1,6 @@
-"""Segmentation: metrics and loss in closed form, ensembles, training through both
-engines.
+"""Tests of segmentation.
+
+They cover closed forms of metrics and loss, ensembles, and training by both engines.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TINY += ["dtype=float64"]
 
 
 def drawn(count: int, *names: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (count, 1, 5, 6) and masks."""
+    """Return random logits (count, 1, 5, 6) and masks."""
     generator = torch.Generator().manual_seed(sum(names))
     logits = torch.randn(count, 1, 5, 6, generator=generator, dtype=torch.float64)
     return logits, torch.randint(0, 2, (count, 5, 6), generator=generator, dtype=torch.uint8)
@@ -118,7 +119,10 @@ def test_ensembles_average_logits_or_probabilities() -> None:
 
 
 def test_loss_falls_and_engines_agree() -> None:
-    """Stacked clients, BatchNorm's statistics included: each is trained as it is alone."""
+    """Stacked clients are trained as if each were alone.
+
+    This includes the statistics of BatchNorm.
+    """
     experiment = Experiment.of(
         compose([*TINY, "rounds=3", "local.optimizer=adam", "local.lr=0.02", "local.epochs=4"])
     )
@@ -141,7 +145,7 @@ def test_loss_falls_and_engines_agree() -> None:
 
 @dataclass(frozen=True)
 class Counting(Trainer):
-    """Measures how many samples of the first class the client has."""
+    """A probe that counts the client's samples of the first class."""
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
         loss = super().loss(net, params, buffers, batch, ctx)
@@ -150,8 +154,10 @@ class Counting(Trainer):
 
 
 def test_all_images_are_of_one_class_to_whoever_counts() -> None:
-    """A probe, a loss that asks for counts, and a mean of last layers over those who
-    know a class.
+    """All images count as one class.
+
+    The test uses a probe, a loss that needs counts, and a mean of last layers over the
+    clients that have a class.
     """
     experiment = Experiment.of(
         compose([*TINY, "method=average", "aggregator.last_layer=masked", "rounds=1"])

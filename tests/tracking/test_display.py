@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress, the end tables, the curve picture."""
+"""Tests of what a person sees of a run: progress, final tables, curves."""
 
 from __future__ import annotations
 

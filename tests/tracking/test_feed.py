@@ -1,5 +1,6 @@
-"""A logger that raises, exits or hangs is switched off after one warning; the run goes
-on and the process can end.
+"""A logger that raises, exits or hangs is switched off after one warning.
+
+The run continues, and the process can end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ ROWS = [{"round": r, "test/global/acc": r / 10} for r in (1, 2, 3)]
 
 @dataclass
 class Scripted(Logger):
-    """Does `trouble` in the call named `where`; remembers its calls and the threads
-    they came from.
+    """A logger that does `trouble` in the call named `where`.
+
+    It records its calls and their threads.
     """
 
     where: str = ""
@@ -59,7 +61,7 @@ def run_info(folder: Path) -> RunInfo:
 
 
 def feed_all(logger: Logger, folder: Path) -> list[str]:
-    """A whole run; returns the warnings."""
+    """Log a whole run and return the warnings."""
     warnings: list[str] = []
     feed = Feed(logger, warnings.append)
     feed.open(run_info(folder), ROWS[:1])
@@ -172,7 +174,7 @@ def test_a_hanging_call_is_noticed_while_the_run_goes_on(tmp_path: Path) -> None
 
 
 def test_the_wait_at_the_end_is_bounded_as_a_whole(tmp_path: Path) -> None:
-    """Many calls that each keep within the timeout may not add up to a long wait."""
+    """Many calls shorter than the timeout must not add up to a long wait."""
     pause = threading.Event()
     logger = Scripted(where="log", trouble=lambda: pause.wait(0.04), timeout=0.1)
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""A reader that leaves, or was never there, ends no run."""
+"""A reader of the output that leaves, or never existed, does not end a run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def test_overlapping_uses_end_with_the_last() -> None:
 
 
 def test_closed_descriptors_are_no_files_numbers(tmp_path: Path) -> None:
-    """Else what a library prints would land in a run's files, or in a child process's."""
+    """Otherwise a library's output would get into a run's files.
+
+    It could also get to a child process.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         "import os, subprocess, sys\n"

@@ -1,4 +1,4 @@
-"""Pictures of a round: the file to the pixel, and trackers that take it with its row."""
+"""Tests of pictures of a round: the file's pixels, and the trackers that log it."""
 
 from __future__ import annotations
 

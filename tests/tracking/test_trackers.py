@@ -1,6 +1,4 @@
-"""What trackers hold after a run, and after one that was interrupted and resumed: every
-round, once.
-"""
+"""Trackers have every round once, also after a run that was interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from tests.fork_server import Forked
 
 @pytest.fixture(autouse=True)
 def _another_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of whose jobs has tried W&B's server yet."""
+    """Return a sweep of which no job has tried W&B's server."""
     monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
 
 
@@ -68,7 +66,9 @@ def info(
 
 
 def interrupted_and_resumed(kind: type[Logger], folder: Path) -> None:
-    """Three rounds were logged, the checkpoint covers two; the second attempt does the
+    """Log a run in two attempts.
+
+    Three rounds were logged, and the checkpoint has two. The second attempt logs the
     rest.
     """
     first = kind()
@@ -110,8 +110,10 @@ def test_wandb_mode_is_offline_unless_asked() -> None:
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format (32 KiB blocks, 7-byte
-    headers) after 7 bytes of magic.
+    """Return the records of a .wandb file.
+
+    The file has 7 magic bytes, then LevelDB's log format: blocks of 32 KiB and headers
+    of 7 bytes.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -142,7 +144,7 @@ def parts(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def wandb_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A W&B service that this module starts and ends, without the user's settings."""
+    """Start a W&B service without the user's settings, and end it after the module."""
     names = {key: value for key, value in os.environ.items() if key.startswith("WANDB_")}
     os.environ["WANDB_CONFIG_DIR"] = str(tmp_path_factory.mktemp("wandb"))
     yield
@@ -220,7 +222,7 @@ def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(
 
 
 class FakeRun:
-    """Stands for a run on a server that has some rounds."""
+    """A replacement for a run on a server that has some rounds already."""
 
     def __init__(self, has: int) -> None:
         self.resumed, self.summary, self.rows, self.code = (
@@ -275,8 +277,10 @@ def test_wandb_online_sends_what_the_server_lacks(
 def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: bool
 ) -> None:
-    """With the real W&B: its service holds the id of the run that did not start, and a
-    terminal would be asked for a key.
+    """The test uses the real W&B.
+
+    Its service keeps the ID of the run that did not start. In a terminal it would ask
+    for a key.
     """
     import wandb
 
@@ -335,8 +339,9 @@ def test_wandb_tries_an_unreachable_server_once_a_sweep(
 
 
 def frozen_service() -> None:
-    """A run whose W&B service is stopped after its first round; then what Python does
-    at its end, W&B's exit hook included.
+    """Stop the W&B service of a run after the first round.
+
+    Then do what Python does at its end, including W&B's exit hook.
     """
     import wandb
 
@@ -369,8 +374,9 @@ def test_a_frozen_wandb_lets_the_process_end(
 def test_wandb_leaves_other_runs_of_the_process_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Going on offline ends W&B's service, which a run that is open would not survive:
-    this logger gives up instead.
+    """To go on offline, a logger ends W&B's service, which would end an open run.
+
+    In this case the logger stops logging instead.
     """
     import wandb
 
