@@ -1,4 +1,4 @@
-"""Reports to show: one with everything in it that a page has to cope with."""
+"""Example reports, with one that contains everything that a page must handle."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CLAIMS = (
 def cell(
     conditions: dict[str, Value], method: str, paper: float | None, *values: float, **more: Any
 ) -> Cell:
-    """A cell with seeds 0, 1, ... and the verdict that a tolerance of 5 gives."""
+    """Return a cell with seeds 0, 1, ... and the verdict of a tolerance of 5."""
     found: dict[str, Any] = {"verdict": "not run"}
     if values:
         found = {"verdict": "no reference"}
@@ -94,8 +94,10 @@ def cell(
 
 
 def report(**changes: Any) -> Report:
-    """Two blocks of two rows, three methods: a hole, a failure, a divergence, a tie, a
-    cell without reference.
+    """Return a report of two blocks of two rows and three methods.
+
+    It contains a missing cell, a failed run, a diverged run, a tie and a cell without a
+    reference.
     """
     rows: list[dict[str, Value]] = [{"clients": c, "beta": b} for c in (5, 10) for b in (0.01, 0.5)]
     cells = (

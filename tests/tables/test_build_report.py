@@ -1,4 +1,4 @@
-"""Verdicts, agreement and warnings, from runs that are made up."""
+"""Verdicts, agreement and warnings of reports on made-up runs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_spearman_of_nothing_to_rank_is_none() -> None:
 
 def test_methods_that_lie_close_together_are_tied() -> None:
     assert tied([24.65, 20.97, 80.31, 20.97, 50.5], 5) == [20.97, 20.97, 80.31, 20.97, 50.5]
-    assert tied([1, 5, 9], 4.5) == [1, 1, 1]  # linked through the middle one
-    assert tied([1, 6, 11], 5) == [1, 6, 11]  # just as far apart as it takes
+    assert tied([1, 5, 9], 4.5) == [1, 1, 1]  # The middle value links the other two.
+    assert tied([1, 6, 11], 5) == [1, 6, 11]  # The distances equal the tolerance.
     assert tied([3, 3, 1], 0) == [3, 3, 1]
 
 
@@ -92,8 +92,10 @@ def report(tmp_path: Path, change: Any = None, **changes: Any) -> Report:
 
 
 def asked(tmp_path: Path, change: Any = None, **changes: Any) -> Asked:
-    """Of a table with rows beta 1, 2 and seeds 0, 1; `change(job, cell)` gives a run's
-    result, or None, or a `CellRun`.
+    """Make a table with rows beta 1 and 2 and seeds 0 and 1, and record its runs.
+
+    `change(job, method)` returns the result of a run, None if the run is missing, or a
+    `CellRun`.
     """
     printed = [
         {"beta": 1, "method": "local", "value": 50.0},
@@ -163,13 +165,17 @@ def test_a_whole_report(tmp_path: Path) -> None:
 
 
 def interval(d: float, s: float) -> tuple[float, float]:
-    """Of 95 % around a difference of two runs' mean to one run of the paper's."""
+    """Return the 95 % interval of two runs' mean minus the paper's single run."""
     low, high = stats.t(1, d, s * (1 / 2 + 1) ** 0.5).interval(0.95)
     return float(low), float(high)
 
 
 def test_a_part_of_the_runs_is_a_form_of_its_own(tmp_path: Path) -> None:
-    """Asked for, or all that is there; it never lies where the whole does."""
+    """A report whose runs are not exactly those of the full variant is partial.
+
+    The user may have asked for other runs, or only a part of the runs may exist. A
+    partial report is never stored in the folder of the whole report.
+    """
     for part in (
         asked(tmp_path, only={"beta": [1]}),
         asked(tmp_path, seeds_asked=[0]),
@@ -226,8 +232,10 @@ def test_a_columns_own_seeds(tmp_path: Path) -> None:
 
 
 def test_a_report_of_the_record_is_the_report_of_the_runs(tmp_path: Path) -> None:
-    """Whatever is odd about the runs: failed, absent, without their number, by other
-    code, infinite.
+    """The record gives the same report as the runs, even if the runs are unusual.
+
+    The unusual runs failed, are missing, lack their number, were made by other code, or
+    have an infinite result.
     """
 
     def odd(job: Job, method: str) -> CellRun | dict[str, Any] | None:
@@ -320,13 +328,15 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
         completed(first, [replace(other, seeds=[7])])
 
 
-# By seed; below zero: a spreadsheet's formula
+# The values of the last rounds, by seed. A spreadsheet takes a text that starts with a
+# minus sign for a formula.
 TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}
 
 
 def tailed(job: Job, method: str) -> dict[str, Any]:
-    """Runs with the values of their last rounds, as `fedexp.running.summary` stores
-    them.
+    """Return a result with the values of the last rounds.
+
+    `fedexp.running.summary` stores them in this form.
     """
     return {**result(0.5), "last_10": {"test/acc": TAILS[job.seed], "test/loss": [9.0, 8.0]}}
 
@@ -352,7 +362,7 @@ def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path
         != pytest.approx(statistics.pstdev(together))
     )
     assert local.pooled_mean == pytest.approx(statistics.mean(together)) and local.sd == 0
-    assert ensemble.n == 2 and ensemble.last_10 == ()  # it reads another number
+    assert ensemble.n == 2 and ensemble.last_10 == ()  # This column reads another number.
     assert dense.pooled_mean is None and dense.pooled_sd is None
     write(one.table, one.record, tmp_path / "report")
     write_report(one.report, tmp_path / "report")
@@ -383,7 +393,8 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
             {key: text for key, text in row.items() if key != "last_10"}
             for row in csv.DictReader(file)
         ]
-    with path.open("w", newline="") as file:  # as it was written before there was such a column
+    # Older records have no such column.
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
@@ -404,18 +415,21 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
         False,
         True,
     ] * 2
-    # It belongs to another kind of method
+    # The metric of this config belongs to another kind of method.
     elsewhere = {"headline": {**POOLING["headline"], "pooled_rounds": "last_10.test/global/acc"}}
     for made in (report(tmp_path, tailed), report(tmp_path, tailed, **elsewhere)):
         assert all(c.n == 2 and c.last_10 == () for c in made.cells if c.method != "dense")
 
 
-# Values at the grid's points on test data and on held-out data
+# The values of each grid point on test data and on held-out data.
 SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}
 
 
 def scored(job: Job, method: str) -> dict[str, Any]:
-    """Runs of a grid, the better for their seed; others have 0.5."""
+    """Return a result with the scores of the grid point of `job`.
+
+    Runs without a grid point have a score of 0.5. The test score grows with the seed.
+    """
     test, held = SCORES.get(job.point, (0.5, 0.5))
     return result(test + 0.01 * job.seed) | {"metrics": {"val/global/acc": held}}
 
@@ -435,7 +449,7 @@ def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path
             made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.variant == "full"
         )
         (row, _) = made.claims[0].rows
-        # Claims use the chosen point
+        # Claims use the chosen point.
         assert row.estimate == pytest.approx(values[0] - 50) and row.n == 2
         assert dict(made.facts)["runs"] == "12 of 12"
     assert [bool(made.methods[0].oracle) for made in (oracle, held)] == [True, False]
@@ -447,7 +461,7 @@ def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path
 
 
 def test_a_grid_with_a_point_missing_is_incomplete(tmp_path: Path) -> None:
-    """The best of what is there is not the best of the grid."""
+    """The best of the existing points need not be the best of the grid."""
 
     def lacking(job: Job, method: str) -> CellRun | dict[str, Any] | None:
         if job.point == "0.5" and job.seed:
@@ -496,7 +510,7 @@ def test_a_point_that_diverged_is_the_worst_and_of_equal_ones_the_first_counts(
 
 
 def test_one_run_may_hold_a_whole_grid(tmp_path: Path) -> None:
-    """Whose points are told apart by a value that the iterations of a trace have."""
+    """A value in the iterations of the trace distinguishes the points of the grid."""
     methods = gridded(overrides=[], by="trace.1.lam={point}.fused/val/acc")
     methods[0]["value"] = "trace.1.lam={point}.fused/acc"
     rows = [
@@ -537,7 +551,10 @@ CLAIM = {
 
 
 def test_a_claim_without_its_curves_stays_open(tmp_path: Path) -> None:
-    """Of runs that were not traced, or by code that numbered iterations otherwise."""
+    """A claim about curves is undecided if its runs were not traced.
+
+    The same holds if other code numbered the iterations differently.
+    """
     curve = {"curve": "mean_v/acc", "target": {"share": 0.9}, "test": "sooner"}
     one = asked(tmp_path, claims=[{**CLAIM, **curve}])
     write_json(
@@ -758,7 +775,7 @@ def test_numbers_are_read_by_path() -> None:
 
 @dataclass(frozen=True)
 class Torn(Drawing):
-    """Cannot be drawn."""
+    """A drawing that cannot be drawn."""
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         raise DataError("the paper is torn")

@@ -1,4 +1,4 @@
-"""The committed list of claims has the states that the records give."""
+"""The committed list of claims contains the states that the records give."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Claims: each test by itself, rows, alternatives, levels, missing runs, the paper's
-own numbers.
+"""Claims about tables: their tests, rows, alternatives and levels.
+
+The tests also cover missing runs and the numbers that the paper prints.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from fedexp.tables.claims import Curve, decide, decide_claims
 from fedexp.tables.report.report import Cell, ClaimResult, Variant
 from fedexp.tables.schema import Table
 
-Runs = Mapping[tuple[int, str], Sequence[float]]  # by row and column: a number a seed
+# One number per seed, by row and column.
+Runs = Mapping[tuple[int, str], Sequence[float]]
 
-FAR = [5.0, 5.1, 4.9]  # of seeds 0, 1, 2: far above 0
+# Differences of seeds 0, 1 and 2 that are far above 0.
+FAR = [5.0, 5.1, 4.9]
 NULL = [0.0, 0.0, 0.0]
 
 
@@ -36,8 +39,10 @@ def result(
     changes: Mapping[str, Any] | None = None,
     at_chance: Mapping[tuple[int, str], tuple[bool, ...]] | None = None,
 ) -> ClaimResult:
-    """What comes of a claim about a table of rows `x` and columns a, b, c, d (rows 1
-    and 2 alone) and a reading of a.
+    """Decide a claim about a made-up table.
+
+    The table has rows `x` and columns a, b, c and d. Column d has only rows 1 and 2.
+    The column `ours` reads the runs of a.
     """
     rows = sorted({row for row, _ in {**runs, **(curves or {}), **(printed or {})}})
     rows = rows[::-1] if descending else rows
@@ -80,8 +85,9 @@ def result(
 
 
 def pairs(*rows: Sequence[float], base: float = 50.0) -> dict[tuple[int, str], list[float]]:
-    """Column a above b by these differences, row by row; the seeds differ much, as
-    splits do.
+    """Return runs in which column a exceeds b by the given differences, row by row.
+
+    The results of the seeds differ much, as they do between data splits.
     """
     made: dict[tuple[int, str], list[float]] = {}
     for x, differences in enumerate(rows, 1):
@@ -161,7 +167,7 @@ def test_above_and_within_are_of_differences_paired_by_seed(
     found = result(claim, pairs(differences))
     assert found.state == state and found.rows[0].n == 3
     turned = {key: [-v for v in values] for key, values in pairs(differences).items()}
-    assert result(claim, turned, higher=False).state == state  # lower is better
+    assert result(claim, turned, higher=False).state == state  # Lower values are better here.
 
 
 def test_within_holds_where_two_one_sided_tests_do() -> None:
@@ -193,9 +199,10 @@ def test_pairs_are_of_common_seeds_alone() -> None:
 def test_a_trend_is_of_every_step(
     claim: dict[str, Any], values: list[float], state: str, higher: bool
 ) -> None:
-    """Along x; y goes with it."""
+    """The trend is tested along `x`, while `y` changes together with `x`."""
     sign = 1 if higher else -1
-    noise = [0.0, 10.01, 19.98]  # of seeds, shared by the rows but for a little
+    # The noise of the seeds is almost the same in all rows.
+    noise = [0.0, 10.01, 19.98]
     runs = {
         (x, "a"): [sign * (v + e + 0.01 * x * i) for i, e in enumerate(noise)]
         for x, v in enumerate(values, 1)
@@ -206,7 +213,8 @@ def test_a_trend_is_of_every_step(
 
 
 def test_a_trend_without_a_second_row_says_nothing() -> None:
-    found = result({"test": "trend", "b": [], "along": "x"}, pairs(FAR, FAR))  # y differs, too
+    # The rows differ in y, too, so no group of rows has a second step.
+    found = result({"test": "trend", "b": [], "along": "x"}, pairs(FAR, FAR))
     assert (found.state, found.rows) == ("undecided", ())
 
 
@@ -241,7 +249,7 @@ def test_sooner_is_of_where_the_target_is_first_reached(
     assert (
         result(SOONER | {"target": target}, {}, curves={(1, "a"): [a], (1, "b"): [b]}).state
         == "undecided"
-    )  # one seed
+    )  # Each column has only one seed.
 
 
 def test_sooner_of_a_loss_is_of_the_worse_final_divided_by_the_share() -> None:
@@ -264,7 +272,7 @@ def test_never_on_either_side_has_an_estimate_by_sign() -> None:
 
 
 def test_lists_mean_all_of_them_unless_one_will_do() -> None:
-    runs = pairs(FAR) | {(1, "c"): [90.0, 91.0, 92.0]}  # above a and b
+    runs = pairs(FAR) | {(1, "c"): [90.0, 91.0, 92.0]}  # Column c is above a and b.
     assert result({"a": ["a", "c"]}, runs).state == "supported"
     assert result({"b": ["b", "c"]}, runs).state == "contradicted"
     assert result({"b": ["b", "c"], "any_of": "b"}, runs).state == "supported"
@@ -274,7 +282,7 @@ def test_lists_mean_all_of_them_unless_one_will_do() -> None:
 
 
 def _at(p: float, n: int = 4) -> list[float]:
-    """Differences whose one-sided p value is `p`."""
+    """Return differences whose one-sided p value is `p`."""
     noise = np.array([-1.5, -0.5, 0.5, 1.5])[:n]
     return list(noise + float(stats.t.ppf(1 - p, n - 1)) * noise.std(ddof=1) / math.sqrt(n))
 
@@ -299,8 +307,9 @@ def test_of_two_alternatives_either_has_half_the_level(p: float, state: str) -> 
 def test_rows_decide_by_their_number_and_share_the_level(
     rows: Any, p: list[float], state: str
 ) -> None:
-    """All, most or a number; levels are shared by those rows that could decide alone
-    (Bonferroni).
+    """All rows, most rows or a given number of rows must support the claim.
+
+    The rows that could decide it on their own share the level (Bonferroni).
     """
     found = result({"rows": rows}, pairs(*map(_at, p)))
     assert found.state == state and found.needed == str(rows)
@@ -338,7 +347,7 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
         (1, 1),
         (0, 0),
     ] and found.rows[2].estimate is None
-    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"  # a column without runs
+    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"  # Column c has no runs.
     assert result({"only": {"x": 9}}, runs).reason == "it is not about any row of this variant"
 
 
@@ -346,7 +355,8 @@ def test_smoke_runs_decide_nothing() -> None:
     found = result({}, pairs(FAR), variant="smoke")
     reason = "a smoke run only shows that the pipeline works; 3 of 3 pairs in favour"
     assert (found.state, found.reason) == ("undecided", reason)
-    assert result({}, pairs(FAR), variant="partial").state == "supported"  # its rows are all there
+    # All rows of the claim exist.
+    assert result({}, pairs(FAR), variant="partial").state == "supported"
 
 
 @pytest.mark.parametrize(("differences", "state"), [
@@ -470,7 +480,7 @@ def test_every_claim_is_held_against_what_the_paper_prints(
         found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, variant=variant)  # type: ignore[arg-type]
         assert (found.printed, found.contradicted_in_print) == (shown, contradicted)
         assert [row.printed for row in found.rows] == [True, True, False, None]
-    # That column is not the paper's
+    # The column `ours` is not one of the paper's.
     assert result({"a": ["ours"]}, {}, printed=printed).printed == ""
 
 
@@ -486,7 +496,7 @@ def test_printed_numbers_of_the_other_tests() -> None:
         {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
     ).contradicted_in_print
     assert result({}, {}, printed=printed, higher=False).contradicted_in_print
-    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""  # c is not printed
+    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""  # Column c is not printed.
     assert result({"b": ["b", "c"], "any_of": "b"}, {}, printed=printed).printed == "2 of 2 rows"
     assert result(SOONER, {}, printed=printed).printed == ""
 

@@ -1,5 +1,6 @@
-"""Figures of curves, from run folders that are made up; and a whole one, from its
-table's smoke variant.
+"""Figures of curves from made-up run folders.
+
+One test draws a whole figure from the smoke variant of its table.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def run(
 
 
 def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
-    """One client's V is better by 0.1, the other's worse."""
+    """Return a trace of the mean accuracy `values` of V.
+
+    One client's V is better by 0.1, and the other client's V is worse by 0.1.
+    """
     return [
         {"iteration": step * t, "mean_v/acc": v, "V/acc": [v - 0.1, v + 0.1]}
         for t, v in enumerate(values)
@@ -61,8 +65,10 @@ def rows(*values: float, step: int = 1) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What is put on the panels: ``plot`` (x, y), ``axhline`` y, ``fill_between`` (x,
-    low, high), title and axis' name, scale.
+    """Record what is drawn on the panels.
+
+    The records are ``plot`` (x, y), ``axhline`` (y), ``fill_between`` (x, low, high),
+    the title, the name of the x axis, and the scale of the y axis.
     """
     from matplotlib.axes import Axes
 
@@ -106,7 +112,8 @@ def test_seeds_become_mean_and_band_methods_without_iterations_lines_and_rows_pa
     assert y == pytest.approx([30, 50]) and y_same == pytest.approx([30, 60])
     ((level,),) = drawn["axhline"]
     assert level == pytest.approx(15)
-    ((band_x, low, high),) = drawn["fill_between"]  # none of a single run
+    # A method with a single run has no band.
+    ((band_x, low, high),) = drawn["fill_between"]
     half = 20 / math.sqrt(2)
     assert (
         band_x == [0, 1]
@@ -229,7 +236,8 @@ def test_a_figure_from_nothing_to_its_page(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     quick = ["model.hidden=[8]", "local.epochs=1", "threads=1"]
     assert run_command(["run", "ma_echo/log", "--smoke", *quick]) == 0
-    folder = Path("outputs/tables/ma_echo/log-smoke-partial")  # of an even smaller model
+    # The overrides make the model even smaller, so that the variant is partial.
+    folder = Path("outputs/tables/ma_echo/log-smoke-partial")
     text = (folder / "report.md").read_text()
     (traced,) = [path for path in Path().glob("outputs/runs/ma_echo-*/*/trace/1.json")]
     values = {row["iteration"]: 100 * row["mean_v/acc"] for row in trace_rows(traced)}

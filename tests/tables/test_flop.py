@@ -1,5 +1,7 @@
-"""What a table says it costs, against a count of its runs' local steps and of their
-networks' operations.
+"""The cost that a table states.
+
+It is compared with a count of the local steps of its runs and of the operations of
+their networks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ TWO_GRADIENTS = ("fedsam", "mofedsam", "fedmrur")
 
 
 def forward(config: dict[str, Any]) -> int:
-    """Operations of one sample."""
+    """Count the operations of a forward pass of one sample."""
     shape = tuple(config["dataset"]["shape"])
     module = ModelSpec.of(config["model"], shape, config["dataset"]["num_classes"]).module().eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -38,8 +40,10 @@ def forward(config: dict[str, Any]) -> int:
     "name", ["fedmrur/table4", "fedmrur/flsimulator", "fedcda/table2", "fedcda/fig2b"]
 )
 def test_a_tables_cost_is_that_of_its_runs_local_steps(name: str) -> None:
-    """Rounds x samples of a round's clients x epochs x 3 forward passes; twice that
-    with a second gradient a step.
+    """The cost of a run is proportional to its number of local samples.
+
+    It is rounds x samples of a round's clients x epochs x 3 forward passes. A second
+    gradient per step doubles it.
     """
     table = load_table(name)
     runs = {job.overrides for planned in planned_cells(table) for job in planned.jobs}

@@ -1,5 +1,6 @@
-"""Where FedSyn's printed tables contradict each other: what the paper's page says, from
-the cells that the tables hold.
+"""Contradictions between FedSyn's printed tables.
+
+The paper's page describes them, and the cells of the tables must confirm the page.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ PAGE = files("fedexp").joinpath("site/papers/fedsyn.md").read_text()
 
 
 def cell(table: str, **where: Any) -> float:
-    """The one printed value of `table` at a method and conditions."""
+    """Return the one printed value of `table` at a method and conditions."""
     rows = [row for row in load_table(f"fedsyn/{table}").reference if where.items() <= row.items()]
     (row,) = rows
     return float(row["value"])
 
 
 def says(*facts: str) -> bool:
-    """Return whether one paragraph or list item of the page has all of `facts`."""
+    """Return whether one paragraph or list item of the page contains all `facts`."""
     blocks = (" ".join(block.split()) for block in re.split(r"\n(?=- |\n)", PAGE))
     return any(all(fact in block for fact in facts) for block in blocks)
 
 
 def test_two_baselines_of_table_1_have_other_values_in_table_4() -> None:
-    """CIFAR-10, alpha 0.5, five clients; all else that both print agrees, SVHN's row,
-    too.
+    """Two baselines differ for CIFAR-10, alpha 0.5 and five clients.
+
+    All other values that both tables print agree. This includes the row of SVHN.
     """
     apart = {}
     for dataset in ("cifar10", "svhn"):
@@ -48,7 +50,7 @@ def test_two_baselines_of_table_1_have_other_values_in_table_4() -> None:
         ("cifar10", "fed_adi"): (59.34, 58.59),
     }
     assert says("Table 1 and Table 4", "Fed-DAFL 58.59 and 55.46, Fed-ADI 59.34 and 58.59")
-    # "two to three points"
+    # The page calls these differences "two to three points".
     assert max(one - other for one, other in apart.values()) == pytest.approx(3.13)
 
 
@@ -106,8 +108,9 @@ def test_unequal_networks_are_above_equal_ones_from_alpha_0_3_on() -> None:
 
 
 def test_the_row_that_fusefl_copies_otherwise() -> None:
-    """Table 4, CIFAR-10, 50 clients: all five values of the copy are below all that are
-    printed.
+    """All five values of the copy are below all values that the paper prints.
+
+    The row is that of Table 4, CIFAR-10 and 50 clients.
     """
     printed = [
         cell("table4", dataset="cifar10", clients=50, method=m)

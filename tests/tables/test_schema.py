@@ -1,4 +1,4 @@
-"""A table's file: what is refused, and how it becomes cells and jobs."""
+"""A table's file: what is refused, and how it is expanded into cells and jobs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ GRID: dict[str, Any] = {"over": "step", "points": [0.5, 1], "overrides": ["local
 
 
 def gridded(**changes: Any) -> list[dict[str, Any]]:
-    """The methods with a grid in the first."""
+    """Return the methods of `TINY`, the first of which has a grid."""
     return [TINY["methods"][0] | {"grid": GRID | changes}, *TINY["methods"][1:]]
 
 
@@ -201,7 +201,7 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     assert first.overrides[-2:] == ("seed=0", "local.epochs=3")
     assert (
         "init=same" in first.overrides and "init=different" in first.declared
-    )  # of two for one key the later counts
+    )  # If two overrides set the same key, the later one counts.
     (local, ensemble, _) = planned_cells(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
@@ -220,18 +220,22 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
-    assert altered(f"clients={default}") == {True}  # the default, which is not the table's
-    assert altered("clients=3") == {True}  # one run for three rows, two of which have other clients
+    assert altered(f"clients={default}") == {True}  # The default is not the table's value.
+    # One run is used for three rows, two of which have other clients.
+    assert altered("clients=3") == {True}
     assert altered("model.hidden=[3]") == {True} and altered(
         "model.hidden=[3]", given={"model.hidden": {}}
     ) == {False}
-    # No such cell
+    # The table has no such cell.
     assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {False}
     assert altered("++model.hidden=[3]") == altered("++seed=3") == {True}
 
 
 def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
-    """Of its own where a point has overrides; the same run where one holds all points."""
+    """Each grid point has a separate job if the points have overrides.
+
+    If one run contains all points, all of them have that run.
+    """
     made = table(
         tmp_path,
         methods=gridded(),
@@ -246,7 +250,8 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
     ]
     assert cell.jobs[1].overrides[-3:] == ("method=local", "local.lr=1", "seed=0")
     (job, _) = planned_cells(made, "smoke")[0].jobs
-    assert job.point == "2" and "local.lr=3" in job.overrides  # a variant comes last
+    # The overrides of a variant come last.
+    assert job.point == "2" and "local.lr=3" in job.overrides
     at_once = gridded(overrides=[])
     at_once[0]["value"] = "trace.1.lam={point}.fused/acc"
     cell, *_ = planned_cells(table(tmp_path, methods=at_once), seeds=[0])
@@ -312,7 +317,9 @@ def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Pat
         TINY["methods"][1],
     ]
     order = launch_order(planned_cells(table(tmp_path, methods=both, reference=[])))
-    assert len(order) == 24  # (4 + 2) points, 2 seeds, and M1 and M2 are the same run
+    # There are 4 + 2 rows, 2 seeds and 2 methods, because M1 and M2 have the same
+    # runs.
+    assert len(order) == 24
     shared = [tuple(o for o in job.overrides if not o.startswith("method=")) for job in order]
     assert shared[::2] == shared[1::2] and len(set(shared)) == 12
 
@@ -414,14 +421,16 @@ def test_what_is_pooled_is_measured_in_every_column(name: str) -> None:
 
 
 def _without_value(override: str) -> str:
-    """Its key; a group with what is chosen."""
+    """Return the key of an override, but a config group with its choice."""
     key = override.partition("=")[0]
     return override if (conf_dir() / key.lstrip("+~")).is_dir() else key
 
 
 def _decisive(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    """Each name alone, and each key with the choices of groups that decide whether it
-    exists.
+    """Return what decides whether the keys of the overrides exist.
+
+    These are each name alone, and each key with the choices of the groups that decide
+    whether it exists.
     """
     choices = [name for name in names if "=" in name]
     pairs = itertools.product(set(names) - set(choices), choices)
@@ -433,8 +442,9 @@ def _decisive(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
 
 
 def _deciding(group: str) -> tuple[str, ...]:
-    """The groups that decide whether a key of `group` exists; a method chooses three
-    others.
+    """Return the groups that decide whether a key of `group` exists.
+
+    The choice of a method decides the choices of three other groups.
     """
     by_method = group in ("trainer", "aggregator", "server_optimizer")
     return (group, "experiment", *(["method"] if by_method else []))
@@ -455,8 +465,8 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
                 for job in launch_order(cells)
             }
     left = set[tuple[str, ...]]().union(*jobs)
-    # A few jobs that cover everything together, because composing one takes a fifth of
-    # a second
+    # Compose only a few jobs that together cover everything, because composing one job
+    # takes a fifth of a second.
     while left:
         most = max(jobs, key=lambda has: len(has & left))
         assert compose(list(jobs[most]))["seed"] == 0

@@ -1,5 +1,6 @@
-"""Verdicts on cells against scipy's own tests, and what they say of how many seeds
-would settle them.
+"""Verdicts on cells agree with scipy's tests.
+
+A verdict also contains how many seeds would decide it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from scipy import stats
 from fedexp.tables.report.report import Conclusion, Direction
 from fedexp.tables.verdicts import Difference, Judgement, judge, mean_interval
 
-MANY = 10**9  # runs of the paper's: as if its number were no draw
+# With this many runs of the paper, its number has no sampling error.
+MANY = 10**9
 
 
 def cases() -> Iterator[tuple[list[float], float, float]]:
-    """(ours, paper, tolerance) around every border, n = 2 to 6."""
+    """Yield (ours, paper, tolerance) around every border, for n = 2 to 6."""
     numbers = np.random.default_rng(0)
     for n in (2, 3, 5, 6):
         for spread in (0.01, 0.3, 1.0, 4.0):
@@ -30,7 +32,7 @@ def cases() -> Iterator[tuple[list[float], float, float]]:
 
 
 def like(values: Sequence[float], n: int) -> list[float]:
-    """N numbers with the mean and the sample standard deviation of `values`."""
+    """Return `n` numbers with the mean and sample standard deviation of `values`."""
     made = np.arange(n) - (n - 1) / 2
     return list(statistics.mean(values) + made * statistics.stdev(values) / made.std(ddof=1))
 
@@ -38,7 +40,7 @@ def like(values: Sequence[float], n: int) -> list[float]:
 def expected(
     interval: tuple[float, float], p_below: float, p_above: float, tolerance: float, n: int
 ) -> str:
-    """The verdict by two one-sided tests' p values, and by the 95 % interval."""
+    """Return the verdict of two one-sided p values and the 95 % interval."""
     low, high = interval
     if max(p_below, p_above) <= 0.05:
         return "reproduced"
@@ -63,8 +65,9 @@ def test_against_the_one_sample_tests_where_the_papers_number_is_no_draw() -> No
 
 
 def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
-    """One run adds nothing to the pooled variance: s sqrt(1/n + 1), n - 1 degrees of
-    freedom.
+    """A single run of the paper adds nothing to the pooled variance.
+
+    The standard error is s sqrt(1/n + 1), with n - 1 degrees of freedom.
     """
     found = set()
     for values, paper, tolerance in cases():
@@ -80,7 +83,8 @@ def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
 
         assert said.interval is not None
         low, high = said.interval
-        # Shifted by an end of its interval, the difference is just significant
+        # If the difference is shifted by an end of its interval, it is just
+        # significant.
         for edge in (low, high):
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
         assert said.verdict == expected(
@@ -128,13 +132,13 @@ def test_more_runs_of_the_papers_narrow_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("values", "verdict", "direction"), [
-    ([70.1, 70.0, 69.9], "reproduced", None),  # inside
-    ([80.1, 80.0, 79.9], "different", "higher"),  # outside
+    ([70.1, 70.0, 69.9], "reproduced", None),  # The interval is inside the tolerance.
+    ([80.1, 80.0, 79.9], "different", "higher"),  # The interval is outside the tolerance.
     ([60.1, 60.0, 59.9], "different", "lower"),
-    ([70.0, 74.0, 72.0], "close", None),  # across, the mean inside
-    ([66.0, 78.0, 72.0], "undecided", None),  # the interval is wider than four tolerances
-    ([70.5, 73.5], "undecided", None),  # two runs
-    ([73.0, 81.0, 77.0], "undecided", None),  # across, the mean outside
+    ([70.0, 74.0, 72.0], "close", None),  # It crosses a border, and the mean is inside.
+    ([66.0, 78.0, 72.0], "undecided", None),  # The interval is wider than four tolerances.
+    ([70.5, 73.5], "undecided", None),  # Two runs are too few for "close".
+    ([73.0, 81.0, 77.0], "undecided", None),  # It crosses a border, and the mean is outside.
     ([70.0, 84.0], "undecided", None),
     ([70.0], "undecided", None),
     ([75.1], "undecided", None),
@@ -200,7 +204,7 @@ def test_no_spread_of_ours_leaves_the_deviation_that_the_paper_prints() -> None:
     ([math.inf, math.inf, 12.0], math.inf, "undecided"),
     ([12.0, 13.0, 14.0], math.inf, "different"),
     ([math.inf] * 2, 12.0, "different"),
-    ([12.5, math.inf, 14.0], 12.0, "undecided"),  # nothing is known of the mean
+    ([12.5, math.inf, 14.0], 12.0, "undecided"),  # Nothing is known about the mean.
     ([math.inf], math.inf, "undecided"),
     ([math.inf], 12.0, "undecided"),
     ([math.nan, 70.0], 70.0, "undecided"),
@@ -223,7 +227,11 @@ def test_numbers_that_diverged_do_not_overflow() -> None:
 
 
 def test_a_verdict_is_of_the_number_whichever_is_better() -> None:
-    """Ours and the paper's with the opposite sign, as of a loss, give the opposite."""
+    """The verdict does not depend on whether higher values are better.
+
+    If our numbers and the paper's change their signs, as for a loss, the verdict stays
+    the same and the direction is the opposite.
+    """
     turned = {"higher": "lower", "lower": "higher", None: None}
     for values, paper, tolerance in cases():
         one, other = (
