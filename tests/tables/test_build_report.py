@@ -362,7 +362,8 @@ def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path
         != pytest.approx(statistics.pstdev(together))
     )
     assert local.pooled_mean == pytest.approx(statistics.mean(together)) and local.sd == 0
-    assert ensemble.n == 2 and ensemble.last_10 == ()  # This column reads another number.
+    # This column reads another number.
+    assert ensemble.n == 2 and ensemble.last_10 == ()
     assert dense.pooled_mean is None and dense.pooled_sd is None
     write(one.table, one.record, tmp_path / "report")
     write_report(one.report, tmp_path / "report")

@@ -167,7 +167,8 @@ def test_above_and_within_are_of_differences_paired_by_seed(
     found = result(claim, pairs(differences))
     assert found.state == state and found.rows[0].n == 3
     turned = {key: [-v for v in values] for key, values in pairs(differences).items()}
-    assert result(claim, turned, higher=False).state == state  # Lower values are better here.
+    # Lower values are better here.
+    assert result(claim, turned, higher=False).state == state
 
 
 def test_within_holds_where_two_one_sided_tests_do() -> None:
@@ -347,7 +348,8 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
         (1, 1),
         (0, 0),
     ] and found.rows[2].estimate is None
-    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"  # Column c has no runs.
+    # Column c has no runs.
+    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"
     assert result({"only": {"x": 9}}, runs).reason == "it is not about any row of this variant"
 
 
@@ -496,7 +498,8 @@ def test_printed_numbers_of_the_other_tests() -> None:
         {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
     ).contradicted_in_print
     assert result({}, {}, printed=printed, higher=False).contradicted_in_print
-    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""  # Column c is not printed.
+    # Column c is not printed.
+    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""
     assert result({"b": ["b", "c"], "any_of": "b"}, {}, printed=printed).printed == "2 of 2 rows"
     assert result(SOONER, {}, printed=printed).printed == ""
 

@@ -220,7 +220,8 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
-    assert altered(f"clients={default}") == {True}  # The default is not the table's value.
+    # The default is not the table's value.
+    assert altered(f"clients={default}") == {True}
     # One run is used for three rows, two of which have other clients.
     assert altered("clients=3") == {True}
     assert altered("model.hidden=[3]") == {True} and altered(

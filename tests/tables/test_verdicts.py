@@ -132,13 +132,19 @@ def test_more_runs_of_the_papers_narrow_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("values", "verdict", "direction"), [
-    ([70.1, 70.0, 69.9], "reproduced", None),  # The interval is inside the tolerance.
-    ([80.1, 80.0, 79.9], "different", "higher"),  # The interval is outside the tolerance.
+    # The interval is inside the tolerance.
+    ([70.1, 70.0, 69.9], "reproduced", None),
+    # The interval is outside the tolerance.
+    ([80.1, 80.0, 79.9], "different", "higher"),
     ([60.1, 60.0, 59.9], "different", "lower"),
-    ([70.0, 74.0, 72.0], "close", None),  # It crosses a border, and the mean is inside.
-    ([66.0, 78.0, 72.0], "undecided", None),  # The interval is wider than four tolerances.
-    ([70.5, 73.5], "undecided", None),  # Two runs are too few for "close".
-    ([73.0, 81.0, 77.0], "undecided", None),  # It crosses a border, and the mean is outside.
+    # It crosses a border, and the mean is inside.
+    ([70.0, 74.0, 72.0], "close", None),
+    # The interval is wider than four tolerances.
+    ([66.0, 78.0, 72.0], "undecided", None),
+    # Two runs are too few for "close".
+    ([70.5, 73.5], "undecided", None),
+    # It crosses a border, and the mean is outside.
+    ([73.0, 81.0, 77.0], "undecided", None),
     ([70.0, 84.0], "undecided", None),
     ([70.0], "undecided", None),
     ([75.1], "undecided", None),
