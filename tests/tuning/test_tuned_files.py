@@ -1,4 +1,7 @@
-"""Tuned columns, and ``fedexp-tune`` of a file: what it runs, writes, refuses, resumes."""
+"""Tuned columns, and ``fedexp-tune`` with the name of a file.
+
+The tests check what the command runs, writes, refuses and resumes.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ TUNING: dict[str, Any] = {
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with a table and its tuning; the tuning's file."""
+    """Create a user's folder with a table and its tuning.
+
+    Return the file of the tuning.
+    """
     for folder, content in (("table/my/tiny", TABLE), ("tuned/mine", TUNING)):
         path = tmp_path / "conf" / f"{folder}.yaml"
         path.parent.mkdir(parents=True)
@@ -66,8 +72,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the tuning a built-in one, with a result of another method; returns its
-    file.
+    """Make the tuning a built-in one, and return its file.
+
+    The file contains a result of another method.
     """
     folder = tmp_path / "installed"
     (folder / "tuned").mkdir(parents=True)
@@ -81,7 +88,7 @@ def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def two_methods(**changes: Any) -> str:
-    """The text of a tuning that sweeps two methods."""
+    """Return the text of a tuning that sweeps two methods."""
     more = {"momentum": {"over": "local.lr", "points": [0.1, 0.2]}}
     content = TUNING | {"sweeps": TUNING["sweeps"] | more} | changes
     return yaml.safe_dump(content, sort_keys=False)
@@ -93,8 +100,9 @@ def lr_of(config: dict[str, Any]) -> float:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Replace runs by a formula with its best point at 0.2; returns the list of
-    configs.
+    """Replace runs by a formula with its best point at 0.2.
+
+    Return the list of configs that are run.
     """
     asked: list[dict[str, Any]] = []
 
@@ -117,7 +125,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def column(table: Table) -> dict[tuple[Any, ...], tuple[str, ...]]:
-    """Overrides of the second column's first runs, by row."""
+    """Return the overrides of the tuned column's first runs, by row."""
     cells = [cell for cell in planned_cells(table) if cell.method == "local_tuned"]
     return {
         tuple(cell.conditions.values()): (*cell.jobs[0].overrides,) if cell.jobs else ()
@@ -134,7 +142,7 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     )
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
-    # The method's own rules are this column's
+    # The rules of the method also apply to the tuned column.
     assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {*first}
     assert "local.lr=9" not in first and not any("held_out" in override for override in first)
     own = table.columns["local_tuned"]
@@ -209,7 +217,8 @@ def test_tuned_file_with_a_built_in_name_takes_precedence(
     Path(f"conf/tuned/{name}.yaml").write_text(yaml.safe_dump(content))
 
     assert load_tuning(name).results == {}
-    assert compose(["rounds=3"])["rounds"] == 3  # other files with a built-in name are refused
+    # Other files with a built-in name are refused.
+    assert compose(["rounds=3"])["rounds"] == 3
 
 
 def test_tune_with_out_leaves_the_tuning_unchanged(
