@@ -129,7 +129,7 @@ def test_series_of_one_method_have_its_colour_and_differ_in_marker_and_dash() ->
 
 
 def simulated(colour: str, matrix: np.ndarray) -> np.ndarray:
-    """CIELAB of a colour as a person with a colour vision deficiency sees it."""
+    """Return the CIELAB values of a colour as a colour-blind person sees it."""
     value = np.array(rgb(colour)) / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
     to_xyz = np.array(
@@ -140,8 +140,8 @@ def simulated(colour: str, matrix: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-# Machado, Oliveira and Fernandes, A physiologically-based model for simulation of color
-# vision deficiency, 2009: severity 1.0.
+# The matrices for severity 1.0 are from Machado, Oliveira and Fernandes, A
+# physiologically-based model for simulation of color vision deficiency, 2009.
 DEFICIENCIES = {
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],

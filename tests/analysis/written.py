@@ -28,7 +28,10 @@ def write_run(
     choices: dict[str, Any] | None = None,
     **keys: Any,
 ) -> Path:
-    """Write a run of one row per value. keys: config keys, with __ instead of a dot."""
+    """Write a run with one row per value.
+
+    The names of `keys` are config keys, with __ instead of a dot.
+    """
     config: dict[str, Any] = {"method": method, "seed": seed, "seed_data": seed, "clients": 4}
     config |= {"rounds": len(values), "local": {"lr": 0.1, "betas": [0.9, 0.5]}}
     config |= {"partition": {"alpha": 0.1}, "trainer": {"_target_": f"x.{method}"}}
