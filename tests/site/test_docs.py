@@ -30,7 +30,10 @@ MENTION = Mention("Table 1", "results/t1.md#c", "85.6 ± 0.3 (n = 3), reduced")
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, Page]:
-    """Return all pages by their paths. One table has a column for ma_echo."""
+    """Return all pages by their paths.
+
+    One table has a column for ma_echo.
+    """
     made = [
         *methods.pages({"ma_echo": [MENTION]}, {}, {"scaffold": "$c - c_i$"}),
         *config_reference.pages(),
@@ -42,7 +45,10 @@ def pages() -> dict[str, Page]:
 
 
 def leaves(node: object, above: str = "") -> set[str]:
-    """Dotted names of a config file's keys that hold values, plug-ins' classes aside."""
+    """Return the dotted names of the keys of a config file that hold values.
+
+    The result does not contain the class paths of plug-ins.
+    """
     if not isinstance(node, dict) or not node:
         return {above.removesuffix(".")}
     return {
@@ -92,8 +98,10 @@ def test_a_preset_is_composed_as_by_hydra(name: str) -> None:
 
 
 def test_what_is_sent_is_what_a_run_counts(pages: dict[str, Page]) -> None:
-    """SCAFFOLD's model and controls, both ways; an average of models sends the model
-    alone.
+    """The page states the bytes that a run counts.
+
+    SCAFFOLD sends its model and its controls both ways. An average of models sends only
+    the model.
     """
     experiment = Experiment.of(compose(["method=scaffold", "clients=1", "partition=iid"]))
     data = experiment.load(torch.device("cpu"))
