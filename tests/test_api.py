@@ -1,5 +1,7 @@
-"""fedexp in Python: the same runs as on the command line, read back, and models brought
-in from elsewhere.
+"""The Python interface of fedexp.
+
+Its runs equal those of the command line, and can be read back. Models from elsewhere
+can be fused.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def test_a_run_in_python_is_the_command_lines(capsys: pytest.CaptureFixture[str]
 def test_say_shows_notes_and_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Which is noted
+    # The run then prints a note about its peak memory.
     monkeypatch.setattr("fedexp.running.run_engine.is_near_limit", lambda *arguments: True)
     fedexp.run(QUICK, say=print)
     told = capsys.readouterr().out
@@ -92,7 +94,8 @@ def test_a_module_gives_the_accuracy_that_was_reported() -> None:
     assert accuracy == pytest.approx(ran.result["metrics"]["test/global/acc"], abs=1e-6)
     with torch.no_grad():
         next(module.parameters()).zero_()
-    assert next(ran.module().parameters()).abs().sum() > 0  # a copy of its own
+    # The module is a separate copy.
+    assert next(ran.module().parameters()).abs().sum() > 0
     with pytest.raises(IndexError):
         ran.module(1)
 
@@ -162,11 +165,11 @@ def networks(count: int, hidden: int = 6) -> list[nn.Module]:
 
 
 def test_models_from_elsewhere_are_fused() -> None:
-    """FedAvg's weighted mean of the saved models, by hand."""
+    """The fused model is FedAvg's weighted mean of the saved models."""
     nets = networks(3)
     counts = np.zeros((3, 10), dtype=int)
     counts[:, 0] = [1, 2, 5]
-    # What it leaves out is at its default
+    # The node leaves out arguments that keep their defaults.
     node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}
     fedexp.save_models(
         "mine",

@@ -1,4 +1,4 @@
-"""The check that frameworks in a benchmark do equal work."""
+"""The frameworks in a benchmark are checked to do equal work."""
 
 from __future__ import annotations
 
