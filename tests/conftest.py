@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, no network, no user settings."""
+"""Fixtures that all tests share: one thread, no network, and no user settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# Two spinning thread pools on two cores are a hundred times slower than one
+# Two spinning thread pools on two cores are a hundred times slower than one.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("FEDEXP_DATA", None)
@@ -17,20 +17,21 @@ os.environ.pop("FEDEXP_DATA", None)
 import torch
 
 torch.set_num_threads(1)
-# Background jobs of a shell ignore Ctrl-C, and their child processes would inherit this
+# Background jobs of a shell ignore Ctrl-C, and their child processes would inherit
+# this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def unflushed(file: int) -> None:
-    """Replace `os.fsync` by nothing.
+    """Replace `os.fsync` by a function that does nothing.
 
-    The data that a killed process wrote are kept by the system. They would only be lost
-    if the machine went down, which no test simulates.
+    The system keeps the data that a killed process wrote. They would only be lost if
+    the machine went down, and no test simulates this.
     """
 
 
-# On a busy disk, flushing took half of the tests' time
+# On a busy disk, flushing took half of the tests' time.
 os.fsync = unflushed
 
 
@@ -70,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in terminalreporter.stats.get(outcome, [])
         if "test_blocks_run_and_print_what_is_written" in report.nodeid
     ]
-    # Only if no document was deselected
+    # The time is printed only if no document was deselected.
     if len(seconds) >= len(documents()):
         terminalreporter.write_line(duration(sum(seconds)))
 

@@ -1,4 +1,4 @@
-"""Processes that start without seconds of imports.
+"""Forked processes that need no seconds of imports to start.
 
 The standard library's fork server imports `tests.preloaded` (torch, Hydra and fedexp)
 once per session and forks a process for every request. The process has separate
@@ -47,7 +47,7 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, -N if signal N ended the process, None while it runs."""
+        """The exit code, -N if signal N ended the process, or None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, signum: int) -> None:
@@ -124,7 +124,7 @@ def _run_script(name: str, *arguments: str) -> None:
     try:
         script.load()()
     finally:
-        # Processes of multiprocessing end without these calls
+        # Processes of multiprocessing end without calling the functions of atexit.
         atexit._run_exitfuncs()
 
 
@@ -135,7 +135,8 @@ def _begin(
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    # Tests that run under nohup would hand down that SIGHUP is ignored.
+    # If the tests run under nohup, SIGHUP is ignored, and the process would inherit
+    # this.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""SIGKILL for one process."""
+"""A function that sends SIGKILL to one process."""
 
 import os
 import signal

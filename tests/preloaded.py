@@ -24,5 +24,5 @@ with tempfile.TemporaryDirectory() as folder:
     execute(
         compose(["method=scaffold", "rounds=1", "threads=1", f"output_root={folder}"]), say=None
     )
-# A fork copies the locks that a thread holds, but not the thread
+# A fork copies the locks that a thread holds, but not the thread.
 assert threading.active_count() == 1

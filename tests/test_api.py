@@ -74,7 +74,7 @@ def test_a_run_in_python_is_the_command_lines(capsys: pytest.CaptureFixture[str]
 def test_say_shows_notes_and_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Which is noted
+    # The run then prints a note about its peak memory.
     monkeypatch.setattr("fedexp.running.run_engine.is_near_limit", lambda *arguments: True)
     fedexp.run(QUICK, say=print)
     told = capsys.readouterr().out
@@ -94,7 +94,8 @@ def test_a_module_gives_the_accuracy_that_was_reported() -> None:
     assert accuracy == pytest.approx(ran.result["metrics"]["test/global/acc"], abs=1e-6)
     with torch.no_grad():
         next(module.parameters()).zero_()
-    assert next(ran.module().parameters()).abs().sum() > 0  # a copy of its own
+    # The module is a separate copy.
+    assert next(ran.module().parameters()).abs().sum() > 0
     with pytest.raises(IndexError):
         ran.module(1)
 
@@ -171,7 +172,7 @@ def test_models_from_elsewhere_are_fused() -> None:
     nets = networks(3)
     counts = np.zeros((3, 10), dtype=int)
     counts[:, 0] = [1, 2, 5]
-    # What it leaves out is at its default
+    # The node leaves out arguments that keep their defaults.
     node = {"_target_": "fedexp.models.mlp.MLP", "hidden": [6]}
     fedexp.save_models(
         "mine",

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Stands for the environment's Python. It records its arguments, and only -c runs.
+# This script replaces the environment's Python. It records its arguments, and runs
+# only commands that start with -I.
 PYTHON = """#!/bin/sh
 echo "$@" >> calls
 if [ "$1" = -I ]; then shift; PYTHONPATH=OTHER exec REAL "$@"; fi
@@ -20,7 +21,7 @@ if [ "$1" = -I ]; then shift; PYTHONPATH=OTHER exec REAL "$@"; fi
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone that shares the environment of another checkout."""
+    """Return a clone that shares the environment of another checkout."""
     other, clone = tmp_path / "other", tmp_path / "clone"
     for folder in (other / "fedexp", clone / ".venv/bin"):
         folder.mkdir(parents=True)

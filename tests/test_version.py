@@ -1,4 +1,4 @@
-"""Test that the version in the package is that of the project file."""
+"""The version in the package is that of the project file."""
 
 from __future__ import annotations
 

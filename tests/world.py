@@ -32,7 +32,10 @@ CPU = torch.device("cpu")
 
 
 class Softmax(nn.Module):
-    """Softmax regression without bias, started at zero: a convex problem."""
+    """Softmax regression without bias that starts at zero.
+
+    Its training is a convex problem.
+    """
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()

@@ -140,8 +140,8 @@ def simulated(colour: str, matrix: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-# Machado, Oliveira and Fernandes, A physiologically-based model for simulation of color
-# vision deficiency, 2009: severity 1.0.
+# The matrices for severity 1.0 are from Machado, Oliveira and Fernandes, A
+# physiologically-based model for simulation of color vision deficiency, 2009.
 DEFICIENCIES = {
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],

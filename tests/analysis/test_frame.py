@@ -38,7 +38,7 @@ def test_runs_meet_the_conditions_and_are_the_newest_finished_of_their_config(ro
     assert sorted(found["headline"]) == [0.4, 0.5] and set(found["status"]) == {"done"}
     assert set(found["partition.alpha"]) == {0.1} and set(found["local.betas"]) == {"[0.9,0.5]"}
     assert found["updated"].dt.year.tolist() == [2026, 2026]
-    # The config key, not the number of clients of the last round
+    # This is the config key, not the number of clients of the last round.
     assert set(found["clients"]) == {4} and set(found[f"mean_last_10/{ACC}"]) == {0.25}
     everything = fedexp.runs(output_root=root, unfinished=True)
     assert len(everything) == 11 and set(everything["status"]) == {"done", "failed"}

@@ -44,7 +44,7 @@ def test_mean_interval_is_that_of_a_one_sample_t_test() -> None:
     values = [0.61, 0.72, 0.55, 0.70]
     expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
     assert mean_interval(values) == pytest.approx((statistics.mean(values), *expected))
-    # Two values: t is tan(pi * 0.475), and s / sqrt(2) is half of their distance.
+    # For two values, t is tan(pi * 0.475), and s / sqrt(2) is half of their distance.
     half = math.tan(math.pi * 0.475) * 0.1
     assert mean_interval([0.4, 0.6]) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
     assert mean_interval([0.4]) == (0.4, 0.4, 0.4)
@@ -66,7 +66,7 @@ def test_progress_axes_have_the_totals_of_the_runs(root: Path) -> None:
     points = data(root, x="bytes", **panel).panels[(), ("1",)]
     assert [point.x for point in points["fedavg",]] == [11, 22]
     assert [point.x for point in points["scaffold",]] == [21, 42]
-    # Seeds train 1, 2 and 3 s per round. The place is the mean over the seeds.
+    # The seeds train 1, 2 and 3 s per round. A point is at their mean.
     points = data(root, x="seconds", **panel).panels[(), ("1",)]
     assert [point.x for point in points["fedavg",]] == [2.5, 5.0]
     points = data(root, x="local_steps", **panel).panels[(), ("1",)]
@@ -127,7 +127,7 @@ def test_runs_that_differ_in_more_than_was_asked_are_refused_with_the_keys(root:
     assert "rounds: 2, 9" in str(caught.value) and "--allow local.lr,rounds" in str(caught.value)
     assert len(data(root, "partition.alpha=1", allowed=("local.lr", "rounds")).series) == 3
     assert len(data(root, "partition.alpha=1", allowed=("local", "rounds")).series) == 3
-    # Parts of the methods may differ, because the methods differ.
+    # The methods differ, and so may their parts.
     assert len(data(root, "partition.alpha=1", "method!=moon").series) == 2
 
 

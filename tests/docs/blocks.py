@@ -13,7 +13,8 @@ comment on the line above the fence:
   ``--dry-run``.
 - ``file: PATH``: The block is written to this path before the next blocks run.
 - ``output``: A text block after a ``run`` block, with what that block prints.
-- ``output: head N``, ``output: tail N``, ``output: head N tail M``: Only these lines.
+- ``output: head N``, ``output: tail N``, ``output: head N tail M``: The
+  same, but with only these lines of the output.
 - ``not in CI: REASON``: The block does not run.
 
 The blocks of one file run in order in one empty folder. Its Python blocks share their
@@ -44,10 +45,10 @@ from pathlib import Path
 from tests.fork_server import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
-# The folder that outputs show in place of the temporary one
+# Outputs show this folder in place of the temporary one.
 SHOWN_FOLDER = "/home/you"
 TIMEOUT = 240
-# Seconds in which all blocks together should run
+# All blocks together should take at most this many seconds.
 BOUND = 180
 
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
@@ -57,12 +58,13 @@ _MARK = re.compile(
 _COMMENT = re.compile(r"^\s*<!--.*-->\s*$")
 _PART = re.compile(r"^(?:head (?P<head>\d+))?\s*(?:tail (?P<tail>\d+))?$")
 
-# Hexadecimal words of eight or more characters with a digit
+# This matches hexadecimal words of at least eight characters that contain a digit.
 _HASH = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{8,64}\b")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b|\b(?:nan|inf)\b")
 _UNITS = "ms|s|sec|seconds?|min|minutes?|h|hours?|d|days?|B|bytes|kB|MB|GB|TB|[KMG]iB"
 _MEASURED = (
-    # The row of `fedexp` that lists seconds by phase, and its continuation lines
+    # This matches the row of `fedexp` that lists seconds by phase, and its continuation
+    # lines.
     (re.compile(r"^seconds  .*(?:\n {12,}.*)*", re.M), "seconds"),
     (re.compile(r"\b\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?)?"), "DATE"),
     (re.compile(r"\b\d+:\d\d(?::\d\d)?\b"), "TIME"),
@@ -72,10 +74,11 @@ _MEASURED = (
     (re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*"), "PATH"),
 )
 
-# Commands that train. Help, configs and dry runs do not
+# This matches commands that train. Help, configs and dry runs do not train.
 _TRAINING = re.compile(r"\bfedexp(?:-table run)?(?: (?!.*--(?:help|cfg|dry-run))|$)")
 
-# Executes the Python blocks of a file, which are read as one JSON string per line
+# This script executes the Python blocks of a file. It reads each block from one line of
+# JSON.
 _SESSION = r"""
 import json, sys, traceback
 names = {"__name__": "__main__"}
@@ -92,14 +95,17 @@ for line in sys.stdin:
 """
 _END = "end of block "
 
-# The commands of the package, and the characters that Bash leaves as they are
+# The package has these commands. The patterns match text that Bash does not expand.
 _SCRIPTS = ("fedexp", "fedexp-data", "fedexp-runs", "fedexp-table", "fedexp-tune")
 _QUOTED = re.compile(r"'[^']*'")
 _PLAIN = re.compile(r"[\w\s=.,:/+-]*")
 
 
 class BlockError(Exception):
-    """A block that has no mark or a wrong one, fails, or prints other text."""
+    """An error in a block.
+
+    The mark is missing or wrong, the block fails, or it prints another text.
+    """
 
 
 @dataclass(frozen=True)
@@ -299,7 +305,7 @@ def clean_environment(folder: Path, home: Path) -> dict[str, str]:
 def _bash(block: Block, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
     """Run a bash block and return whether it failed, and what it printed."""
     commands = plain_commands(block.code)
-    # A forked process waits forever for joblib's launcher
+    # A forked process would wait forever for joblib's launcher.
     if commands and "hydra/launcher=joblib" not in block.code:
         return _forked(block, commands, folder, environment)
 
@@ -333,7 +339,7 @@ def plain_commands(code: str) -> list[list[str]]:
 
 
 def _dry(words: list[str]) -> list[str]:
-    """Return the dry run of a command, an empty list if it has none."""
+    """Return the dry run of a command, or an empty list if it has none."""
     trains = {"fedexp": 1, "fedexp-tune": 1, "fedexp-table": 2 if words[1:2] == ["run"] else 0}
     place = trains.get(words[0], 0) if words else 0
     return [*words[:place], "--dry-run", *words[place:]] if place else []
@@ -353,11 +359,12 @@ def _forked(
             return run_script(words, folder, environment, printed, seconds) != 0
 
         def fails_dry(words: list[str]) -> bool:
-            # The config is composed if the data set's files do not exist
+            # If the data set's files are missing, the dry run fails. Composing the
+            # config is then enough.
             composed = [words[0], "--cfg", "job", *words[1:]]
             return fails(_dry(words)) and (words[0] != "fedexp" or fails(composed))
 
-        # The first command that fails ends the block
+        # The first command that fails ends the block.
         failed = any(map(fails_dry if block.mark == "dry-run" else fails, commands))
         return failed, printed.read_text()
 
@@ -429,12 +436,12 @@ def masked(text: str, *, numbers: bool = False) -> str:
         text = pattern.sub(word, text)
     if numbers:
         text = _NUMBER.sub("NUMBER", text)
-    # A measured value of another length changes the width of its column
+    # A measured value of another length changes the width of its column.
     return re.sub(r" {2,}", "  ", re.sub(r"[-─━]{3,}", "---", text))
 
 
 def differs(block: Block, text: str, fixed: bool) -> bool:
-    """Return whether an output block differs from what was printed."""
+    """Return whether an output block differs from the printed text."""
     return not agree(block.code, text, numbers=fixed)
 
 
@@ -510,7 +517,10 @@ def main() -> int:
 
 
 def duration(seconds: float) -> str:
-    """Describe how long all blocks took. Other work on the machine makes it longer."""
+    """Describe how long all blocks took.
+
+    Other work on the machine makes the time longer.
+    """
     excess = ": too long, or the machine was busy" if seconds > BOUND else ""
     return f"code blocks of the documentation: {seconds:.0f} of {BOUND} s{excess}"
 

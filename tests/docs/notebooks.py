@@ -37,7 +37,7 @@ def executed(file: Path, folder: Path, home: Path) -> Any:
     import nbclient
     import nbformat
 
-    # Neither the folder nor Jupyter's files depend on the user's settings
+    # The folder and Jupyter's files do not depend on the user's settings.
     environment = clean_environment(folder, home) | {"IPYTHONDIR": str(home / "ipython")}
     notebook = copy.deepcopy(nbformat.read(file, as_version=4))
     client = nbclient.NotebookClient(
@@ -57,7 +57,7 @@ def executed(file: Path, folder: Path, home: Path) -> Any:
                 output.text = readable(output.text, folder)
             if "text/plain" in output.get("data", {}):
                 output.data["text/plain"] = readable(output.data["text/plain"], folder).rstrip("\n")
-    # The version of the interpreter that executed the cells is not a part of the page
+    # The page does not contain the version of the interpreter that executed the cells.
     notebook.metadata.pop("language_info", None)
     return notebook
 
@@ -68,14 +68,18 @@ def code_cells(notebook: Any) -> Iterator[Any]:
 
 
 def shown_outputs(notebook: Any) -> list[list[str]]:
-    """Return the outputs of each code cell. A picture counts by its format."""
+    """Return the outputs of each code cell.
+
+    A picture is represented by its format.
+    """
     shown = []
     for cell in code_cells(notebook):
         texts = []
         for output in cell.outputs:
             data = output.get("data", {})
             pictures = sorted(kind for kind in data if kind.startswith("image/"))
-            # The text beside a picture has the picture's address in memory or its size
+            # The text of a picture contains its address in memory or its size, and is
+            # left out.
             texts += pictures or [output.get("text", data.get("text/plain", ""))]
         shown.append(texts)
     return shown

@@ -27,7 +27,10 @@ DOCUMENTS = {str(file.relative_to(ROOT)): file for file in documents()}
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home folder that all documents share, because matplotlib fills it once."""
+    """Return a home folder that all documents share.
+
+    It is shared because matplotlib fills it once.
+    """
     return tmp_path_factory.mktemp("home")
 
 
@@ -168,7 +171,7 @@ def test_forked_command_has_folder_environment_streams_and_exit_code(tmp_path: P
     forked = results(text.replace("{}", ""), tmp_path)
     assert all(word in found for word, (found, _) in zip(("mine", "rounds"), forked, strict=True))
     shutil.rmtree(tmp_path / "work")
-    # Bash runs these blocks
+    # The word `command` makes Bash run these blocks.
     assert forked == results(text.replace("{}", "command "), tmp_path)
 
 

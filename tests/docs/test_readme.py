@@ -10,7 +10,7 @@ import pytest
 from tests.docs.blocks import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
-# Lines outside tables.
+# These are the lines outside tables.
 LINES = [line for line in TEXT.splitlines() if not line.startswith("|")]
 
 

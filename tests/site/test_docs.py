@@ -30,7 +30,10 @@ MENTION = Mention("Table 1", "results/t1.md#c", "85.6 ± 0.3 (n = 3), reduced")
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, Page]:
-    """Return all pages by their paths. One table has a column for ma_echo."""
+    """Return all pages by their paths.
+
+    One table has a column for ma_echo.
+    """
     made = [
         *methods.pages({"ma_echo": [MENTION]}, {}, {"scaffold": "$c - c_i$"}),
         *config_reference.pages(),

@@ -50,14 +50,14 @@ def test_the_first_page_says_what_came_out_and_whether_the_claim_held(
         f"{cell.mean:.2f} ± {cell.sd:.2f}\N{NO-BREAK SPACE}%" in card for cell in cells.values()
     )
     assert "test accuracy · mnist · 3 seeds" in card
-    # The runs of the other table are not included
+    # The runs of the other table are not included.
     assert "<td>1 contradicted, 1 undecided</td>" in front
     assert "2 claims of the paper: 1 contradicted, 1 undecided." in card
     assert re.search(r"contradicted</span> <span>five MLPs converge faster with the norm", card)
     assert ">full</span> 9 of 9 runs; also" in card and ">reduced</span> 3 of 3 runs" in card
     assert 'Not run: <a href="ma_echo/table1.html"' in front
     [paper] = results.papers({"ma_echo/fig7": read["ma_echo/fig7"][1:]})
-    # Claims about reduced runs have states, but they do not count for the paper.
+    # Claims about reduced runs have states. They do not count for the paper.
     assert results.claims_sentence(paper.entries[0]) == "2 claims of the paper: 2 undecided."
     assert not paper.states()
 
@@ -68,7 +68,7 @@ def test_first_page_shows_all_papers_before_the_cards(pages: dict[str, str]) -> 
         front.index, ('class="lead"', "<figure", "<table", '<article class="card"')
     )
     assert lead < figure < table < card
-    # The lead tells in two sentences what the pages are.
+    # The lead describes the pages in two sentences.
     [sentences] = re.findall(r'<p class="lead">(.*?)</p>', front)
     assert sentences.count(". ") == 1 and "These pages" in sentences
 
@@ -97,7 +97,7 @@ def test_colours_of_a_card_are_about_numbers_only() -> None:
     [card] = re.findall(r'<article class="card".*?</article>', texts["results/index.md"], re.DOTALL)
     assert '<span class="cell close" style="flex-grow: 6">6 close</span>' in card
     assert '<span class="state">supported</span>' in card
-    # Numbers come first.
+    # Numbers come before claims.
     assert card.index('class="cell ') < card.index('class="claims"')
     table = texts["results/ma_echo/table6.md"]
     assert table.index("## Numbers") < table.index("## Pictures") < table.index("## Claims")
@@ -121,7 +121,7 @@ def test_costs_are_hours_on_named_hardware() -> None:
     assert results.cost(runs) == "17 h on x86_64 (model not recorded), 1.5 h on AMD EPYC"
     assert results.cost({"a": ("NVIDIA H100", 1.0)}) == "less than 0.01 h on NVIDIA H100"
     result = records.of_record(RESULTS / "ma_echo" / "fig7")
-    # Several cells may read one run, which counts once.
+    # Several cells may read the same run. It counts only once.
     assert len(result.costs) == result.done
     [page] = [p for p in results.pages({"ma_echo/fig7": [result]}) if p.path.endswith("fig7.md")]
     assert f"{results.cost(result.costs)} of computing time" in page.text
@@ -132,7 +132,7 @@ def test_wide_tables_say_that_they_scroll() -> None:
     [page] = [page for page in results.pages(read) if page.path.endswith("table5.md")]
     columns = len(re.findall(r'<th scope="col"', page.text))
     assert columns > 8 and f"The table has {columns} columns and scrolls sideways." in page.text
-    # The proposed method has its name.
+    # The proposed method is shown with its name.
     assert ">MA-Echo</th>" in page.text and "Ours" not in page.text
 
 
@@ -195,15 +195,16 @@ def test_numbers_lead_to_their_cells_configs_and_commands(
 
 
 def _git(*arguments: str) -> list[str]:
-    """Return the paths that a git command prints, or skip the test outside a git
-    checkout.
+    """Return the paths that a git command prints.
+
+    The test is skipped outside a git checkout.
     """
     git = shutil.which("git")
     root = conf_dir().parent
     if git is None or not (root / ".git").exists():
         pytest.skip("not a git checkout")
 
-    # A user's own ignore rules must not count.
+    # The user's ignore rules must not count.
     command = [git, "-c", f"core.excludesFile={os.devnull}", *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode > 1:
@@ -227,11 +228,12 @@ def test_git_ignores_only_the_html_of_a_record() -> None:
 def test_every_record_has_a_table_page_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One record of each paper. `make site` builds the pages of all records.
+    # The test reads only one record of each paper. `make site` builds the pages of all
+    # records.
     for paper in (path for path in RESULTS.iterdir() if path.is_dir()):
         chosen = min(paper.glob("*/record.json")).parent
         shutil.copytree(chosen, tmp_path / paper.name / chosen.name)
-    # One process reads the records, for they are few.
+    # One process is enough for so few records.
     monkeypatch.setattr(records, "ProcessPoolExecutor", lambda _, mp_context: ThreadPoolExecutor(1))
     read = records.read(tmp_path)
     reports = {
@@ -265,7 +267,8 @@ def test_a_paper_says_what_does_not_come_out_and_what_was_assumed(pages: dict[st
         and "Where the paper and its code disagree" in missing
     )
     [batches] = re.findall(r"<dt>batches of 64</dt><dd>(.*?)</dd>", assumed)
-    assert batches.count("<a ") == 2  # said of both tables, once
+    # The assumption is listed once, with a link to each of the two tables.
+    assert batches.count("<a ") == 2
 
 
 def test_methods_are_told_where_they_have_numbers(read: dict[str, list[Result]]) -> None:

@@ -49,8 +49,8 @@ def test_spearman_of_nothing_to_rank_is_none() -> None:
 
 def test_methods_that_lie_close_together_are_tied() -> None:
     assert tied([24.65, 20.97, 80.31, 20.97, 50.5], 5) == [20.97, 20.97, 80.31, 20.97, 50.5]
-    assert tied([1, 5, 9], 4.5) == [1, 1, 1]  # linked through the middle one
-    assert tied([1, 6, 11], 5) == [1, 6, 11]  # just as far apart as it takes
+    assert tied([1, 5, 9], 4.5) == [1, 1, 1]  # The middle value links the other two.
+    assert tied([1, 6, 11], 5) == [1, 6, 11]  # The distances equal the tolerance.
     assert tied([3, 3, 1], 0) == [3, 3, 1]
 
 
@@ -327,7 +327,8 @@ def test_a_record_is_completed_with_what_others_have_and_it_lacks(tmp_path: Path
         completed(first, [replace(other, seeds=[7])])
 
 
-# By seed; below zero: a spreadsheet's formula
+# The values of the last rounds, by seed. A spreadsheet takes a text that starts with a
+# minus sign for a formula.
 TAILS = {0: [-0.25, 0.5, 0.125], 1: [0.75, 0.3125, 0.0625]}
 
 
@@ -357,7 +358,8 @@ def test_the_last_rounds_of_all_runs_are_pooled_and_a_record_keeps_them(tmp_path
         != pytest.approx(statistics.pstdev(together))
     )
     assert local.pooled_mean == pytest.approx(statistics.mean(together)) and local.sd == 0
-    assert ensemble.n == 2 and ensemble.last_10 == ()  # it reads another number
+    # This column reads another number.
+    assert ensemble.n == 2 and ensemble.last_10 == ()
     assert dense.pooled_mean is None and dense.pooled_sd is None
     write(one.table, one.record, tmp_path / "report")
     write_report(one.report, tmp_path / "report")
@@ -388,7 +390,8 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
             {key: text for key, text in row.items() if key != "last_10"}
             for row in csv.DictReader(file)
         ]
-    with path.open("w", newline="") as file:  # as it was written before there was such a column
+    # Older records have no such column.
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
@@ -409,13 +412,13 @@ def test_without_all_runs_last_rounds_or_the_key_nothing_is_pooled(tmp_path: Pat
         False,
         True,
     ] * 2
-    # It belongs to another kind of method
+    # The metric of this config belongs to another kind of method.
     elsewhere = {"headline": {**POOLING["headline"], "pooled_rounds": "last_10.test/global/acc"}}
     for made in (report(tmp_path, tailed), report(tmp_path, tailed, **elsewhere)):
         assert all(c.n == 2 and c.last_10 == () for c in made.cells if c.method != "dense")
 
 
-# Values at the grid's points on test data and on held-out data
+# The values of each grid point on test data and on held-out data.
 SCORES = {"0.5": (0.60, 0.70), "1": (0.65, 0.55)}
 
 
@@ -443,7 +446,7 @@ def test_a_column_has_the_best_of_a_grid_by_test_or_held_out_data(tmp_path: Path
             made.cells[0].seeds == (0, 1) and made.cells[1].chosen == () and made.variant == "full"
         )
         (row, _) = made.claims[0].rows
-        # Claims use the chosen point
+        # Claims use the chosen point.
         assert row.estimate == pytest.approx(values[0] - 50) and row.n == 2
         assert dict(made.facts)["runs"] == "12 of 12"
     assert [bool(made.methods[0].oracle) for made in (oracle, held)] == [True, False]
@@ -766,7 +769,7 @@ def test_numbers_are_read_by_path() -> None:
 
 @dataclass(frozen=True)
 class Torn(Drawing):
-    """Cannot be drawn."""
+    """A drawing that cannot be drawn."""
 
     def draw(self, runs: Sequence[DrawnRun], notes: Sequence[str] = ()) -> tuple[Picture, ...]:
         raise DataError("the paper is torn")

@@ -1,4 +1,4 @@
-"""Runs at chance level."""
+"""Runs at chance level are recognised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tables.test_schema import table
 ROUNDS = {"rounds": 10, "aggregator": {"_target_": "fedexp.methods.fedavg.Mean"}}
 MERGED = {"rounds": 1, "aggregator": {"_target_": "fedexp.methods.average.Average"}}
 TAUGHT = {"rounds": 1, "aggregator": {"_target_": "fedexp.methods.dense.Dense"}}
-# The class of version 0.1, as committed records have it.
+# Committed records contain this class path of version 0.1.
 TAUGHT_0_1 = {"rounds": 1, "aggregator._target_": "fedexp.aggregators.dense.Dense"}
 
 
@@ -36,7 +36,7 @@ def flagged(
 @pytest.mark.parametrize(("dataset", "value", "expected"), [
     ("fashion_mnist", 10.0, True), ("fashion_mnist", 10.99, True), ("fashion_mnist", 11.01, False),
     ("cifar100", 1.0, True), ("cifar100", 10.0, False), ("mnist", 11.35, True),
-    ("digits", 10.0, False),  # its classes are not known to be equal
+    ("digits", 10.0, False),  # Its classes are not known to be of equal size.
 ])  # fmt: skip
 def test_the_chance_level_belongs_to_the_data_set(
     tmp_path: Path, dataset: str, value: float, expected: bool

@@ -19,9 +19,11 @@ from fedexp.tables.claims import Curve, decide, decide_claims
 from fedexp.tables.report.report import Cell, ClaimResult, Variant
 from fedexp.tables.schema import Table
 
-Runs = Mapping[tuple[int, str], Sequence[float]]  # by row and column: a number a seed
+# One number per seed, by row and column.
+Runs = Mapping[tuple[int, str], Sequence[float]]
 
-FAR = [5.0, 5.1, 4.9]  # of seeds 0, 1, 2: far above 0
+# Differences of seeds 0, 1 and 2 that are far above 0.
+FAR = [5.0, 5.1, 4.9]
 NULL = [0.0, 0.0, 0.0]
 
 
@@ -166,7 +168,8 @@ def test_above_and_within_are_of_differences_paired_by_seed(
     found = result(claim, pairs(differences))
     assert found.state == state and found.rows[0].n == 3
     turned = {key: [-v for v in values] for key, values in pairs(differences).items()}
-    assert result(claim, turned, higher=False).state == state  # lower is better
+    # Lower values are better here.
+    assert result(claim, turned, higher=False).state == state
 
 
 def test_within_holds_where_two_one_sided_tests_do() -> None:
@@ -200,7 +203,8 @@ def test_a_trend_is_of_every_step(
 ) -> None:
     """The trend is along x, and y changes with x."""
     sign = 1 if higher else -1
-    noise = [0.0, 10.01, 19.98]  # of seeds, shared by the rows but for a little
+    # The noise of the seeds is almost the same in all rows.
+    noise = [0.0, 10.01, 19.98]
     runs = {
         (x, "a"): [sign * (v + e + 0.01 * x * i) for i, e in enumerate(noise)]
         for x, v in enumerate(values, 1)
@@ -211,7 +215,8 @@ def test_a_trend_is_of_every_step(
 
 
 def test_a_trend_without_a_second_row_says_nothing() -> None:
-    found = result({"test": "trend", "b": [], "along": "x"}, pairs(FAR, FAR))  # y differs, too
+    # The rows differ in y, too, so no group of rows has a second step.
+    found = result({"test": "trend", "b": [], "along": "x"}, pairs(FAR, FAR))
     assert (found.state, found.rows) == ("undecided", ())
 
 
@@ -246,7 +251,7 @@ def test_sooner_is_of_where_the_target_is_first_reached(
     assert (
         result(SOONER | {"target": target}, {}, curves={(1, "a"): [a], (1, "b"): [b]}).state
         == "undecided"
-    )  # one seed
+    )  # Each column has only one seed.
 
 
 def test_sooner_of_a_loss_is_of_the_worse_final_divided_by_the_share() -> None:
@@ -269,7 +274,7 @@ def test_never_on_either_side_has_an_estimate_by_sign() -> None:
 
 
 def test_lists_mean_all_of_them_unless_one_will_do() -> None:
-    runs = pairs(FAR) | {(1, "c"): [90.0, 91.0, 92.0]}  # above a and b
+    runs = pairs(FAR) | {(1, "c"): [90.0, 91.0, 92.0]}  # Column c is above a and b.
     assert result({"a": ["a", "c"]}, runs).state == "supported"
     assert result({"b": ["b", "c"]}, runs).state == "contradicted"
     assert result({"b": ["b", "c"], "any_of": "b"}, runs).state == "supported"
@@ -345,7 +350,8 @@ def test_missing_rows_and_single_seeds_leave_it_open_with_signs() -> None:
         (1, 1),
         (0, 0),
     ] and found.rows[2].estimate is None
-    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"  # a column without runs
+    # Column c has no runs.
+    assert result({"a": ["a", "c"]}, pairs(FAR)).state == "undecided"
     assert result({"only": {"x": 9}}, runs).reason == "it is not about any row of this variant"
 
 
@@ -353,7 +359,8 @@ def test_smoke_runs_decide_nothing() -> None:
     found = result({}, pairs(FAR), variant="smoke")
     reason = "a smoke run only shows that the pipeline works; 3 of 3 pairs in favour"
     assert (found.state, found.reason) == ("undecided", reason)
-    assert result({}, pairs(FAR), variant="partial").state == "supported"  # its rows are all there
+    # All rows of the claim exist.
+    assert result({}, pairs(FAR), variant="partial").state == "supported"
 
 
 @pytest.mark.parametrize(("differences", "state"), [
@@ -477,7 +484,7 @@ def test_every_claim_is_held_against_what_the_paper_prints(
         found = result({"rows": rows}, pairs(FAR, FAR, FAR, FAR), printed=printed, variant=variant)  # type: ignore[arg-type]
         assert (found.printed, found.contradicted_in_print) == (shown, contradicted)
         assert [row.printed for row in found.rows] == [True, True, False, None]
-    # That column is not the paper's
+    # The column `ours` is not one of the paper's.
     assert result({"a": ["ours"]}, {}, printed=printed).printed == ""
 
 
@@ -493,7 +500,8 @@ def test_printed_numbers_of_the_other_tests() -> None:
         {"test": "trend", "b": [], "along": ["x", "y"], "direction": "down"}, {}, printed=printed
     ).contradicted_in_print
     assert result({}, {}, printed=printed, higher=False).contradicted_in_print
-    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""  # c is not printed
+    # Column c is not printed.
+    assert result({"b": ["b", "c"]}, {}, printed=printed).printed == ""
     assert result({"b": ["b", "c"], "any_of": "b"}, {}, printed=printed).printed == "2 of 2 rows"
     assert result(SOONER, {}, printed=printed).printed == ""
 

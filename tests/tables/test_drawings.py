@@ -112,7 +112,8 @@ def test_seeds_become_mean_and_band_methods_without_iterations_lines_and_rows_pa
     assert y == pytest.approx([30, 50]) and y_same == pytest.approx([30, 60])
     ((level,),) = drawn["axhline"]
     assert level == pytest.approx(15)
-    ((band_x, low, high),) = drawn["fill_between"]  # none of a single run
+    # A method with a single run has no band.
+    ((band_x, low, high),) = drawn["fill_between"]
     half = 20 / math.sqrt(2)
     assert (
         band_x == [0, 1]
@@ -235,7 +236,8 @@ def test_a_figure_from_nothing_to_its_page(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     quick = ["model.hidden=[8]", "local.epochs=1", "threads=1"]
     assert run_command(["run", "ma_echo/log", "--smoke", *quick]) == 0
-    folder = Path("outputs/tables/ma_echo/log-smoke-partial")  # of an even smaller model
+    # The overrides make the model even smaller, so that the variant is partial.
+    folder = Path("outputs/tables/ma_echo/log-smoke-partial")
     text = (folder / "report.md").read_text()
     (traced,) = [path for path in Path().glob("outputs/runs/ma_echo-*/*/trace/1.json")]
     values = {row["iteration"]: 100 * row["mean_v/acc"] for row in trace_rows(traced)}

@@ -104,7 +104,7 @@ def test_a_trace_is_read_in_order_and_only_what_is_asked_for(tmp_path: Path) -> 
                 "V": [{"a": torch.full((2,), 100 * i + step), "b": torch.zeros(1)} for i in range(12)]}  # fmt: skip
 
     keep(tmp_path, {10: models(10), 2: models(2)}, round=10)
-    keep(tmp_path, {7: models(7)}, round=9)  # an earlier round
+    keep(tmp_path, {7: models(7)}, round=9)  # This is an earlier round.
     found = passed(run(tmp_path), "V", ["a"])
     assert list(found) == [2, 10] and [set(v) for v in found[2]] == [{"a"}] * 12
     assert [int(v["a"][0]) for v in found[10]] == [100 * i + 10 for i in range(12)]
@@ -167,14 +167,17 @@ def test_every_model_draws_from_the_same_codes(tmp_path: Path) -> None:
     )
     assert not torch.equal(images, SamplesDrawing(seed=1).images(model, 4))
     label = model.params["decoder.0.weight"].clone()
-    label[:, 3:] = 0  # blind to labels: a row has one code
+    # The decoder ignores labels, so all images of a row, which has one code, are equal.
+    label[:, 3:] = 0
     images = SamplesDrawing().images(
         Weights(CVAE, {**model.params, "decoder.0.weight": label}, {}), 4
     )
     torch.testing.assert_close(images, images[:, :1].expand_as(images))
     assert not torch.allclose(images[0], images[1])
     code = model.params["decoder.0.weight"].clone()
-    code[:, :3] = 0  # blind to codes: a column has one label
+    # The decoder ignores codes, so all images of a column, which has one label, are
+    # equal.
+    code[:, :3] = 0
     blind = Weights(CVAE, {**model.params, "decoder.0.weight": code}, {})
     alone = generate(decoder_of(blind), torch.arange(7), torch.zeros(7, 3, dtype=torch.float64))
     for row in SamplesDrawing().images(blind, 3):

@@ -27,7 +27,7 @@ TWO_GRADIENTS = ("fedsam", "mofedsam", "fedmrur")
 
 
 def forward(config: dict[str, Any]) -> int:
-    """Operations of one sample."""
+    """Count the operations of a forward pass of one sample."""
     shape = tuple(config["dataset"]["shape"])
     module = ModelSpec.of(config["model"], shape, config["dataset"]["num_classes"]).module().eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():

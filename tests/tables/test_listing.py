@@ -28,7 +28,7 @@ RECORDS = Path(__file__).parents[2] / "scripts/results"
 @cache
 def dataset_of(overrides: tuple[str, ...]) -> str:
     config = compose(list(overrides))
-    assert config["proxy"]["dataset"] is None  # would be needed, too
+    assert config["proxy"]["dataset"] is None  # A proxy data set would be needed, too.
     return str(config.choices["dataset"])
 
 

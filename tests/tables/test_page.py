@@ -102,7 +102,8 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
     head, *rows, foot = Reader(whole).rows["wide"]
     assert [h.split("paper |")[0] for h in head] == [
         "clients, beta",
-        "Oursma_echo",  # the proposed method is seen without scrolling
+        # The proposed method comes first, so that it is seen without scrolling.
+        "Oursma_echo",
         "Averagefedavg",
         "OT †ot",
         "Spearman ρ(methods)",
@@ -119,8 +120,9 @@ def test_the_table_has_the_papers_rows_and_columns(whole: str) -> None:
 
 
 def test_bold_is_the_best_of_its_row_among_the_papers_and_among_ours(whole: str) -> None:
-    # row 2: ours 66.125 and 66.13 print as 66.12 and 66.13; nan is never best; row 3:
-    # inf neither, and one alone beats nobody
+    # In row 2, our values 66.125 and 66.13 are printed as 66.12 and 66.13. NaN is never
+    # the best value. Infinity in row 3 is not the best either, and a single value has
+    # nothing to beat.
     assert Reader(whole).bold == ["80.31", "80.00", "78.34", "66.13", "81.80", "81.92"]
 
 
@@ -129,7 +131,7 @@ def test_bold_is_the_best_of_its_row_among_the_papers_and_among_ours(whole: str)
     [
         ((1.0, 2.0, 3.0), True, {"c"}),
         ((1.0, 2.0, 3.0), False, {"a"}),
-        ((2.001, 2.004, 1.0), True, {"a", "b"}),  # both print as 2.00
+        ((2.001, 2.004, 1.0), True, {"a", "b"}),  # Both are printed as 2.00.
         ((math.nan, 2.0, 3.0), False, {"b"}),
         ((math.inf, 2.0, 3.0), True, {"c"}),
         ((None, 2.0, None), True, set()),
@@ -226,7 +228,7 @@ def test_long_keys_break_between_their_names() -> None:
     assert breakable("trainer.momentum_from=normalised <b>") == (
         "trainer.<wbr>momentum_from=<wbr>normalised &lt;b&gt;"
     )
-    # Sentences and numbers have no such places.
+    # Sentences and numbers do not break at their dots.
     assert breakable("a. b = 0.5") == "a. b = 0.5"
 
 
@@ -248,7 +250,8 @@ def test_the_headline_stands_above_all_else() -> None:
     claimed = text.index('class="claimed"')
     assert text.index("<h1>") < claimed < headline.start() < text.index('role="note"')
     lines = re.findall(r"<li>(.*?)</li>", text[claimed : headline.start()])
-    assert [re.sub(r"\s+", " ", re.sub("<.*?>", "", line)) for line in lines] == [  # the paper's own, bad news first
+    # The page lists the paper's claims, with the contradicted ones first.
+    assert [re.sub(r"\s+", " ", re.sub("<.*?>", "", line)) for line in lines] == [
         "✗ contradicted gains with clients", "? undecided holds on CNNs", "✓ supported is better than OT",
     ]  # fmt: skip
     said = re.sub(r"<.*?>", "", headline[0].replace("</li>", "; "))
@@ -289,7 +292,7 @@ def test_a_cell_leads_to_its_runs_files_and_to_the_command_of_each_seed() -> Non
     text = page(report(keys=("beta",), cells=cells, agreement=()), links)
     first, second = re.findall(r"<li><span class=\"pair\">.*?</li>", text, flags=re.DOTALL)
     assert re.findall('href="(.*?)"', first) == ["../runs/a/0", "../runs/a/0/config.yaml"]
-    # No folder: no link
+    # A run without a folder has no link.
     assert not re.findall("href", second) and "<code>runs/a/1</code>" in second
     for line, seed, value, difference in (
         (first, 0, "49.00", "−1.00"),
@@ -403,7 +406,8 @@ def test_any_number_of_conditions_and_methods(conditions: int, methods: int) -> 
     demo = report(keys=keys, methods=columns, cells=cells, agreement=())
     read = Reader(page(replace(demo, pictures=pictures(demo))))
     assert [len(row) for row in read.rows["wide"]] == [methods + bool(conditions)] * 2
-    assert "paper" not in "".join(read.rows["wide"][0] + read.rows["wide"][1])  # there is none
+    # The report has no values of the paper.
+    assert "paper" not in "".join(read.rows["wide"][0] + read.rows["wide"][1])
     assert [len(row) for row in read.rows["long"]] == [conditions + 11] * (methods + 1)
 
 

@@ -38,7 +38,8 @@ FLAGS = (
     "--window-size=1280,900",
 )
 
-# Every element that shows text itself, with the contrast (WCAG 2) of its colour to the ground behind it.
+# List every element that directly contains text, with the contrast (WCAG 2) between its
+# colour and its background.
 CONTRASTS = """
 const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
   .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
@@ -57,7 +58,8 @@ return [...document.querySelectorAll("body *")]
     return [`${e.tagName} ${e.className}: ${e.textContent.slice(0, 30)}`, (a + .05) / (b + .05)];
   });
 """
-# What reaches beyond the window and is not inside a box that scrolls or is cut off.
+# Return the scroll width, the window width, and the elements that extend beyond the
+# window. Elements in a box that scrolls or is cut off are not listed.
 OVERFLOWING = """
 const width = document.documentElement.clientWidth;
 return [document.documentElement.scrollWidth, width, [...document.querySelectorAll("body *")]
@@ -97,13 +99,14 @@ def opened(chrome: Chrome, tmp_path: Path) -> Iterator[Chrome]:
     written = tmp_path / "report.html"
     whole = report()
     written.write_text(page(replace(whole, pictures=pictures(whole))), encoding="utf-8")
-    chrome.get_log("browser"), chrome.get_log("performance")  # reading empties them
+    # Reading the logs empties them.
+    chrome.get_log("browser"), chrome.get_log("performance")
     chrome.get(written.as_uri())
     yield chrome
     assert chrome.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
     sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    # the browser's own first tab may still be loading its chrome:// parts
+    # The browser's first tab may still be loading its chrome:// parts.
     asked = [s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome://")]
     assert asked == [written.as_uri()]
     chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -146,7 +149,7 @@ def test_it_sorts_by_number_and_by_text_with_missing_ones_last(opened: Chrome) -
     assert press(opened, "Method") == "ascending"
     assert column(opened, "Method") == ["Average"] * 4 + ["OT †"] * 4 + ["Ours (ma_echo)"] * 3
     assert press(opened, "clients") == "ascending"
-    # As numbers: as texts 10 would come first
+    # The values are sorted as numbers. As texts, 10 would come first.
     assert column(opened, "clients") == ["5"] * 6 + ["10"] * 5
     assert len(opened.find_elements("css selector", "[aria-sort]")) == 1
 
@@ -173,7 +176,7 @@ def test_it_filters_by_text_method_and_verdict(opened: Chrome) -> None:
     Select(opened.find_element("name", "c0")).select_by_visible_text("10")
     assert column(opened, "clients") == ["10"] * 3
     opened.find_element("css selector", "[type=reset]").click()
-    # A value, never a part of a number
+    # The filter matches whole values, never a part of a number.
     for typed, clients in (("5", ["5"] * 6), ("10.0", ["10"] * 5), ("0.0", [])):
         box = opened.find_element("name", "text")
         box.clear()
@@ -276,7 +279,7 @@ def test_a_cell_says_more_by_click_by_key_and_by_hovering(opened: Chrome) -> Non
     assert "runs/fedavg-mnist-0a/1b" in box().text
     ActionChains(opened).move_to_element(opened.find_element("tag name", "h1")).perform()
     WebDriverWait(opened, 5).until(lambda _: box() is None)
-    # An address with a cell's anchor opens it
+    # An address with the anchor of a cell opens the cell.
     opened.execute_script("location.hash = '#cell-clients-10-beta-0.5-ma_echo'")
     WebDriverWait(opened, 5).until(lambda _: box() is not None)
     assert "Ours (ma_echo), clients 10, beta 0.5" in box().text
@@ -315,7 +318,7 @@ def test_a_command_is_copied_or_selected(chrome: Chrome, tmp_path: Path) -> None
             chrome.execute_script("return String(getSelection())").strip()
             == "fedexp-table run t --seeds 1"
         )
-    # The second click from the number
+    # This is the second click after the one on the number.
     chrome.find_element("link text", f"config {hashes[1][:16]}").click()
     opened = chrome.find_element("css selector", f"[id='config-{hashes[1][:16]}']")
     WebDriverWait(chrome, 5).until(lambda _: opened.get_attribute("open"))
@@ -335,13 +338,14 @@ def test_on_a_phone_each_row_is_a_card(opened: Chrome) -> None:
     reach, width, beyond = opened.execute_script(OVERFLOWING)
     assert (reach, width, beyond) == (360, 360, [])
     scrolls = "return [...document.querySelectorAll('.scroll:has(table)')].map(e => e.scrollWidth > e.clientWidth)"
-    assert opened.execute_script(scrolls) == [False, False, False, False]  # a card a row
+    # Each row is a card that does not scroll.
+    assert opened.execute_script(scrolls) == [False, False, False, False]
     cards = "return [...document.querySelectorAll('.wide tbody tr')].map(r => r.getBoundingClientRect().width)"
     assert opened.execute_script(cards) == [328.0] * 4
     said = "return getComputedStyle(document.querySelector('.wide tbody td'), '::before').content"
     assert opened.execute_script(said) == '"Ours (ma_echo)"'
     claimed = "return document.querySelector('.headline').getBoundingClientRect().bottom"
-    assert opened.execute_script(claimed) < 740  # in the first screen
+    assert opened.execute_script(claimed) < 740  # The headline is in the first screen.
     opened.find_elements("css selector", ".cell")[1].click()
     left, right = opened.execute_script(
         "const at = document.querySelector(':popover-open').getBoundingClientRect(); return [at.left, at.right]"

@@ -70,7 +70,8 @@ def test_an_interval_that_rounding_left_beside_its_number_is_drawn() -> None:
 
 @pytest.mark.parametrize("many", [1, 12])
 def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> None:
-    # Neither mathematics nor hidden
+    # The labels must be shown as they are. They must not be read as mathematics, and
+    # they must not be hidden.
     methods = tuple(Method(f"m{i}", f"$_{i}^") for i in range(many))
     cells = tuple(
         cell({"rank": r}, m.key, 1.0, r / 10, r / 9) for m in methods for r in (1, 10, 100)
@@ -83,7 +84,7 @@ def test_pictures_are_svg_and_png_without_anything_from_outside(many: int) -> No
         assert "<dc:date>" not in picture.svg
         assert not re.search(r'href="(?!#)|#1b1f26|#c4c9d1', picture.svg)
         image = imread(io.BytesIO(picture.png))
-        assert np.allclose(image[0, 0, :3], 1.0)  # white ground
+        assert np.allclose(image[0, 0, :3], 1.0)  # The background is white.
         assert image.std() > 0.01
 
 
@@ -92,7 +93,7 @@ def test_render_picture_stores_smallest_font_and_width() -> None:
         figure = canvas.figure(5.0, 3.0)
         axes = canvas.axes(figure, 1, 1, 1)
         axes.text(0.5, 0.5, "small", fontsize=6)
-        # Texts that nobody sees do not count.
+        # Invisible texts do not count.
         axes.text(0.5, 0.5, " ", fontsize=2)
         axes.text(0.5, 0.5, "hidden", fontsize=2, visible=False)
         drawn = canvas.render_picture("p", "p", figure)
@@ -110,7 +111,8 @@ def test_difference_figure_of_many_methods_fits_beside_the_text() -> None:
         for picture in pictures(report(keys=("rank",), methods=methods, cells=cells))
     }
     font, width = sizes_of_svg(drawn["delta"].svg) or (0.0, 0.0)
-    # The text of a page is about 690 pixels wide, and labels need 9 of them.
+    # The text column of a page is about 690 pixels wide. Labels need a height of 9
+    # pixels.
     assert font * 690 / width >= 9
 
 
@@ -163,7 +165,7 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
         for c in of.cells
         if c.method == m and c.delta is not None
     ]
-    # The proposed method first; no row for a diverged run
+    # The proposed method comes first. A diverged run has no row.
     shown = [c for c in shown if math.isfinite(c.delta or 0.0)]
     assert [x for x, _, _ in drawn] == [[c.delta] for c in shown]
     for (_, _, look), c in zip(drawn, shown, strict=True):
@@ -175,7 +177,7 @@ def test_a_difference_has_its_interval_its_verdict_and_its_place_inside_the_axis
     assert [(low, high) for _, low, high in bands] == [(-20.0, 20.0), (-5.0, 5.0), (-5.0, 5.0)]
     assert len({(marker, full) for _, marker, full in delta.VERDICT_STYLES.values()}) == len(
         delta.VERDICT_STYLES
-    )  # in grey, too
+    )  # The styles also differ without colour.
 
 
 def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(
@@ -195,12 +197,12 @@ def test_every_point_of_a_curve_stands_at_its_value_and_so_do_the_ticks(
     with bars() as drawn:
         curves.over_last_key(report())
     assert drawn[0][2]["yerr"][0] == report().cells[2].sd
-    # No line crosses a hole
+    # No line is drawn across a missing value.
     assert [x for x, _, _ in drawn] == [[0.01, 0.5], [0.01, 0.5], [0.01], [0.5], [0.01, 0.5]]
     assert drawn[0][1] == [80.0, 66.13]
     assert ticks == [[(0.01, "0.01"), (0.5, "0.5")]] * 2
     apart = [look["transform"].transform((0.1, 50.0)) for _, _, look in drawn]
-    # Pixels: no other value is near
+    # The offsets in pixels are so small that no other value is near.
     assert max(abs(a[0] - b[0]) for a, b in combinations(apart[:3], 2)) < 8.1 / 72 * 100
 
 
@@ -304,7 +306,8 @@ def test_no_two_of_24_series_look_alike_even_in_grey() -> None:
 
 
 def test_a_method_has_the_style_of_its_paper_and_others_one_that_is_free() -> None:
-    own = PlotStyle("ochre", "s", "dashed")  # what the second method would have had
+    # The second method would otherwise have this style.
+    own = PlotStyle("ochre", "s", "dashed")
     plot_styles = canvas.distinct_styles([None, None, own, None])
     assert plot_styles[2] == own
     assert len({(look.marker, look.dash) for look in plot_styles}) == 4
@@ -364,4 +367,4 @@ def test_a_png_keeps_every_series_colour() -> None:
     assert {
         tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in canvas.COLOURS.values()
     } <= found
-    assert len(found) > 256  # no palette
+    assert len(found) > 256  # The picture is not limited to a palette of 256 colours.

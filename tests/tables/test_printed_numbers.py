@@ -50,7 +50,7 @@ def test_two_baselines_of_table_1_have_other_values_in_table_4() -> None:
         ("cifar10", "fed_adi"): (59.34, 58.59),
     }
     assert says("Table 1 and Table 4", "Fed-DAFL 58.59 and 55.46, Fed-ADI 59.34 and 58.59")
-    # "two to three points"
+    # The page calls these differences "two to three points".
     assert max(one - other for one, other in apart.values()) == pytest.approx(3.13)
 
 

@@ -101,7 +101,8 @@ def test_a_column_that_is_another_by_construction_counts_once() -> None:
     cells = (
         judged("reproduced", "a"),
         judged("reproduced", "b", same_as="a"),
-        judged("undecided", "b", row=1, same_as="a"),  # where the other one is not there, it counts
+        # This cell counts, because the other one is missing.
+        judged("undecided", "b", row=1, same_as="a"),
     )
     of = mixed(*cells, methods=methods)
     assert texts.headline(of) == [("baselines", "2 cells: 1 reproduced, 1 undecided")]
@@ -117,7 +118,7 @@ def test_the_headline_comes_before_every_number(render: Rendering) -> None:
     found = [place.start() for place in places if place]
     assert len(found) == 4
     assert found == sorted(found)
-    first = re.search(r"20( & )?\.97", whole)  # LaTeX's decimal points are in line
+    first = re.search(r"20( & )?\.97", whole)  # LaTeX aligns the decimal points.
     assert first is not None and found[-1] < first.start()
 
 
@@ -200,7 +201,7 @@ def test_every_verdict_has_its_sign(render: Rendering) -> None:
         seen = judged(verdict, direction=direction.removesuffix(")") or None)
         whole = re.sub(r"\s+", " ", render(mixed(seen)))
         assert f"{sign} {word}" in whole
-        assert whole.count(sign) >= 2  # in the cell and in the legend
+        assert whole.count(sign) >= 2  # The sign is in the cell and in the legend.
 
 
 @all_of_them
@@ -247,7 +248,8 @@ def test_where_it_fits_the_terminal_has_the_papers_table_and_differences_go_firs
     assert "21.42 ± 1.01 (3) +0.45 ✓" in said["whole"]
     for width in range(80, 140):
         text = printed(report(claims=(), summaries=()), width)
-        if "paper above ours (mean ± sd (n));" in text:  # wide, and without differences
+        # At this width, the table is shown without differences.
+        if "paper above ours (mean ± sd (n));" in text:
             assert "21.42 ± 1.01 (3) ✓" in text and "+0.45" not in text
             break
     else:
@@ -308,7 +310,7 @@ def test_long_labels_and_conditions_wrap_and_are_never_cut(width: int) -> None:
         "? undecided",
         *label.split(),
     ):
-        # Broken perhaps, but all there
+        # The text may be wrapped, but it must be complete.
         assert not Counter(text.replace(" ", "")) - Counter("".join(lines)), text
 
 
@@ -383,7 +385,9 @@ def test_latex_has_decimal_points_in_line_a_label_by_form_and_fits_the_text() ->
     for tabular in tabulars:
         lines = [line for line in tabular.splitlines() if "& ours &" in line]
         assert len(lines) <= 22
-        for line in lines:  # as printed: a sign is a letter, the gaps between columns three digits
+        # In print, a sign is as wide as a letter, and a gap between columns is as wide
+        # as three digits.
+        for line in lines:
             plain = line.removesuffix(r" \\").replace("&", "")
             printed = re.sub(r"\\textbf|[{}]", "", re.sub(r"\$\\\w+\$", "x", plain))
             assert len(re.sub(r" +", " ", printed)) + 3 * (2 + line.count("&") // 3) <= 81

@@ -201,7 +201,7 @@ def test_rules_and_forms_come_last_and_users_overrides_after_them(tmp_path: Path
     assert first.overrides[-2:] == ("seed=0", "local.epochs=3")
     assert (
         "init=same" in first.overrides and "init=different" in first.declared
-    )  # of two for one key the later counts
+    )  # If two overrides set the same key, the later one counts.
     (local, ensemble, _) = planned_cells(made, "smoke")
     assert local.conditions == {"clients": 9, "start": "same"}
     assert local.jobs[0].overrides == (
@@ -220,12 +220,14 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
         return {run.altered for run in found.values()}
 
     assert altered() == altered("output_root=elsewhere", "engine=serial") == {False}
-    assert altered(f"clients={default}") == {True}  # the default, which is not the table's
-    assert altered("clients=3") == {True}  # one run for three rows, two of which have other clients
+    # The default is not the table's value.
+    assert altered(f"clients={default}") == {True}
+    # One run is used for three rows, two of which have other clients.
+    assert altered("clients=3") == {True}
     assert altered("model.hidden=[3]") == {True} and altered(
         "model.hidden=[3]", given={"model.hidden": {}}
     ) == {False}
-    # No such cell
+    # The table has no such cell.
     assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {False}
     assert altered("++model.hidden=[3]") == altered("++seed=3") == {True}
 
@@ -249,7 +251,8 @@ def test_every_point_of_a_grid_is_a_job(tmp_path: Path) -> None:
     ]
     assert cell.jobs[1].overrides[-3:] == ("method=local", "local.lr=1", "seed=0")
     (job, _) = planned_cells(made, "smoke")[0].jobs
-    assert job.point == "2" and "local.lr=3" in job.overrides  # a variant comes last
+    # The overrides of a variant come last.
+    assert job.point == "2" and "local.lr=3" in job.overrides
     at_once = gridded(overrides=[])
     at_once[0]["value"] = "trace.1.lam={point}.fused/acc"
     cell, *_ = planned_cells(table(tmp_path, methods=at_once), seeds=[0])
@@ -315,7 +318,9 @@ def test_jobs_that_share_clients_are_neighbours_and_each_runs_once(tmp_path: Pat
         TINY["methods"][1],
     ]
     order = launch_order(planned_cells(table(tmp_path, methods=both, reference=[])))
-    assert len(order) == 24  # (4 + 2) points, 2 seeds, and M1 and M2 are the same run
+    # There are 4 + 2 rows, 2 seeds and 2 methods, because M1 and M2 have the same
+    # runs.
+    assert len(order) == 24
     shared = [tuple(o for o in job.overrides if not o.startswith("method=")) for job in order]
     assert shared[::2] == shared[1::2] and len(set(shared)) == 12
 
@@ -457,8 +462,8 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
                 for job in launch_order(cells)
             }
     left = set[tuple[str, ...]]().union(*jobs)
-    # A few jobs that cover everything together, because composing one takes a fifth of
-    # a second
+    # Compose only a few jobs that together cover everything, because composing one job
+    # takes a fifth of a second.
     while left:
         most = max(jobs, key=lambda has: len(has & left))
         assert compose(list(jobs[most]))["seed"] == 0

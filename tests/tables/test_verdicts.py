@@ -17,7 +17,8 @@ from scipy import stats
 from fedexp.tables.report.report import Conclusion, Direction
 from fedexp.tables.verdicts import Difference, Judgement, judge, mean_interval
 
-MANY = 10**9  # runs of the paper's: as if its number were no draw
+# With this many runs of the paper, its number has no sampling error.
+MANY = 10**9
 
 
 def cases() -> Iterator[tuple[list[float], float, float]]:
@@ -85,7 +86,8 @@ def test_against_the_pooled_test_where_the_papers_number_is_one_run() -> None:
 
         assert said.interval is not None
         low, high = said.interval
-        # Shifted by an end of its interval, the difference is just significant
+        # If the difference is shifted by an end of its interval, it is just
+        # significant.
         for edge in (low, high):
             assert p(edge, "two-sided") == pytest.approx(0.05, abs=1e-9)
         assert said.verdict == expected(
@@ -133,13 +135,19 @@ def test_more_runs_of_the_papers_narrow_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("values", "verdict", "direction"), [
-    ([70.1, 70.0, 69.9], "reproduced", None),  # inside
-    ([80.1, 80.0, 79.9], "different", "higher"),  # outside
+    # The interval is inside the tolerance.
+    ([70.1, 70.0, 69.9], "reproduced", None),
+    # The interval is outside the tolerance.
+    ([80.1, 80.0, 79.9], "different", "higher"),
     ([60.1, 60.0, 59.9], "different", "lower"),
-    ([70.0, 74.0, 72.0], "close", None),  # across, the mean inside
-    ([66.0, 78.0, 72.0], "undecided", None),  # the interval is wider than four tolerances
-    ([70.5, 73.5], "undecided", None),  # two runs
-    ([73.0, 81.0, 77.0], "undecided", None),  # across, the mean outside
+    # It crosses a border, and the mean is inside.
+    ([70.0, 74.0, 72.0], "close", None),
+    # The interval is wider than four tolerances.
+    ([66.0, 78.0, 72.0], "undecided", None),
+    # Two runs are too few for "close".
+    ([70.5, 73.5], "undecided", None),
+    # It crosses a border, and the mean is outside.
+    ([73.0, 81.0, 77.0], "undecided", None),
     ([70.0, 84.0], "undecided", None),
     ([70.0], "undecided", None),
     ([75.1], "undecided", None),
@@ -205,7 +213,7 @@ def test_no_spread_of_ours_leaves_the_deviation_that_the_paper_prints() -> None:
     ([math.inf, math.inf, 12.0], math.inf, "undecided"),
     ([12.0, 13.0, 14.0], math.inf, "different"),
     ([math.inf] * 2, 12.0, "different"),
-    ([12.5, math.inf, 14.0], 12.0, "undecided"),  # nothing is known of the mean
+    ([12.5, math.inf, 14.0], 12.0, "undecided"),  # Nothing is known about the mean.
     ([math.inf], math.inf, "undecided"),
     ([math.inf], 12.0, "undecided"),
     ([math.nan, 70.0], 70.0, "undecided"),

@@ -161,7 +161,7 @@ def test_study_without_a_finished_trial_gives_1(
 
 
 def test_values_that_do_not_fit_each_other_fail_their_trial() -> None:
-    # Each value fits the first value of the other key, which is what can be checked.
+    # Each value fits the first value of the other key. Only this is checked beforehand.
     ranges = ["clients=4,2", "clients_per_round=1,3", "sampler=grid", "test_seeds=4", "rounds=1"]
     tiny = [one for one in TINY if not one.startswith("clients=")]
     assert run_command([*ranges, *tiny]) == 0
@@ -178,7 +178,8 @@ def test_halving_trains_the_best_third_for_more_rounds(runs: Runs) -> None:
     asked = [(config["rounds"], float(config["local"]["lr"])) for config in runs.configs]
     assert [lr for rounds, lr in asked if rounds == 1] == pytest.approx(lrs)
     assert [lr for rounds, lr in asked if rounds == 3] == pytest.approx([0.08, 0.1, 0.12])
-    assert asked[-2:] == [(10, 0.1), (10, 0.1)]  # the best trial, and its test run
+    # These are the best trial and its test run.
+    assert asked[-2:] == [(10, 0.1), (10, 0.1)]
     states = [trial["state"] for trial in summary()["trials"]]
     assert states.count("done") == 1 and states.count("stopped") == 8
     assert summary()["best"]["rounds"] == 10

@@ -59,7 +59,8 @@ def test_invalid_range_raises_config_error(text: str, says: str) -> None:
 def test_sampled_numbers_are_short_and_stay_in_the_range() -> None:
     one = parsed("a=log(0.0012345,1)")
     assert one.suggest(FixedTrial({"a": 0.0123456})) == "0.01235"
-    assert one.suggest(FixedTrial({"a": 0.0012345})) == "0.0012345"  # not 0.001234
+    # The value is not rounded to 0.001234.
+    assert one.suggest(FixedTrial({"a": 0.0012345})) == "0.0012345"
     assert one.checked_values == ["0.0012345", "1"]
     assert parsed("a=int(1,5)").suggest(FixedTrial({"a": 4})) == "4"
     assert float(parsed("a=uniform(0,12345678)").suggest(FixedTrial({"a": 12345678}))) == 12345678

@@ -139,7 +139,7 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     )
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
-    # The method's own rules are this column's
+    # The rules of the method also apply to the tuned column.
     assert {"method=local", "local.lr=0.2", "local.lr_decay=0.5"} < {*first}
     assert "local.lr=9" not in first and not any("held_out" in override for override in first)
     own = table.columns["local_tuned"]
@@ -214,7 +214,8 @@ def test_tuned_file_with_a_built_in_name_takes_precedence(
     Path(f"conf/tuned/{name}.yaml").write_text(yaml.safe_dump(content))
 
     assert load_tuning(name).results == {}
-    assert compose(["rounds=3"])["rounds"] == 3  # other files with a built-in name are refused
+    # Other files with a built-in name are refused.
+    assert compose(["rounds=3"])["rounds"] == 3
 
 
 def test_tune_with_out_leaves_the_tuning_unchanged(
