@@ -1,4 +1,8 @@
-"""From arrays to clients: limits, proxy, partition and validation are disjoint."""
+"""The steps from the arrays of a data set to the data of the clients.
+
+The tests cover limits, the proxy set, the partition and the validation set. These parts
+are disjoint.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +28,9 @@ from fedexp.data.partitions.iid import Iid
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered(Dataset):
-    """A data set whose samples are numbers, so that each can be recognised.
+    """A data set whose samples are different numbers, so that tests can identify them.
 
-    Test numbers start at 10,000.
+    The training samples start at 0 and the test samples at 10,000.
     """
 
     pixels: ClassVar[bool] = False
@@ -70,9 +74,10 @@ def numbers(samples: Any) -> list[int]:
 
 
 def test_after_split_continues_the_generator_of_the_partition() -> None:
-    """The published code seeds, samples the split and draws from the same generator.
+    """``after_split`` is the state of the generator after the partition was sampled.
 
-    Validation and proxy draw nothing from it.
+    The published code uses one generator for the split and for what follows. Sampling
+    the validation set does not advance this generator.
     """
     labels = np.arange(400) % 4
     rng = np.random.RandomState(7)
@@ -116,7 +121,7 @@ def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, cou
         assert set(numbers(pool)) == expected
     per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
     assert per_class.max() - per_class.min() <= 1
-    # 10,000 is a multiple of 4
+    # A sample's label is its number modulo 4, because 10,000 is a multiple of 4
     assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()
     assert data.fingerprint == make().fingerprint
 
@@ -132,7 +137,10 @@ def test_proxy_of_the_test_split_does_not_change_the_partition() -> None:
 
 
 def test_proxy_sample_does_not_depend_on_the_scheme() -> None:
-    """The proxy is equal under every scheme, whose generator is untouched before."""
+    """All partition schemes have the same proxy set for the same seed.
+
+    Sampling the proxy set does not advance the generator of the partition scheme.
+    """
     iid = make(proxy=Proxy("train", 40))
     dirichlet = make(partitioner=Dirichlet(alpha=1.0), proxy=Proxy("train", 40))
     assert (
@@ -158,7 +166,10 @@ def test_proxy_values_are_checked(source: Any, size: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Others(Numbered):
-    """Another data set of 5 classes: numbers from 20,000 (train) and 30,000 (test)."""
+    """Another data set with 5 classes.
+
+    The training samples start at 20,000 and the test samples at 30,000.
+    """
 
     num_classes: int = 5
     mean: tuple[float, ...] = (7.0,)
@@ -195,12 +206,17 @@ def test_proxy_of_another_data_set_leaves_the_clients_samples(
         and data.proxy_fingerprint == Others().read(Path(), False).fingerprint
     )
     assert set(data.proxy.y.tolist()) == {-1}
-    expected = (data.proxy.x - 100.0) / 50.0  # by the clients' statistics, not by its own
+    # The proxy is normalised with the mean and std of the clients' data set, not with
+    # those of its data set
+    expected = (data.proxy.x - 100.0) / 50.0
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
 
 
 def test_limit_proxy_bounds_proxies_of_every_source() -> None:
-    """Samples that the proxy does not take stay in their split."""
+    """``limit_proxy`` bounds the size of the proxy set for every source.
+
+    Samples that the proxy set does not contain stay in their split.
+    """
     for source, size, other in (("train", 1.0, Others()), ("test", 40, None), ("train", 0.5, None)):
         data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
         assert data.proxy is not None and len(data.proxy) == 7
@@ -246,7 +262,10 @@ def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
     ("cifar10_jpeg", "cifar100", False), ("cifar100", "cifar10_jpeg", False),
 ])  # fmt: skip
 def test_a_proxy_of_a_copy_is_refused(main: str, other: str, refused: bool) -> None:
-    """The lossy copy contains CIFAR-10's own images, test images included."""
+    """A data set and its lossy copy are refused as data set and proxy set.
+
+    The copy contains the images of CIFAR-10, including the test images.
+    """
     named = ("cifar10", "cifar100", "cifar10_jpeg")
     sets = {n: build(Dataset, compose([f"dataset={n}"])["dataset"], n) for n in named}  # type: ignore[type-abstract]
     sets["elsewhere"] = Cifar10Jpeg(folder="elsewhere")
@@ -268,9 +287,9 @@ def test_eight_bit_and_floating_point_samples_do_not_mix() -> None:
 def test_an_image_becomes_an_input_as_a_clients_sample_does(
     mean: Any, std: Any, dtype: torch.dtype
 ) -> None:
-    """Inputs are bit-identical.
+    """``normalise`` and ``inputs`` give bit-identical values for the same sample.
 
-    An 8-bit image is its values / 255, a floating-point sample its values.
+    An 8-bit image is divided by 255 before. A floating-point sample is used as it is.
     """
     data = make(Digits(mean=mean, std=std, augment=Augment()), dtype=dtype)
     domain = data.train.domain
@@ -323,7 +342,8 @@ def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
     assert set(data.partition.of(POOLED).tolist()) == kept
     for client in range(5):
         before, after = whole.partition.of(client), data.partition.of(client)
-        assert [i for i in before if i in kept] == after.tolist()  # in the order they had
+        # The remaining samples keep their order
+        assert [i for i in before if i in kept] == after.tolist()
         assert len(before) - len(after) == min(int(fraction * len(before) + 0.5), len(before) - 1)
     assert data.class_counts().sum() == len(kept)
     assert data.partition.info["val_samples"] == len(held)
@@ -412,7 +432,10 @@ def test_the_fingerprint_sees_every_array() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures(Dataset):
-    """8-bit images of one grey value each, 40 for training and 10 for testing."""
+    """A data set of 8-bit images that have one grey value each.
+
+    There are 40 training images and 10 test images.
+    """
 
     pixels: ClassVar[bool] = True
 
@@ -431,7 +454,7 @@ def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
     assert torch.equal(data.proxy.x, again.proxy.x) and set(data.proxy.y.tolist()) == {-1}
     assert len(data.train) == 40 and len(data.test) == 10 and data.test_data_in_training is None
     values = data.proxy.x.double()
-    # Uniform: mean 127.5, variance (256^2 - 1) / 12
+    # The uniform distribution has mean 127.5 and variance (256^2 - 1) / 12
     assert values.min() == 0 and values.max() == 255
     assert abs(values.mean() - 127.5) < 2 and abs(values.var() / 5461.25 - 1) < 0.05
     other = make(Pictures(), proxy=Proxy("noise", 500), seed_data=1).proxy
@@ -450,10 +473,10 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
         and data.proxy.x.shape == (40, 1, 8, 8)
         and data.proxy.x.dtype == torch.uint8
     )
-    # An image of one value keeps this value
+    # A resized image of one grey value keeps this value
     assert torch.equal(data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte())
     step = torch.tensor([[0, 255]], dtype=torch.uint8).expand(1, 1, 2, 2)
-    # Linear between the pixels' centres
+    # The interpolation is linear between the centres of the pixels
     assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]
     for proxy in (
         Proxy("train", 1.0, dataset=small),
