@@ -1,4 +1,4 @@
-"""Table, picture and the fedexp-data command."""
+"""The partition table, its picture and the command ``fedexp-data``."""
 
 import io
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""Runs as processes: killed, interrupted, started thrice at once, spread by Hydra's
-launchers.
+"""Runs in separate processes.
 
-Most are forked from a process that has made all imports (`tests.fork_server`); `start`
-takes the user's way, interpreter and all, once for every way to end and wherever joblib
-starts workers, which do not come up under a forked parent.
+The processes are killed, interrupted, started three times at once or started by Hydra's
+launchers. Most are forked from a process that has made all imports
+(`tests.fork_server`). `start` starts a new interpreter, as a user does. It is used once
+for every way in which a run can end. It is also used for joblib, because the workers of
+joblib do not start if their parent was forked.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def fork(folder: Path, *arguments: str) -> Forked:
-    """The same command without the seconds of its imports."""
+    """Start the command in a forked process, which saves the seconds of the imports."""
     return fedexp_command(folder, *arguments)
 
 
@@ -75,7 +76,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def wait_for_rounds(folder: Path, rounds: int) -> None:
-    """Until `rounds` rows are on disk."""
+    """Wait until the metrics files contain `rounds` rows."""
     deadline = time.monotonic() + 120
     while (
         sum(p.read_bytes().count(b"\n") for p in folder.glob("outputs/runs/*/*/metrics.jsonl"))
@@ -126,7 +127,7 @@ def test_interruption_is_marked_and_resumable(
 
 
 def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
-    # The default checkpoint interval is far away
+    # With the default interval, no checkpoint is due yet
     run = ["rounds=3000", "clients=4", "memo.enabled=false"]
     process = fork(tmp_path, *run)
     wait_for_rounds(tmp_path, 20)
@@ -142,7 +143,7 @@ def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _hears_hangups() -> Iterator[None]:
-    """Undo what ``nohup`` does to the tests' own process."""
+    """Set the default action of SIGHUP, which ``nohup`` sets to "ignore"."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -208,7 +209,7 @@ def test_run_that_ignores_the_end_of_the_terminal_goes_on() -> None:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Of those that work in `folder`."""
+    """Return the IDs of the processes whose working folder is `folder`."""
     here = []
     for cwd in Path("/proc").glob("[0-9]*/cwd"):
         with contextlib.suppress(OSError):
@@ -245,7 +246,8 @@ def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(
     ]
     assert len(states) <= 2 and (signum == signal.SIGTERM or set(states) == {"interrupted"}), states
     left = shared_memory() - shared
-    while left & shared_memory():  # another test's, in a process beside this one, does not stay
+    # Files of other tests that run in parallel disappear while this test waits
+    while left & shared_memory():
         assert time.monotonic() < deadline, left & shared_memory()
         time.sleep(0.05)
 
@@ -361,7 +363,10 @@ def test_on_running_fail(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def serial_sweep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of the same jobs one after another, with so many threads."""
+    """Return a function that runs the sweep serially with a given number of threads.
+
+    The function returns the folder of the sweep.
+    """
 
     @functools.cache
     def of(threads: int) -> Path:
@@ -382,7 +387,8 @@ def test_launchers_run_skip_and_report(
     assert "2 done" in finish(start(tmp_path, *SWEEP, *launcher))
     results = {p: p.read_bytes() for p in tmp_path.glob("outputs/runs/*/*/result.json")}
     assert len(results) == 2
-    assert "2 jobs - 2 done, 0 to run" in finish(fork(tmp_path, *SWEEP))  # whoever launched them
+    # The launcher of the stored runs does not matter
+    assert "2 jobs - 2 done, 0 to run" in finish(fork(tmp_path, *SWEEP))
     assert {p: p.read_bytes() for p in results} == results
     for path, stored in results.items():
         twin = serial_sweep(json.loads(stored)["numerics"]["threads"]) / path.relative_to(tmp_path)

@@ -1,5 +1,7 @@
-"""The command line in this process: mistakes are told plainly before anything starts,
-runs are found again.
+"""The command line, called in the process of the tests.
+
+The tests check that mistakes are reported clearly before anything starts. They also
+check that finished runs are found again.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def test_a_run_is_found_again_and_leaves_its_records(
         "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
         "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
     }  # fmt: skip
-    # Only the sources of the user's own code
+    # Sources are stored only if the run uses code of the user
     assert "sources.json" not in names and not Path("outputs/sources").exists()
     (result,) = results()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -159,7 +161,11 @@ def test_unusable_output_root_is_told(capsys) -> None:
 def test_sweep_whose_folder_cannot_be_made_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """As on a read-only file system, also for root."""
+    """An error message reports that the folder of a sweep cannot be created.
+
+    The test replaces `Path.mkdir`, so it simulates a read-only file system for root,
+    too.
+    """
     mkdir = Path.mkdir
 
     def refuse(path: Path, *args: Any, **more: Any) -> None:
@@ -231,8 +237,8 @@ def test_a_sweep_with_nothing_to_do_composes_each_job_once(
     )
     assert run_command(sweep) == 0
     assert capsys.readouterr().out.count("already done") == len(folders)
-    # a process that was killed: the result is not there, the status still says running,
-    # and nobody holds the lock
+    # The folder looks like that of a killed process. There is no result, the status is
+    # still "running" and no process holds the lock
     status = json.loads((folder / "status.json").read_text())
     (folder / "result.json").unlink()
     (folder / "status.json").write_text(json.dumps(status | {"status": "running"}))
@@ -264,7 +270,7 @@ def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
         and "lr 1e+30" in captured.err
         and "Traceback" not in captured.err
     )
-    # The message is given once, in our wording
+    # Only fedexp reports the error, and Hydra's message is not printed
     assert "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
     failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
@@ -358,7 +364,8 @@ def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
     original = serial.train_client
 
     def watched(job, *rest):
-        if job.local_training.max_steps is None:  # not the memory probe
+        # The memory probe sets max_steps and does not count
+        if job.local_training.max_steps is None:
             trained.append(job.client)
         return original(job, *rest)
 
@@ -385,8 +392,9 @@ def test_own_conf_with_a_builtins_name_is_refused(capsys) -> None:
 
 
 def test_readme_example_of_an_own_method_runs(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """The README's code, YAML and command, as they stand there; power 1 must be FedAvg
-    to the bit.
+    """The code, the YAML files and the command in the README run unchanged.
+
+    With power 1, the metrics are equal to those of FedAvg.
     """
     text = README.read_text()
     files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, flags=re.S))
@@ -583,8 +591,8 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("server", "said"), [
-    # No hidden units: they might all be dead, which differs with the last bits, and the
-    # loss finite.
+    # The model has no hidden units. Otherwise, all hidden units might be dead, depending
+    # on the last bits, and the loss would be finite.
     (["server_optimizer.lr=1e38", "model.hidden=[]"], "round 1: test/global/loss is NaN"),
     (["server_optimizer.lr=3e38", "server_optimizer.beta_1=0"], "round 1: the server's update left NaN or infinity in hidden."),
 ])  # fmt: skip
@@ -711,7 +719,17 @@ TINY = ["rounds=1", "clients=2", "limit.steps=1", "model.hidden=[4]"]
 def swept(
     tmp_path: Path, node: str, *overrides: str, tiny: list[str] = TINY
 ) -> subprocess.CompletedProcess[str]:
-    """A sweep by a plug-in, whose node in the config has more keys."""
+    """Run a sweep with a sweeper plug-in.
+
+    Args:
+        tmp_path: Folder that contains the plug-in.
+        node: YAML of more keys of the sweeper's config node.
+        *overrides: Overrides of the sweep.
+        tiny: Overrides that make the runs small.
+
+    Returns:
+        The finished process.
+    """
     Path("hydra_plugins").mkdir(exist_ok=True)
     Path("hydra_plugins/trials.py").write_text(SWEEPER)
     Path("conf/hydra/sweeper").mkdir(parents=True, exist_ok=True)
@@ -731,7 +749,7 @@ def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkey
     ran = swept(tmp_path, "lrs: [0.1, 1.1, 2.1, 0.1]\n")
     assert ran.returncode == 0, ran.stderr
     summary = ran.stdout.rpartition("overrides")[2]
-    # A trial that repeats an earlier one is listed, too.
+    # A trial that repeats an earlier one is also listed.
     assert "4 done" in summary and "queued" not in ran.stdout and "best: " not in summary
     assert all(f"local.lr={lr}" in summary for lr in (0.1, 1.1, 2.1))
     assert "its sweeper chooses the jobs\n" in ran.stdout
@@ -775,7 +793,7 @@ def test_help_of_an_option_has_its_keys_with_comments_and_those_of_its_parts(cap
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("method=scaffold: SCAFFOLD, Karimireddy et al. 2020. The paper")
     assert "  aggregator=mean" in lines
-    # The preset's value, with the comment of the aggregator's file
+    # The value is that of the preset, and the comment is from the aggregator's file
     assert "  aggregator.weights: uniform  # p_i: samples (n_i / sum n) | uniform (1 / m)" in lines
     assert any(line.startswith("  trainer.option: II  # How c_i is renewed: I") for line in lines)
 

@@ -1,4 +1,8 @@
-"""fedexp-runs: conditions, order, CSV, W&B afterwards, ad-hoc tables and reruns."""
+"""The command ``fedexp-runs`` on selected runs.
+
+The tests cover conditions, the order, CSV, the later export to W&B, ad-hoc tables and
+reruns.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,10 @@ VALUES = {"fedavg": (0.70, 0.72, 0.77), "fedprox": (0.75, 0.74, 0.85), "scaffold
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three methods at alpha 0.1, one at 0.5; seeds 0 to 2, scaffold's 0 alone; one
-    that failed, one set aside.
+    """Write the runs of three methods, and return their output root.
+
+    At alpha 0.1, fedavg and fedprox have seeds 0 to 2, and scaffold has only seed 0. At
+    alpha 0.5, only fedavg has a run. One more run failed, and one was set aside.
     """
     for method, values in VALUES.items():
         for seed, value in enumerate(values):
@@ -183,7 +189,8 @@ def test_exported_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path)
 def test_a_table_has_means_and_tests_on_common_seeds_alone(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store(root, "fedprox", 1, 0.99, code="00000000", minutes=9)  # of older code
+    # This run is of older code
+    store(root, "fedprox", 1, 0.99, code="00000000", minutes=9)
     assert run_command(["table", "rows=partition.alpha", "cols=method", "--root", str(root)]) == 0
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()][1:]
@@ -234,7 +241,7 @@ def test_verdicts_say_no_more_than_their_pairs() -> None:
         and compare("b", "a", far, a).verdict == "a lower"
     )
     assert compare("a", "b", a, {(9, 9): 1.0}).verdict == "no test: no common seeds"
-    # Runs with another split do not form a pair
+    # Runs with different data seeds do not form a pair
     assert compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
     assert compare("a", "b", a, a).verdict == "no test: the differences do not vary"
     assert (

@@ -1,5 +1,7 @@
-"""The command, on the digits: runs once, retries what failed, reports in every variant,
-sends W&B a summary.
+"""The command ``fedexp-table`` on the digits.
+
+It executes each run once, retries failed runs and writes reports in every variant. It
+also sends a summary to W&B.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(**changes: Any) -> None:
-    """``./conf/table/my/tiny.yaml``: 2 rows, local and ensemble, one seed."""
+    """Write ``./conf/table/my/tiny.yaml`` with `changes`.
+
+    Without `changes`, the table has 2 rows and one seed. It has the methods local and
+    ensemble, and a third method that is not run.
+    """
     quick = [
         {"key": "local", "label": "Local acc", "overrides": ["method=local", *QUICK]},
         {"key": "ensemble", "label": "Ens.", "overrides": ["method=ensemble", *QUICK]},
@@ -59,7 +65,7 @@ def write(**changes: Any) -> None:
 
 
 def numbers(node: Any, path: str = "") -> list[str]:
-    """The dotted paths of all numbers."""
+    """Return the dotted paths of all numbers in `node`."""
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         return [
@@ -77,7 +83,7 @@ def results() -> list[dict[str, Any]]:
 
 
 def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
-    """`result`, every number of which may be a cell's."""
+    """Check that each number in `result` can be the value of a cell, and return it."""
     experiment = Experiment.of(compose(result["overrides"]))
     for path in numbers(result):
         check_path(path, experiment, "here")
@@ -85,7 +91,7 @@ def refuse_nothing_of(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
-    """Whether a dry run of the table says so, and does nothing."""
+    """Return whether a dry run prints all of `said` and writes nothing."""
     before = sorted(Path("outputs").rglob("*"))
     capfd.readouterr()
     code = run_command(["run", "my/tiny", "--dry-run"])
@@ -98,13 +104,14 @@ def dry_run(capfd: pytest.CaptureFixture[str], *said: str) -> bool:
 
 
 def linked(page: bytes) -> set[str]:
-    """What a page links to outside its own folder."""
+    """Return all links of a page that lead out of its folder."""
     return {*map(unquote, re.findall(r'href="(\.\./[^"#]*)"', page.decode()))}
 
 
 def first_result(folder: Path) -> dict[str, Any]:
-    """The result behind the first line of a report's two CSV files, which must say what
-    it holds.
+    """Return the result of the run in the first line of the two CSV files of a report.
+
+    The CSV files must agree with this result.
     """
     with (folder / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -147,7 +154,8 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
     assert {r["partition"]["clients"] for r in results()} == {10}
     folder = Path("outputs/tables/my/tiny")
-    assert Path("outputs/tables/my/tiny-partial").is_dir()  # of the report before there were runs
+    # The first report, which was written before there were runs, is in this folder
+    assert Path("outputs/tables/my/tiny-partial").is_dir()
     (folder / "report-old.png").touch()
     assert run_command(["report", "my/tiny"]) == 0
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
@@ -163,7 +171,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     again = {path.name: path.read_bytes() for path in Path("again").iterdir()}
     page = before["report.html"].decode()
     found = linked(before["report.html"])
-    # One folder and five files per run
+    # The page links to one folder and five files per run
     assert len(found) == 4 * 6 and all((folder / unquote(path)).exists() for path in found)
     assert 'href="runs.csv"' in page and "../" not in re.sub(
         r"<style>.*?</style>", "", again["report.html"].decode()
@@ -174,7 +182,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     )
     (folder / "report.md").rename("report.md")
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
-    # It is only shown. A record writes nothing unless it is asked to
+    # The report is only printed. With --from, files are written only if --out is set
     assert not (folder / "report.md").exists()
     Path("report.md").rename(folder / "report.md")
     stored = first_result(folder)
@@ -190,18 +198,20 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
 
     before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     capfd.readouterr()
-    assert run_command(["run", "my/tiny", "--strict"]) == 0  # one seed refutes nothing
+    # One seed is not enough to refute a result
+    assert run_command(["run", "my/tiny", "--strict"]) == 0
     assert "4 done, 0 to run" in capfd.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     kept = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
-    # A damaged part must not lose the whole
+    # A report of a part of the table must not replace the whole report
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
     write(grids=[{"beta": 1}], seeds=[0, 1])
+    # The mean of two seeds is outside the tolerance
     assert (
         dry_run(capfd, "2 done, 2 to run", "time: about")
         and run_command(["run", "my/tiny", "--strict"]) == 1
-    )  # two seeds are beyond the tolerance
+    )
     write(grids=[{"beta": [1, 2]}])
     capfd.readouterr()
     assert run_command(["list", "my/tiny", "demo/digits", "--json", "output_root=outputs"]) == 0
@@ -494,9 +504,8 @@ def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
         (folder / "status.json").write_text('{"status": "done", "attempt": 1}')
         (folder / "result.json").write_text(json.dumps({"seconds": {"total": seconds}}))
     assert progress.update() and not progress.update()
-    assert progress.seconds_left(6.0) == pytest.approx(
-        6.0
-    )  # 12 s of work took 6, and as much is left
+    # Work of 12 s took 6 s, and the same amount is left
+    assert progress.seconds_left(6.0) == pytest.approx(6.0)
     jobs[2][1].mkdir()
     (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
     assert progress.update() and progress.seconds_left(6.0) == pytest.approx(1.0)

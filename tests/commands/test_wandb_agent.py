@@ -1,4 +1,7 @@
-"""Commands as ``wandb agent`` issues them, and the name of a group. There is no server."""
+"""Commands that ``wandb agent`` issues, and the name of a W&B group.
+
+The tests use no server.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def issued(command: list[str] | None, values: dict[str, Any]) -> list[str]:
-    """The arguments that W&B's own code makes for one trial."""
+    """Return the arguments that the code of W&B creates for one trial."""
     args = {key: {"value": value} for key, value in values.items()}
     parts = {
         **create_sweep_command_args({"args": args}),
@@ -78,11 +81,13 @@ def test_stored_run_is_logged_again_under_the_id_of_the_agent(
 ) -> None:
     assert run_command(TINY) == 0
     assert run_command([*TINY, "logger=wandb"]) == 0
-    assert not list(Path("outputs").rglob("*.wandb"))  # nothing was trained, so nothing is logged
+    # Nothing was trained, so nothing is logged
+    assert not list(Path("outputs").rglob("*.wandb"))
 
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", "agent01")
-    assert run_command(TINY) == 0  # without W&B's logger, nothing is logged either
+    # Without the W&B logger, nothing is logged either
+    assert run_command(TINY) == 0
     assert not list(Path("outputs").rglob("*.wandb"))
     assert run_command([*TINY, "logger=wandb"]) == 0
     (path,) = Path("outputs").rglob("*.wandb")
