@@ -591,8 +591,8 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("server", "said"), [
-    # The model has no hidden units. Otherwise, all hidden units might be dead, depending
-    # on the last bits, and the loss would be finite.
+    # The model has no hidden units. Otherwise, all hidden units might be dead,
+    # depending on the last bits, and the loss would be finite.
     (["server_optimizer.lr=1e38", "model.hidden=[]"], "round 1: test/global/loss is NaN"),
     (["server_optimizer.lr=3e38", "server_optimizer.beta_1=0"], "round 1: the server's update left NaN or infinity in hidden."),
 ])  # fmt: skip
