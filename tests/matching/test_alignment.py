@@ -1,4 +1,8 @@
-"""Alignment: recovered permutations, the recursion over layers, ground costs."""
+"""Alignment of models.
+
+The tests cover the recovery of permutations, the recursion over layers and the ground
+costs.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +59,10 @@ def test_what_is_moved_does_not_depend_on_the_order_of_its_units(name):
 
 
 def test_rows_follow_the_recursion():
-    """By brute force: T_1 of W_1, then T_2 of W_2 with its columns moved by T_1.
+    """The maps of a network with two hidden layers are those of a brute-force search.
 
-    The network has two hidden layers.
+    The search first finds T_1 from W_1. Then it finds T_2 from W_2, whose columns were
+    moved by T_1.
     """
     spec = MODELS["mlp"]
     structure = structure_of(spec, IMAGE)
@@ -82,7 +87,10 @@ def test_rows_follow_the_recursion():
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "concatenated", "resnet, BatchNorm"])
 def test_activation_costs_are_distances_of_layer_outputs(name, normalize, monkeypatch):
-    """Hooks of torch collect the outputs. Batches of 7 of 30 samples change nothing."""
+    """The costs are the distances between the outputs that PyTorch hooks collect.
+
+    The 30 samples are processed in batches of 7, which does not change the result.
+    """
     monkeypatch.setattr("fedexp.matching.activations._BATCH", 7)
     structure, samples = structure_of(MODELS[name], IMAGE), random_samples(30)
     models = [weights_of(MODELS[name], seed) for seed in range(3)]
@@ -199,7 +207,8 @@ def test_share_of_units_that_moved():
     still = {group.name: torch.arange(group.size) for group in structure.groups}
     swapped = {**still, "hidden.0.weight": torch.tensor([1, 0, 2, 3, 4, 5, 6])}
     assert moved_share(structure, [still]) == 0
-    assert moved_share(structure, [{}]) == 0  # nothing is mapped
+    # Without maps, no unit moves
+    assert moved_share(structure, [{}]) == 0
     assert moved_share(structure, [still, swapped]) == pytest.approx(2 / 24)
     soft = {name: torch.eye(len(p), dtype=torch.float64)[:, p] for name, p in swapped.items()}
     assert moved_share(structure, [still, soft]) == pytest.approx(2 / 24)

@@ -1,4 +1,4 @@
-"""Assignments against brute force and against a solver of the transport problem."""
+"""Assignments equal those of a brute-force search and of a transport solver."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def test_sinkhorn_maps_are_stochastic_and_tend_to_the_assignment():
     planted = torch.eye(12, dtype=torch.float64)[
         :, torch.randperm(12, generator=torch.Generator().manual_seed(0))
     ]
-    apart = cost - 2 * planted  # the best assignment is far ahead of the next
+    # The cost of the best assignment is far below that of the second best
+    apart = cost - 2 * planted
     expected = torch.stack([torch.eye(12, dtype=torch.float64)[:, p] for p in assignments(apart)])
     assert torch.equal(expected, planted.expand(2, -1, -1))
     torch.testing.assert_close(sinkhorn(apart, 0.05), expected, rtol=0, atol=1e-6)
 
 
 def test_sinkhorn_plan_has_the_entropic_form():
-    """Log T + cost / reg is a sum of a row term and a column term."""
+    """The sum of log T and cost / reg is the sum of a row term and a column term."""
     cost, reg = costs(1, 6), 0.2
     rest = sinkhorn(cost, reg)[0].log() + cost[0] / reg
     centred = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()

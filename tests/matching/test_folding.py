@@ -1,4 +1,7 @@
-"""BatchNorm folded into the layer before it: the same function with fewer layers."""
+"""BatchNorm is folded into the layer before it.
+
+The folded network computes the same function with fewer layers.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from tests.world import CPU
 
 
 class Normed(nn.Module):
-    """A linear layer with BatchNorm before or after the activation.
+    """A convolution with BatchNorm before or after the activation, or without a norm.
 
-    The norm has running statistics or not.
+    `stored` sets whether the norm has running statistics.
     """
 
     def __init__(
@@ -84,9 +87,9 @@ def test_the_folded_model_computes_the_same_and_has_no_norm(name: str) -> None:
 
 
 def test_folded_weights_equal_the_papers_formula() -> None:
-    """W' = gamma / sqrt(var + eps) W, one channel at a time.
+    """The folded weights equal the formulas of the paper, computed for each channel.
 
-    b' = gamma (b - mean) / sqrt(var + eps) + beta.
+    W' = gamma / sqrt(var + eps) W and b' = gamma (b - mean) / sqrt(var + eps) + beta.
     """
     weights = weights_of(FOLDABLE["cnn with biases"], 2)
     folded, w, s = fold_batch_norm(weights, IMAGE), weights.params, weights.buffers
