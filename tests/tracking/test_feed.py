@@ -1,5 +1,6 @@
-"""A logger that raises, exits or hangs is switched off after one warning; the run goes
-on and the process can end.
+"""A logger that raises, exits or hangs is switched off after one warning.
+
+The run continues, and the process can end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ ROWS = [{"round": r, "test/global/acc": r / 10} for r in (1, 2, 3)]
 
 @dataclass
 class Scripted(Logger):
-    """Does `trouble` in the call named `where`; remembers its calls and the threads
-    they came from.
+    """A logger that calls `trouble` in its method `where`.
+
+    It records its calls and the threads that made them.
     """
 
     where: str = ""
@@ -59,7 +61,7 @@ def run_info(folder: Path) -> RunInfo:
 
 
 def feed_all(logger: Logger, folder: Path) -> list[str]:
-    """A whole run; returns the warnings."""
+    """Send a whole run to `logger`, and return the warnings."""
     warnings: list[str] = []
     feed = Feed(logger, warnings.append)
     feed.open(run_info(folder), ROWS[:1])
@@ -150,7 +152,7 @@ def test_a_logger_that_still_hangs_at_the_end_is_abandoned_once_and_may_free_wha
     logger = Freed(where="log", timeout=0.05)
     logger.trouble = lambda: logger.held.wait(20)
     assert len(feed_all(logger, tmp_path)) == 1
-    # It waits for the resource to be freed
+    # After `abandon` freed the resource, the logger is closed
     assert [name for name, _ in logger.calls] == ["open", "log", "abandon", "close"]
     raising = Freed(where="log", trouble=boom)
     feed_all(raising, tmp_path)
@@ -172,7 +174,10 @@ def test_a_hanging_call_is_noticed_while_the_run_goes_on(tmp_path: Path) -> None
 
 
 def test_the_wait_at_the_end_is_bounded_as_a_whole(tmp_path: Path) -> None:
-    """Many calls that each keep within the timeout may not add up to a long wait."""
+    """The total wait in ``close`` is bounded.
+
+    This also holds for many calls that each stay within the timeout.
+    """
     pause = threading.Event()
     logger = Scripted(where="log", trouble=lambda: pause.wait(0.04), timeout=0.1)
     warnings: list[str] = []

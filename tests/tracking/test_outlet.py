@@ -1,4 +1,4 @@
-"""A reader that leaves, or was never there, ends no run."""
+"""A run continues if the reader of its output leaves or never existed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_a_run_goes_on_without_a_reader(
     (status,) = tmp_path.glob("outputs/runs/*/*/status.json")
     assert '"done"' in status.read_text()
     if kind == "pipe":
-        # The files that it still holds. A process's own stdout is idle by then
+        # The file still contains unwritten text, so closing it may fail. In a real
+        # process, its stdout is no longer used by then
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
 
@@ -70,7 +71,11 @@ def test_overlapping_uses_end_with_the_last() -> None:
 
 
 def test_closed_descriptors_are_no_files_numbers(tmp_path: Path) -> None:
-    """Else what a library prints would land in a run's files, or in a child process's."""
+    """Opened files do not get the numbers of closed standard streams.
+
+    Otherwise, text that a library prints would be written to files of the run. The
+    same would happen in a child process.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         "import os, subprocess, sys\n"

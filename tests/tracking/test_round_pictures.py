@@ -1,4 +1,8 @@
-"""Pictures of a round: the file to the pixel, and trackers that take it with its row."""
+"""Pictures of a round.
+
+The tests check every pixel of the file. They also check that trackers log a picture
+together with the metrics of its round.
+"""
 
 from __future__ import annotations
 

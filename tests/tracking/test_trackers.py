@@ -1,5 +1,6 @@
-"""What trackers hold after a run, and after one that was interrupted and resumed: every
-round, once.
+"""Trackers contain every round exactly once.
+
+This holds after a run, and after a run that was interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.fork_server import Forked
 
 @pytest.fixture(autouse=True)
 def _another_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of whose jobs has tried W&B's server yet."""
+    """Start each test like a sweep whose jobs have not tried the W&B server yet."""
     monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
 
 
@@ -68,8 +69,10 @@ def info(
 
 
 def interrupted_and_resumed(kind: type[Logger], folder: Path) -> None:
-    """Three rounds were logged, the checkpoint covers two; the second attempt does the
-    rest.
+    """Log a run that is interrupted and resumed.
+
+    The first attempt logs three rounds, but the checkpoint contains only two. The
+    second attempt logs the rest.
     """
     first = kind()
     first.open(info(folder), [])
@@ -110,8 +113,10 @@ def test_wandb_mode_is_offline_unless_asked() -> None:
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format (32 KiB blocks, 7-byte
-    headers) after 7 bytes of magic.
+    """Yield the records of a .wandb file.
+
+    The file starts with 7 magic bytes. LevelDB's log format follows, with blocks of
+    32 KiB and headers of 7 bytes.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -125,7 +130,8 @@ def records(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        # The chunk is a whole record or the last part of one
+        if kind in (1, 4):
             record = Record()
             record.ParseFromString(whole)
             whole = b""
@@ -142,7 +148,7 @@ def parts(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def wandb_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A W&B service that this module starts and ends, without the user's settings."""
+    """Let this module start and end its W&B service, without the user's settings."""
     names = {key: value for key, value in os.environ.items() if key.startswith("WANDB_")}
     os.environ["WANDB_CONFIG_DIR"] = str(tmp_path_factory.mktemp("wandb"))
     yield
@@ -157,7 +163,8 @@ def wandb_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.usefixtures("wandb_home")
 def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> None:
     interrupted_and_resumed(Wandb, tmp_path)
-    (path,) = parts(tmp_path)  # earlier attempts are in the last one, so a sync can repeat nothing
+    # The last file contains the earlier attempts, so a sync does not repeat rounds
+    (path,) = parts(tmp_path)
     found = list(records(path))
     rows = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
     assert [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows] == ROWS
@@ -193,7 +200,7 @@ def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> 
     assert summary["oracle/test/global/acc"] == 0.4 and summary["partition/sha256"] == "5"
     assert "rounds_to_target" not in summary
     kinds = {r.WhichOneof("record_type") for r in found}
-    # Neither system stats, console nor machine
+    # System statistics, console output and machine data are not recorded
     assert not kinds & {"stats", "output", "output_raw", "environment"}
 
 
@@ -203,7 +210,7 @@ def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(
     tmp_path: Path, status: str, code: int
 ) -> None:
     other = Wandb()
-    # It is still open, as a run that hangs would be
+    # This run is still open, like a run that hangs
     other.open(info(tmp_path / "other", id="other", name="x" * 300), [])
     logger = Wandb(project="p")
     logger.open(info(tmp_path / "mine"), [])
@@ -220,7 +227,7 @@ def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(
 
 
 class FakeRun:
-    """Stands for a run on a server that has some rounds."""
+    """A stand-in for a W&B run whose server already has the first `has` steps."""
 
     def __init__(self, has: int) -> None:
         self.resumed, self.summary, self.rows, self.code = (
@@ -275,15 +282,18 @@ def test_wandb_online_sends_what_the_server_lacks(
 def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: bool
 ) -> None:
-    """With the real W&B: its service holds the id of the run that did not start, and a
-    terminal would be asked for a key.
+    """W&B continues offline if its server cannot be reached.
+
+    The test uses the real W&B package. Its service stores the ID of the run that did
+    not start. In a terminal, W&B would ask for an API key.
     """
     import wandb
 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    wandb.teardown()  # read the environment below
+    # A new service reads the environment that is set below
+    wandb.teardown()
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -335,8 +345,9 @@ def test_wandb_tries_an_unreachable_server_once_a_sweep(
 
 
 def frozen_service() -> None:
-    """A run whose W&B service is stopped after its first round; then what Python does
-    at its end, W&B's exit hook included.
+    """Log a run whose W&B service is stopped by a signal after the first round.
+
+    Afterwards, call the exit functions of Python, including that of W&B.
     """
     import wandb
 
@@ -369,8 +380,10 @@ def test_a_frozen_wandb_lets_the_process_end(
 def test_wandb_leaves_other_runs_of_the_process_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Going on offline ends W&B's service, which a run that is open would not survive:
-    this logger gives up instead.
+    """A logger does not continue offline while another run of the process is open.
+
+    Continuing offline would end the W&B service, which would break the open run.
+    Therefore the logger raises an error.
     """
     import wandb
 
