@@ -1,5 +1,7 @@
-"""Teachers together: mean logits, statistics at BatchNorms' inputs, parts, stacks,
-bfloat16; generator, bank, views.
+"""Ensembles of teachers.
+
+The tests cover mean logits, statistics at the inputs of BatchNorm, batches of teachers,
+stacked teachers and bfloat16. They also cover the generator, the image bank and views.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ RESNET = {"_target_": "fedexp.models.resnet.ResNet", "norm": "batch", "stem": "c
 
 
 def teacher(node: dict[str, Any], seed: int) -> Weights:
-    """A model of `node` whose statistics are not those of an untrained one."""
+    """Return a model of `node` with statistics unlike those of an untrained model."""
     weights = Weights.init(ModelSpec.of(node, SHAPE, CLASSES), seed, CPU, DTYPE)
     random = torch.Generator().manual_seed(seed)
     buffers = {
@@ -79,7 +81,7 @@ def test_mean_logits_of_any_architectures_whatever_their_order() -> None:
 
 
 def by_hooks(model: Weights, x: torch.Tensor) -> torch.Tensor:
-    """One network's distances of statistics, as a module of torch's shows them."""
+    """Compute the distance of statistics of one network with PyTorch hooks."""
     module, found = model.module(), list[torch.Tensor]()
     of_norms(module, found)
     module(x)
@@ -108,7 +110,7 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
     model, x = teacher(CNN, 1), inputs()
     net = Net(model.spec, CPU, DTYPE)
     net.train(False)
-    # Each step changes the input of the steps after it
+    # Each new statistic changes the inputs of the later layers
     for name in net.observe(model.params, model.buffers, x, norms=True).norms:
         value = net.observe(model.params, model.buffers, x, norms=True).norms[name]
         own = {
@@ -126,8 +128,10 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
 def test_statistics_after_a_pass_in_training_mode_are_off_by_the_correction_of_the_variance() -> (
     None
 ):
-    """What is stored is the unbiased variance: of n values per channel ||sigma^2|| / (n
-    - 1), small and not 0.
+    """The distance after a pass in training mode is ||sigma^2|| / (n - 1).
+
+    BatchNorm stores the unbiased variance of the n values per channel. Therefore the
+    distance is small but not 0.
     """
     model, x = teacher({**CNN, "channels": [3]}, 1), inputs()
     module = model.module().train()
@@ -245,8 +249,10 @@ def test_in_parts_the_same_with_one_more_pass(
 def all_shown(
     ensemble: TeacherEnsemble, x: torch.Tensor, weights: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Logits, statistics, activation, the gradient of a loss of all three, and every
-    teacher's logits.
+    """Return all outputs of `ensemble` for `x`.
+
+    The outputs are the logits, the statistics, the activation, the gradient of a loss
+    of these three, and the logits of every teacher.
     """
     leaf = x.clone().requires_grad_()
     shown = ensemble.show(leaf, weights, norms=True, features=True)
@@ -279,8 +285,11 @@ def test_stacked_the_same_as_one_after_the_other(node: dict[str, Any], at_once: 
 
 
 def test_several_architectures_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single teacher and a CPU's, too, and there nothing is timed; where it may gain,
-    stacking must by a twentieth.
+    """Teachers of different architectures run one after the other.
+
+    This also holds for a single teacher and on a CPU, and in these cases no time is
+    measured. Otherwise, stacking is chosen only if it saves more than a twentieth of
+    the time.
     """
     mixed, alike, x = (
         [teacher(CNN, 0), teacher(PLAIN, 1)],
@@ -321,7 +330,11 @@ def test_a_pass_is_timed_after_one_that_does_not_count(monkeypatch: pytest.Monke
 def test_in_bfloat16_near_with_statistics_in_single_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Switched off, autocast is never entered, and logits are the modules' to the bit."""
+    """Values in bfloat16 are near the exact ones, and statistics are in float32.
+
+    Without bfloat16, autocast is never entered, and the logits are bit-identical to
+    those of the modules.
+    """
     models = [single(teacher(CNN, seed)) for seed in range(3)]
     x = inputs().float()
     exact = all_shown(TeacherEnsemble(models), x)
@@ -336,7 +349,8 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(
         )[1],
     )
     rounded = all_shown(TeacherEnsemble(models, 2, bf16=True), x)
-    assert set(types) == {torch.bfloat16}  # what BatchNorms saw
+    # These are the types of the inputs of BatchNorm
+    assert set(types) == {torch.bfloat16}
     for a, b in zip(rounded, exact, strict=True):
         assert a.dtype == torch.float32 and a.isfinite().all() and not torch.equal(a, b)
         assert (a - b).norm() < 0.06 * b.norm()
@@ -416,8 +430,10 @@ def test_images_that_no_generator_makes_are_refused(shape: tuple[int, ...]) -> N
 
 
 def test_the_bank_rounds_and_stays_in_the_clients_domain() -> None:
-    """Within half a step of 8 bits, or cut off below; real images come back to the bit,
-    normalised as the clients'.
+    """The image bank stores 8-bit values and normalises them like the clients.
+
+    "round" changes a value by at most half an 8-bit step. "floor" rounds down. Real
+    images are bit-identical after storage, and are normalised like those of the clients.
     """
     x = torch.rand((5, *SHAPE), generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     y = torch.arange(5)

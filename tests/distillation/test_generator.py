@@ -1,4 +1,4 @@
-"""The generator against its layers as FedSyn's code lists them."""
+"""The generator equals the list of layers in the code of FedSyn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fedexp.distillation.generator import Generator, doubled, generator_spec
 
 
 def as_listed(own: Generator) -> nn.Sequential:
-    """Upsampling and convolutions apart, with `own`'s parameters."""
+    """Return the layers as a sequence that has the parameters of `own`.
+
+    Upsampling and convolutions are separate layers.
+    """
     layers: list[nn.Module] = [own.linear, nn.Unflatten(1, own.start), own.norms[0]]
     for conv, norm in zip(own.convs, list(own.norms)[1:], strict=True):
         layers += [nn.Upsample(scale_factor=2), conv, norm, nn.LeakyReLU(0.2)]
@@ -27,7 +30,8 @@ def test_images_and_gradients_are_those_of_its_layers(shape: tuple[int, int, int
         generator_spec(shape, 5, 3), 0, torch.device("cpu"), torch.float64
     ).module()
     assert isinstance(generator, Generator)
-    with torch.no_grad():  # as drawn, images are nearly grey
+    # With the initial parameters, all images are nearly grey
+    with torch.no_grad():
         for value in generator.parameters():
             value.add_(torch.randn(value.shape, generator=random, dtype=value.dtype), alpha=0.3)
     z = torch.randn(4, 5, generator=random, dtype=torch.float64).requires_grad_()

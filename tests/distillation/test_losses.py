@@ -1,5 +1,7 @@
-"""Losses of distillation: golden values, closed forms of gradients and limits, finite
-where probabilities underflow.
+"""Losses of distillation.
+
+The tests compare them with golden values and with closed forms of gradients and limits.
+The losses stay finite if probabilities underflow.
 """
 
 from __future__ import annotations
@@ -53,14 +55,15 @@ def test_boundary_support_counts_disagreement_over_the_whole_batch() -> None:
         -(1.09864118 + 0.19319637) / 2, abs=5e-9
     )
     assert float(losses.boundary_support(T, T.clone())) == 0
-    # A further sample that agrees
+    # The batch has one more sample on which both networks agree
     more = losses.boundary_support(torch.cat([T, T[1:]]), torch.cat([S, S[1:]]))
     assert float(more) == pytest.approx(-0.45649145 * 2 / 3, abs=5e-9)
 
 
 def test_boundary_support_has_finite_gradients_where_probabilities_underflow() -> None:
-    """Float32 logits 200 apart in the teacher; both networks get a gradient, without
-    any detour over the mask.
+    """Gradients are finite in float32 if the teacher's logits differ by 200.
+
+    Both networks get a gradient. The mask contributes no gradient.
     """
     t = torch.tensor([[200.0, 0.0, -3.0], [0.0, 200.0, 1.0]], requires_grad=True)
     s = torch.tensor([[0.0, 200.0, 0.0], [0.0, 1.0, 0.0]], requires_grad=True)
@@ -78,7 +81,8 @@ def test_similarity_weighs_samples_by_their_difficulty() -> None:
     t = T.clone().requires_grad_()
     (found,) = torch.autograd.grad(losses.hard_similarity(t, y, 1.0), t)
     p = T.softmax(1)
-    expected = (1 - p.gather(1, y[:, None])) * (p - F.one_hot(y, 3)) / 2  # the weight is a constant
+    # The gradient treats the weight as a constant
+    expected = (1 - p.gather(1, y[:, None])) * (p - F.one_hot(y, 3)) / 2
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -91,7 +95,8 @@ def test_labels_of_ones_own_and_evenly_used_classes() -> None:
     uneven = [torch.randn(1, 5, generator=random) * size for size in (1e-3, 0.1, 1, 10, 100)]
     assert all(float(losses.information_entropy(logits)) > -math.log10(5) for logits in uneven[1:])
     assert float(losses.information_entropy(uneven[0])) == pytest.approx(-math.log10(5), abs=1e-6)
-    split = torch.eye(5) * 50  # every sample sure of a class of its own: p is uniform
+    # Each sample predicts a different class with certainty, so the mean p is uniform
+    split = torch.eye(5) * 50
     assert float(losses.information_entropy(split)) == pytest.approx(-math.log10(5))
     gap = torch.tensor([[0.0, 200.0]], requires_grad=True)
     (grad,) = torch.autograd.grad(losses.information_entropy(gap), gap)
@@ -99,8 +104,10 @@ def test_labels_of_ones_own_and_evenly_used_classes() -> None:
 
 
 def competition_by_hand(teacher: torch.Tensor, student: torch.Tensor) -> float:
-    """1 - J of lists of numbers: P and Q at temperature 3, M their mean, then all into
-    [0.01, 0.99].
+    """Compute 1 - J with lists of numbers.
+
+    P and Q are the probabilities at temperature 3, and M is their mean. Then P, Q and M
+    are clipped to [0.01, 0.99].
     """
     total = 0.0
     for t, s in zip(teacher.tolist(), student.tolist(), strict=True):
@@ -115,17 +122,20 @@ def competition_by_hand(teacher: torch.Tensor, student: torch.Tensor) -> float:
 
 
 def test_competition_of_saturated_networks_is_that_of_probabilities_kept_from_0_and_1() -> None:
-    """Of two images, sure of different classes for one: M is 1/2, P and Q are 0.99 and
-    0.01 there; unbounded, J is beyond 1.
+    """The competition loss of saturated networks uses clipped probabilities.
+
+    For one of two images, the networks are certain of different classes. There, M is
+    1/2, and P and Q are 0.99 and 0.01. Without its bound, J would exceed 1.
     """
     sure, other = [300.0, 0.0, 0.0], [0.0, 300.0, 0.0]
     t, s = torch.tensor([sure, sure]).double(), torch.tensor([other, sure]).double()
     assert float(losses.competition(t, s)) == pytest.approx(
         1 - math.log(0.25 / 0.0099) / 4, abs=1e-12
     )
-    assert float(losses.competition(t[:1], s[:1])) == 0  # J is 1.61, and counts as 1
+    # J is 1.61 and is bounded to 1
+    assert float(losses.competition(t[:1], s[:1])) == 0
     assert float(losses.competition(t, t.clone())) == pytest.approx(1.0, abs=1e-12)
-    # M is bounded after it was formed, not by bounds of P and Q
+    # M is computed from P and Q before they are clipped, and is clipped afterwards
     milder = torch.tensor([[12.0, 0.0, 0.0], sure]).double()
     for pair in ((T, S), (t, s), (milder, s), (s, milder), (10 * T, S), (-3 * S, 5 * T)):
         expected = competition_by_hand(*pair)
@@ -140,6 +150,7 @@ def test_competition_and_total_variation() -> None:
     ramp = (torch.arange(16, dtype=torch.float64) / 15).reshape(1, 1, 4, 4)
     assert float(losses.total_variation(ramp)) == pytest.approx(2.75470054, abs=5e-9)
     assert float(losses.total_variation(ramp, "l1")) == pytest.approx(0.86666667, abs=5e-9)
-    two = torch.cat([ramp, ramp])  # norms of a batch grow with it, means do not
+    # The norm over a batch grows with the batch, and the mean does not
+    two = torch.cat([ramp, ramp])
     assert float(losses.total_variation(two)) == pytest.approx(2**0.5 * 2.75470054, abs=1e-8)
     assert float(losses.total_variation(two, "l1")) == pytest.approx(0.86666667, abs=5e-9)
