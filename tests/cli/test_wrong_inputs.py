@@ -1,9 +1,12 @@
-"""The corpus of wrong inputs: each is refused on one screen, without a traceback,
-before anything is written or trained.
+"""The corpus of wrong inputs.
 
-`wrong_inputs.yaml` says what is in an entry. All run in this process, through the
-commands' entry functions, each in a folder of its own; some a second time as processes.
-Outside the suite's default paths: ``make corpus``.
+Each wrong input is refused with a message that fits on one screen and has no traceback.
+It is refused before anything is written or trained.
+
+`wrong_inputs.yaml` describes the keys of an entry. All entries run in this process, by
+the entry functions of the commands, and each runs in a separate folder. Some entries
+run a second time as processes. The default paths of the test suite do not include this
+file. Run it with ``make corpus``.
 """
 
 from __future__ import annotations
@@ -42,8 +45,10 @@ MODULES = {
     "fedexp-runs": runs,
     "fedexp-data": data,
 }
-LINES, COLUMNS = 24, 100  # a screen
-RIGHT_SHARE = 0.9  # of typos, with the right suggestion
+# The size of a screen
+LINES, COLUMNS = 24, 100
+# The required share of typos that get the right suggestion
+RIGHT_SHARE = 0.9
 PASSING = re.compile(
     r"(status|environment)\.json|error\.txt|config\.yaml|lock|.*\.lock|\.(out|err)-.*"
 )
@@ -54,7 +59,7 @@ STORED = ["rounds=1", "clients=4", "model.hidden=[4]", "threads=1", "method=loca
 
 @dataclass(frozen=True)
 class Entry:
-    """One wrong input; fields as `wrong_inputs.yaml` describes them."""
+    """One wrong input, with the fields that `wrong_inputs.yaml` describes."""
 
     command: str
     arguments: str
@@ -95,8 +100,12 @@ TYPOS = [number for number, entry in enumerate(CORPUS) if entry.meant is not Non
 
 @dataclass(frozen=True)
 class Answer:
-    """How a command ended. changed: files that are there, or are others, since it
-    began.
+    """The result of a command.
+
+    Args:
+        code: Exit code.
+        told: Text on both output streams.
+        changed: Files that were created, changed or deleted by the command.
     """
 
     code: int
@@ -104,7 +113,7 @@ class Answer:
     changed: list[str]
 
     def suggests(self, meant: str) -> bool:
-        """Whether what to do names it, in quotes."""
+        """Return whether a line that starts with "to do:" has `meant` in quotes."""
         return any(
             f"'{meant}'" in line
             for line in self.told.splitlines()
@@ -114,7 +123,7 @@ class Answer:
 
 @cache
 def answer(number: int) -> Answer:
-    """Of entry `number`, in this process."""
+    """Execute entry `number` in this process, and return its answer."""
     entry = CORPUS[number]
     with folder_of(entry) as folder, contextlib.chdir(folder):
         before = content(folder)
@@ -123,8 +132,10 @@ def answer(number: int) -> Answer:
 
 
 def called(entry: Entry) -> tuple[int, str]:
-    """Exit code, and what was said on both streams; of Python, 2 and the text of
-    fedexp's own errors alone.
+    """Execute `entry`, and return its exit code and the text on both streams.
+
+    A line of Python that raises an error of fedexp has exit code 2, and the text is the
+    message of this error.
     """
     path, modules, said = [*sys.path], {*sys.modules}, io.StringIO()
     sys.dont_write_bytecode = True
@@ -141,19 +152,20 @@ def called(entry: Entry) -> tuple[int, str]:
         except FedexpError as error:
             code = 2
             print(f"error: {error}")
-        except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+        except Exception:  # noqa: BLE001 - no exception is a valid answer
             code = 1
             traceback.print_exc()
     sys.path[:] = path
     for name in {*sys.modules} - modules:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(Path.cwd())):
-            del sys.modules[name]  # the next entry has its own of this name
+            # The next entry may have a different module with this name
+            del sys.modules[name]
     return code, said.getvalue()
 
 
 @contextlib.contextmanager
 def folder_of(entry: Entry) -> Iterator[Path]:
-    """A fresh one, with the entry's files."""
+    """Create a temporary folder with the files of `entry`, and yield its path."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         if entry.stored:
@@ -167,7 +179,10 @@ def folder_of(entry: Entry) -> Iterator[Path]:
 
 @cache
 def stored() -> Path:
-    """An output root with `STORED`; deleted with the session's folders."""
+    """Execute the runs `STORED`, and return their output root.
+
+    It is deleted together with the temporary folders of the test session.
+    """
     folder = Path(os.environ["CORPUS_FOLDER"])
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         assert run.run_command(["-m", *STORED]) == 0
@@ -184,7 +199,10 @@ def _somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """What lies in it, but locks, a run's bookkeeping and what a test's process says."""
+    """Return the files of `folder` by path, except those that `PASSING` matches.
+
+    `PASSING` matches locks, status files of a run and the output of test processes.
+    """
     files = (
         path for path in folder.rglob("*") if path.is_file() and not PASSING.fullmatch(path.name)
     )
@@ -198,7 +216,7 @@ def changes(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
 
 
 def check(entry: Entry, found: Answer) -> None:
-    """All that is demanded of every answer, but the suggestion."""
+    """Check all requirements on an answer, except the suggestion."""
     told = found.told
     assert found.code == entry.exit, told
     assert "Traceback" not in told, told
@@ -227,7 +245,10 @@ def test_typos_get_the_right_suggestion() -> None:
 
 @pytest.mark.parametrize("entry", [entry for entry in CORPUS if entry.process], ids=str)
 def test_it_is_refused_by_a_process(entry: Entry) -> None:
-    """By the command's entry point in a true interpreter."""
+    """The entry is also refused in a new interpreter.
+
+    The interpreter calls the entry point of the command.
+    """
     start = f"from {MODULES[entry.command].__name__} import main; main()"
     command = [sys.executable, "-B", "-c", start, *entry.argv]
     with folder_of(entry) as folder:
@@ -242,8 +263,9 @@ def test_it_is_refused_by_a_process(entry: Entry) -> None:
 
 
 def test_the_corpus_is_one() -> None:
-    """As large as it has to be, nothing twice, and every entry says what is expected of
-    its answer.
+    """The corpus is large enough and contains no entry twice.
+
+    Every entry defines what its answer must contain.
     """
     assert len(CORPUS) >= 200 and len(
         {(str(entry), *entry.files.items()) for entry in CORPUS}
