@@ -1,4 +1,7 @@
-"""The conditional VAE: closed forms, training through both engines, samples."""
+"""The conditional VAE.
+
+The tests check closed forms, training with both engines, and samples.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def world():
 
 
 def parts(world) -> tuple[CvaeTask, Net, Weights, Batch]:
-    """Task, net in evaluation mode, initial weights and the first test images."""
+    """Return the task, the net in evaluation mode, the weights and 12 test images.
+
+    The weights are the initial ones.
+    """
     experiment, data, env = world
     weights = env.initial_weights()
     net = Net(env.server_spec, CPU, torch.float64)
@@ -88,7 +94,7 @@ def test_normalisation_is_undone(world) -> None:
 
 
 def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch.Tensor | None):
-    """The network written out: logits, mean and logvar."""
+    """Compute the logits, the mean and logvar of the network with matrix products."""
 
     def linear(name: str, value: torch.Tensor) -> torch.Tensor:
         return value @ params[f"{name}.weight"].T + params[f"{name}.bias"]
@@ -109,8 +115,9 @@ def plain_forward(params: Tree, x: torch.Tensor, y: torch.Tensor, z_noise: torch
 
 
 def test_layers_meet_their_inputs_as_the_papers_fusion_asks(world) -> None:
-    """MA-Echo projects onto what a layer is given: the decoder's is [z, one-hot label],
-    z being the posterior's mean.
+    """The observed input of the decoder is [z, one-hot label].
+
+    Here z is the mean of the posterior. MA-Echo projects onto the inputs of a layer.
     """
     task, net, weights, batch = parts(world)
     found = net.observe(weights.params, {}, *task.inputs(batch), layers="all").layers
@@ -140,7 +147,7 @@ def test_loss_is_bernoulli_reconstruction_plus_kl(world, noisy: bool) -> None:
     logits, mean, logvar = plain_forward(weights.params, x, batch.y, noise)
     missed = F.binary_cross_entropy(torch.sigmoid(logits), x, reduction="none").sum(1)
     expected = torch.stack([missed, kl_to_standard_normal(mean, logvar)], 1)
-    # Normalised data are kept in float32's constants
+    # The constants of the normalisation are stored in float32
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -179,7 +186,7 @@ def test_an_ensembles_loss_is_its_members_mean(world) -> None:
 
 @pytest.fixture(scope="module")
 def trained():
-    """Three rounds with each engine."""
+    """Train three rounds with each engine."""
     experiment, data, env = make(
         "rounds=3", "clients=3", "local.optimizer=adam", "local.lr=0.01", "local.epochs=3"
     )
@@ -214,7 +221,8 @@ def test_labels_that_fit_have_the_better_bound(trained) -> None:
         net, model.params, {}, *experiment.task.inputs(Batch(x, data.test.y))
     )
     torch.testing.assert_close(bounds.gather(1, data.test.y[:, None])[:, 0], -own.sum(1))
-    assert float((bounds.argmax(1) == data.test.y).double().mean()) > 0.3  # chance is 0.1
+    # The accuracy of random guesses is 0.1
+    assert float((bounds.argmax(1) == data.test.y).double().mean()) > 0.3
 
 
 def test_samples_are_a_function_of_code_and_label(trained) -> None:
@@ -235,7 +243,7 @@ def test_samples_are_a_function_of_code_and_label(trained) -> None:
     torch.testing.assert_close(images.flatten(1), expected)
     train = torch.stack([data.train.x[data.train.y == k].double().mean(0) / 255 for k in range(10)])
     distance = torch.cdist(images.flatten(1), train.flatten(1))
-    # A zero code draws about the mean digit of its label
+    # The image of a zero code is close to the mean digit of its label
     assert (distance.argmin(1) == labels).sum() >= 4
 
 
@@ -251,7 +259,8 @@ def test_the_decoder_on_mnist_has_the_papers_widths() -> None:
 
 
 def test_the_normalisation_is_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.device("meta"):  # without initial values
+    # On the device "meta", no initial values are computed
+    with torch.device("meta"):
         net = Network(input_shape=(1, 2, 2), num_classes=3, mean=(0.1307,), std=(0.3081,))
     x = torch.zeros(2, 1, 2, 2, dtype=torch.float64)
     torch.testing.assert_close(net.pixels(x), torch.full_like(x, 0.1307))

@@ -1,4 +1,6 @@
-"""Segmentation: metrics and loss in closed form, ensembles, training through both
+"""Segmentation.
+
+The tests check metrics and loss in closed form, ensembles, and training with both
 engines.
 """
 
@@ -44,7 +46,7 @@ TINY += ["dtype=float64"]
 
 
 def drawn(count: int, *names: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (count, 1, 5, 6) and masks."""
+    """Return random logits of shape (count, 1, 5, 6) and random masks."""
     generator = torch.Generator().manual_seed(sum(names))
     logits = torch.randn(count, 1, 5, 6, generator=generator, dtype=torch.float64)
     return logits, torch.randint(0, 2, (count, 5, 6), generator=generator, dtype=torch.uint8)
@@ -52,7 +54,8 @@ def drawn(count: int, *names: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
     logits, masks = drawn(4)
-    logits[2:], masks[2] = -1.0, 0  # found none: rightly, then wrongly
+    # The last two predictions are empty, which is right for image 2 and wrong for 3
+    logits[2:], masks[2] = -1.0, 0
     dice, right = [], 0
     for image in range(4):
         found = {
@@ -118,7 +121,11 @@ def test_ensembles_average_logits_or_probabilities() -> None:
 
 
 def test_loss_falls_and_engines_agree() -> None:
-    """Stacked clients, BatchNorm's statistics included: each is trained as it is alone."""
+    """The loss falls, and both engines compute equal models.
+
+    This includes the statistics of BatchNorm. A stacked client is trained like a client
+    that is trained separately.
+    """
     experiment = Experiment.of(
         compose([*TINY, "rounds=3", "local.optimizer=adam", "local.lr=0.02", "local.epochs=4"])
     )
@@ -141,7 +148,7 @@ def test_loss_falls_and_engines_agree() -> None:
 
 @dataclass(frozen=True)
 class Counting(Trainer):
-    """Measures how many samples of the first class the client has."""
+    """A trainer that measures how many samples of the first class the client has."""
 
     def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Measured:
         loss = super().loss(net, params, buffers, batch, ctx)
@@ -150,8 +157,10 @@ class Counting(Trainer):
 
 
 def test_all_images_are_of_one_class_to_whoever_counts() -> None:
-    """A probe, a loss that asks for counts, and a mean of last layers over those who
-    know a class.
+    """Class counts treat all images as images of one class.
+
+    This holds for a probe and for a loss that uses class counts. It also holds for the
+    mean of the last layers over the clients that have samples of a class.
     """
     experiment = Experiment.of(
         compose([*TINY, "method=average", "aggregator.last_layer=masked", "rounds=1"])
