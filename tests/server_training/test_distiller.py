@@ -1,5 +1,7 @@
-"""The reference distiller, run: epochs on the server are steps, resumed in the middle
-to the same bits.
+"""Runs of the reference distiller.
+
+The epochs on the server are steps. A run that is resumed between two epochs gives
+bit-identical results.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def files(result: dict[str, Any]) -> list[bytes]:
 
 
 def interrupted(config: ResolvedConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `config` until `step` is over, then stop as SIGTERM does."""
+    """Run `config` until `step` is over, and then stop like after SIGTERM."""
     from fedexp.tracking.progress import Progress
 
     def stop(self: Progress, row: dict[str, Any], headline: str, ends_round: bool) -> None:
@@ -76,7 +78,7 @@ def test_epochs_on_the_server_are_steps_of_one_round(tmp_path: Path) -> None:
     assert ["train/loss" in row for row in rows] == [True, False, False, False, False]
     assert ["test/global/acc" in row for row in rows] == [False, False, False, False, True]
     assert rows[-1]["student/loss"] < rows[1]["student/loss"]
-    # It has ten classes, and no image of a client reached the server
+    # The data have ten classes, and the server did not see images of the clients
     assert result["headline"]["value"] > 0.5
     assert result["test_data_in_training"] is None
 
@@ -90,7 +92,8 @@ def test_resumed_in_mid_distillation_it_has_the_same_bits(
 ) -> None:
     straight = files(execute(config_of(tmp_path / "straight", *overrides), say=None))
     config = config_of(tmp_path / "resumed", *overrides)
-    for step in (1, 3):  # after the clients' training, and between two epochs
+    # The run stops after the clients' training and between two epochs
+    for step in (1, 3):
         interrupted(config, step, monkeypatch)
     result = execute(config, say=None)
     assert result["attempts"] == 3
@@ -119,7 +122,11 @@ def test_smoke_forms_take_fewer_epochs(tmp_path: Path) -> None:
 
 
 def test_teachers_may_differ_in_architecture() -> None:
-    """Two networks teach a third; each teacher's logits count the same."""
+    """The teachers can have architectures that differ from each other.
+
+    Three teachers of two architectures train a student of a third one. The logits of
+    all teachers have equal weights.
+    """
     experiment = Experiment.of(compose([*SMALL, "model.hidden=[16]"]))
     data = experiment.load(CPU)
     env, aggregator = experiment.env(data, CPU), Distiller(epochs=2)
@@ -192,7 +199,7 @@ download: false
 
 @pytest.fixture
 def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a data set of the user's, `others`."""
+    """Create a working folder whose ``conf`` defines the user's data set `others`."""
     (tmp_path / "conf" / "dataset").mkdir(parents=True)
     (tmp_path / "conf" / "dataset" / "others.yaml").write_text(OTHERS)
     monkeypatch.chdir(tmp_path)
@@ -260,8 +267,9 @@ def test_mistakes_about_another_data_set_are_told_before_anything_starts(
 def test_a_changed_data_set_of_the_proxy_is_not_passed_off(
     own_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stored result of a config stands for the proxy's samples, too, where the
-    config does not pin them.
+    """A run is refused if its stored result was computed on other proxy samples.
+
+    This check is needed if the config does not determine the samples of the proxy set.
     """
     from fedexp.core.errors import StorageError
     from fedexp.data.synthetic import Synthetic

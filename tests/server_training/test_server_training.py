@@ -1,5 +1,7 @@
-"""Training on the server as a value: optimizers are torch.optim's, batches and
-gradients are what they say.
+"""Training on the server with functions that do not change their arguments.
+
+The optimizers are equal to those of torch.optim. The tests also check batches and
+gradients.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ OPTIMIZERS = [
 def test_steps_are_torchs_to_the_bit(
     ours: Optimizer, kind: Any, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Six steps, the step size another one every time."""
+    """Six steps are bit-identical to those of torch.optim.
+
+    Each step has a different step size.
+    """
     params = tree(0, dtype)
     theirs = {name: value.clone().requires_grad_() for name, value in params.items()}
     reference = kind(list(theirs.values()), lr=0.1, foreach=False, **options)
@@ -219,8 +224,10 @@ def test_no_batch_is_an_error() -> None:
 
 
 def test_gradients_of_a_quadratic_are_its_own() -> None:
-    """F = a/2 |w|^2 + w.b with respect to both trees: a w + b, and w; zero for what f
-    does not see.
+    """The gradients of F = a/2 |w|^2 + w.b are a w + b and w.
+
+    They are with respect to the trees w and b. A tensor that F does not use has the
+    gradient zero.
     """
     w, b = tree(0, torch.float64), {**tree(1, torch.float64), "unseen": torch.ones(2)}
 
@@ -237,8 +244,9 @@ def test_gradients_of_a_quadratic_are_its_own() -> None:
 
 
 def test_inputs_are_optimised_through_networks() -> None:
-    """DENSE's noise: the gradient of a teacher's loss on generated images with respect
-    to generator and noise, by differences.
+    """Gradients with respect to the generator and the noise equal difference quotients.
+
+    The loss is that of a teacher on generated images, as in DENSE.
     """
     shape, dtype = (1, 3, 3), torch.float64
     teacher = Weights.init(
