@@ -76,8 +76,9 @@ def numbers(samples: Any) -> list[int]:
 def test_after_split_continues_the_generator_of_the_partition() -> None:
     """``after_split`` is the state of the generator after the partition was sampled.
 
-    The published code uses one generator for the split and for what follows. Sampling
-    the validation set does not advance this generator.
+    The published code seeds one generator. It samples the split with it, and draws all
+    later random numbers from it. Sampling the validation set and the proxy set does not
+    advance this generator.
     """
     labels = np.arange(400) % 4
     rng = np.random.RandomState(7)
@@ -121,7 +122,7 @@ def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, cou
         assert set(numbers(pool)) == expected
     per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
     assert per_class.max() - per_class.min() <= 1
-    # A sample's label is its number modulo 4, because 10,000 is a multiple of 4
+    # The label is the number modulo 4 in both splits, since 10,000 is a multiple of 4
     assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()
     assert data.fingerprint == make().fingerprint
 

@@ -173,7 +173,7 @@ def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
 )
 def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
     sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes
-    # The sizes of two shards differ by at most one sample
+    # Two clients have two shards each, and shard sizes differ by at most one sample
     spread = 2 if isinstance(scheme, Shards) else 1
     assert sizes.max() - sizes.min() <= spread
 
@@ -348,7 +348,7 @@ def test_dirichlet_beyond_max_seconds_raises() -> None:
 
 
 def test_dirichlet_time_limit_counts_only_own_computing() -> None:
-    """The time limit does not count the time in which this process sleeps."""
+    """The time limit does not count time in which this process does not compute."""
     attempts = Dirichlet(max_seconds=0.2).attempts()
     next(attempts)
     time.sleep(0.3)

@@ -42,7 +42,8 @@ EXPECTED = {
     "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
     "resnet18_bn": (CIFAR, 11_181_642, 60),
     "resnet18_bn_cifar": (CIFAR, 11_173_962, 60),
-    # The terms are torchvision's network without its last layer and two tuned layers
+    # The first term is torchvision's network without its last layer. The others are the
+    # two tuned layers
     "resnet18_features": (
         CIFAR,
         11_176_512 + 512 * 256 + 2_560,
