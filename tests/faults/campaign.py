@@ -107,8 +107,8 @@ class Row:
     """The outcome of a case, or of a part of it.
 
     Args:
-        what: Heading of the case's line in the table.
-        how: Column of the case in the table.
+        what: Text in the first column of the table, "what".
+        how: Text in the second column of the table, "how".
         verdict: "same bits", "named" or a description of the fault.
         kills: Number of deaths that happened.
     """

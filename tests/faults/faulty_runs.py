@@ -80,7 +80,7 @@ class Fault:
 def job(arguments: list[str], fault: Fault) -> None:
     """Run ``fedexp ARGUMENTS`` in a separate session.
 
-    The process has imported torch, Hydra and fedexp before it was forked.
+    torch, Hydra and fedexp were imported before this process was forked.
     """
     os.setsid()
     from fedexp.commands.run import run_command
