@@ -42,8 +42,10 @@ MODULES = {
     "fedexp-runs": runs,
     "fedexp-data": data,
 }
-LINES, COLUMNS = 24, 100  # a screen
-RIGHT_SHARE = 0.9  # of typos, with the right suggestion
+# The size of a screen
+LINES, COLUMNS = 24, 100
+# The required share of typos that get the right suggestion
+RIGHT_SHARE = 0.9
 PASSING = re.compile(
     r"(status|environment)\.json|error\.txt|config\.yaml|lock|.*\.lock|\.(out|err)-.*"
 )
@@ -144,13 +146,14 @@ def called(entry: Entry) -> tuple[int, str]:
         except FedexpError as error:
             code = 2
             print(f"error: {error}")
-        except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+        except Exception:  # noqa: BLE001 - no exception is a valid answer
             code = 1
             traceback.print_exc()
     sys.path[:] = path
     for name in {*sys.modules} - modules:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(Path.cwd())):
-            del sys.modules[name]  # the next entry has its own of this name
+            # The next entry may have a different module with this name
+            del sys.modules[name]
     return code, said.getvalue()
 
 

@@ -16,7 +16,7 @@ QUICK = ["rounds=1", "clients=3", "model.hidden=[4]", "limit.train=60", "threads
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Seeds of the experiments that were built, in order."""
+    """Return the list of seeds of the built experiments, in the order of building."""
     monkeypatch.chdir(tmp_path)
     seeds: list[int] = []
     check = Experiment._check

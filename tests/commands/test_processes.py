@@ -129,7 +129,7 @@ def test_interruption_is_marked_and_resumable(
 
 
 def test_interruption_saves_what_is_done(tmp_path: Path) -> None:
-    # The default checkpoint interval is far away
+    # With the default interval, no checkpoint is due yet
     run = ["rounds=3000", "clients=4", "memo.enabled=false"]
     process = fork(tmp_path, *run)
     wait_for_rounds(tmp_path, 20)
@@ -248,7 +248,8 @@ def test_the_end_of_a_parallel_sweep_leaves_nobody_training_or_beginning(
     ]
     assert len(states) <= 2 and (signum == signal.SIGTERM or set(states) == {"interrupted"}), states
     left = shared_memory() - shared
-    while left & shared_memory():  # another test's, in a process beside this one, does not stay
+    # Files of other tests that run in parallel disappear while this test waits
+    while left & shared_memory():
         assert time.monotonic() < deadline, left & shared_memory()
         time.sleep(0.05)
 
@@ -385,7 +386,8 @@ def test_launchers_run_skip_and_report(
     assert "2 done" in finish(start(tmp_path, *SWEEP, *launcher))
     results = {p: p.read_bytes() for p in tmp_path.glob("outputs/runs/*/*/result.json")}
     assert len(results) == 2
-    assert "2 jobs - 2 done, 0 to run" in finish(fork(tmp_path, *SWEEP))  # whoever launched them
+    # The launcher of the stored runs does not matter
+    assert "2 jobs - 2 done, 0 to run" in finish(fork(tmp_path, *SWEEP))
     assert {p: p.read_bytes() for p in results} == results
     for path, stored in results.items():
         twin = serial_sweep(json.loads(stored)["numerics"]["threads"]) / path.relative_to(tmp_path)

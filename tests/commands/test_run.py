@@ -123,7 +123,7 @@ def test_a_run_is_found_again_and_leaves_its_records(
         "config.yaml", "environment.json", "partition.safetensors", "metrics.jsonl", "timing.jsonl", "result.json",
         "status.json", "model.safetensors", "curve.png", "checkpoint", "numerics.json", "data.json",
     }  # fmt: skip
-    # Only the sources of the user's own code
+    # Sources are stored only if the run uses code of the user
     assert "sources.json" not in names and not Path("outputs/sources").exists()
     (result,) = results()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -232,8 +232,8 @@ def test_a_sweep_with_nothing_to_do_composes_each_job_once(
     )
     assert run_command(sweep) == 0
     assert capsys.readouterr().out.count("already done") == len(folders)
-    # a process that was killed: the result is not there, the status still says running,
-    # and nobody holds the lock
+    # The folder looks like that of a killed process. There is no result, the status is
+    # still "running" and no process holds the lock
     status = json.loads((folder / "status.json").read_text())
     (folder / "result.json").unlink()
     (folder / "status.json").write_text(json.dumps(status | {"status": "running"}))
@@ -265,7 +265,7 @@ def test_a_failing_job_does_not_take_the_sweep_with_it(capsys) -> None:
         and "lr 1e+30" in captured.err
         and "Traceback" not in captured.err
     )
-    # The message is given once, in our wording
+    # Only fedexp reports the error, and Hydra's message is not printed
     assert "Error executing" not in captured.err and "HYDRA_FULL_ERROR" not in captured.err
     failed = next(p.parent for p in Path().glob("outputs/runs/*/*/error.txt"))
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
@@ -359,7 +359,8 @@ def test_memo_trains_first_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
     original = serial.train_client
 
     def watched(job, *rest):
-        if job.local_training.max_steps is None:  # not the memory probe
+        # The memory probe sets max_steps and does not count
+        if job.local_training.max_steps is None:
             trained.append(job.client)
         return original(job, *rest)
 
@@ -585,8 +586,8 @@ def test_other_images_under_the_same_config_are_not_passed_off(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("server", "said"), [
-    # No hidden units: they might all be dead, which differs with the last bits, and the
-    # loss finite.
+    # The model has no hidden units. Otherwise, all hidden units might be dead,
+    # depending on the last bits, and the loss would be finite.
     (["server_optimizer.lr=1e38", "model.hidden=[]"], "round 1: test/global/loss is NaN"),
     (["server_optimizer.lr=3e38", "server_optimizer.beta_1=0"], "round 1: the server's update left NaN or infinity in hidden."),
 ])  # fmt: skip
@@ -733,7 +734,7 @@ def test_summary_of_a_sweeper_plug_in_lists_the_trials_that_ran(tmp_path, monkey
     ran = swept(tmp_path, "lrs: [0.1, 1.1, 2.1, 0.1]\n")
     assert ran.returncode == 0, ran.stderr
     summary = ran.stdout.rpartition("overrides")[2]
-    # A trial that repeats an earlier one is listed, too.
+    # A trial that repeats an earlier one is also listed.
     assert "4 done" in summary and "queued" not in ran.stdout and "best: " not in summary
     assert all(f"local.lr={lr}" in summary for lr in (0.1, 1.1, 2.1))
     assert "its sweeper chooses the jobs\n" in ran.stdout
@@ -777,7 +778,7 @@ def test_help_of_an_option_has_its_keys_with_comments_and_those_of_its_parts(cap
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("method=scaffold: SCAFFOLD, Karimireddy et al. 2020. The paper")
     assert "  aggregator=mean" in lines
-    # The preset's value, with the comment of the aggregator's file
+    # The value is that of the preset, and the comment is from the aggregator's file
     assert "  aggregator.weights: uniform  # p_i: samples (n_i / sum n) | uniform (1 / m)" in lines
     assert any(line.startswith("  trainer.option: II  # How c_i is renewed: I") for line in lines)
 

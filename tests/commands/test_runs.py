@@ -75,7 +75,8 @@ def test_list_is_newest_first_and_tells_stale_from_running(
     make(tmp_path, "running", name="scaffold-mnist-00000001", minutes=20)
     alive = make(tmp_path, "running", name="scaffold-mnist-00000002", minutes=10)
     make(tmp_path, "failed", name="fednova-digits-00000003")
-    (tmp_path / "runs" / "notes" / "mine").mkdir(parents=True)  # no run
+    # This folder is not a run
+    (tmp_path / "runs" / "notes" / "mine").mkdir(parents=True)
     with FileLock(alive / "lock"):
         rows = listed(tmp_path, capsys)
         assert run_command(["list", "--root", str(tmp_path)]) == 0
@@ -160,7 +161,8 @@ def test_show_by_path_by_part_and_nearest_name(
     make(tmp_path, "done", code=f"{CODE_HASH}.1")
     make(tmp_path, "failed", name="scaffold-mnist-00000002")
     for name in (str(folder), str(folder.parent), CONFIG_HASH, "fedavg", "digits"):
-        assert find_run(tmp_path, name).path == folder.resolve()  # the one that was not set aside
+        # The name means the run that was not set aside
+        assert find_run(tmp_path, name).path == folder.resolve()
     assert find_run(tmp_path, f"{CODE_HASH}.1").path.name == f"{CODE_HASH}.1"
     assert run_command(["show", "digits", "--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -219,8 +221,8 @@ def test_clean_deletes_what_was_named_and_only_when_told(
 def test_clean_keeps_what_is_being_executed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # a failed run that was just launched again, a done one that is being read, a
-    # running one
+    # These are a failed run that was just launched again, a finished run that is being
+    # read and a running run
     folders = [make(tmp_path, status, name=f"fedavg-digits-0000000{n}")
                for n, status in enumerate(["failed", "done", "running"])]  # fmt: skip
     before = sorted(tmp_path.rglob("*"))
@@ -230,7 +232,7 @@ def test_clean_keeps_what_is_being_executed(
     everything = ["--failed", "--stale", "--checkpoints", "--memo", "--yes"]
     assert run_command(["clean", "--root", str(tmp_path), *everything]) == 0
     assert sorted(tmp_path.rglob("*")) == before
-    # A running run is not a candidate
+    # The running run is not a candidate for deletion
     assert capsys.readouterr().out.count("being executed") == 2
     for lock in locks:
         lock.release()

@@ -185,7 +185,8 @@ def test_exported_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path)
 def test_a_table_has_means_and_tests_on_common_seeds_alone(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store(root, "fedprox", 1, 0.99, code="00000000", minutes=9)  # of older code
+    # This run is of older code
+    store(root, "fedprox", 1, 0.99, code="00000000", minutes=9)
     assert run_command(["table", "rows=partition.alpha", "cols=method", "--root", str(root)]) == 0
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()][1:]
@@ -236,7 +237,7 @@ def test_verdicts_say_no_more_than_their_pairs() -> None:
         and compare("b", "a", far, a).verdict == "a lower"
     )
     assert compare("a", "b", a, {(9, 9): 1.0}).verdict == "no test: no common seeds"
-    # Runs with another split do not form a pair
+    # Runs with different data seeds do not form a pair
     assert compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
     assert compare("a", "b", a, a).verdict == "no test: the differences do not vary"
     assert (

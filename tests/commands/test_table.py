@@ -150,7 +150,8 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     assert len(results()) == 4 and all(r["attempts"] == 1 for r in results())
     assert {r["partition"]["clients"] for r in results()} == {10}
     folder = Path("outputs/tables/my/tiny")
-    assert Path("outputs/tables/my/tiny-partial").is_dir()  # of the report before there were runs
+    # The first report, which was written before there were runs, is in this folder
+    assert Path("outputs/tables/my/tiny-partial").is_dir()
     (folder / "report-old.png").touch()
     assert run_command(["report", "my/tiny"]) == 0
     assert re.search(r"page: .*outputs/tables/my/tiny/report.html", told)
@@ -166,7 +167,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     again = {path.name: path.read_bytes() for path in Path("again").iterdir()}
     page = before["report.html"].decode()
     found = linked(before["report.html"])
-    # One folder and five files per run
+    # The page links to one folder and five files per run
     assert len(found) == 4 * 6 and all((folder / unquote(path)).exists() for path in found)
     assert 'href="runs.csv"' in page and "../" not in re.sub(
         r"<style>.*?</style>", "", again["report.html"].decode()
@@ -177,7 +178,7 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
     )
     (folder / "report.md").rename("report.md")
     assert run_command(["report", "my/tiny", "--from", "committed"]) == 0
-    # It is only shown. A record writes nothing unless it is asked to
+    # The report is only printed. With --from, files are written only if --out is set
     assert not (folder / "report.md").exists()
     Path("report.md").rename(folder / "report.md")
     stored = first_result(folder)
@@ -193,18 +194,20 @@ def test_a_table_from_nothing_to_its_files_and_no_run_twice(
 
     before = {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     capfd.readouterr()
-    assert run_command(["run", "my/tiny", "--strict"]) == 0  # one seed refutes nothing
+    # One seed is not enough to refute a result
+    assert run_command(["run", "my/tiny", "--strict"]) == 0
     assert "4 done, 0 to run" in capfd.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in Path().glob("outputs/runs/*/*/*")}
     kept = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
-    # A damaged part must not lose the whole
+    # A report of a part of the table must not replace the whole report
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
     write(grids=[{"beta": 1}], seeds=[0, 1])
+    # The mean of two seeds is outside the tolerance
     assert (
         dry_run(capfd, "2 done, 2 to run", "time: about")
         and run_command(["run", "my/tiny", "--strict"]) == 1
-    )  # two seeds are beyond the tolerance
+    )
     write(grids=[{"beta": [1, 2]}])
     capfd.readouterr()
     assert run_command(["list", "my/tiny", "demo/digits", "--json", "output_root=outputs"]) == 0
@@ -497,9 +500,8 @@ def test_time_left_goes_by_what_each_column_cost(tmp_path: Path) -> None:
         (folder / "status.json").write_text('{"status": "done", "attempt": 1}')
         (folder / "result.json").write_text(json.dumps({"seconds": {"total": seconds}}))
     assert progress.update() and not progress.update()
-    assert progress.seconds_left(6.0) == pytest.approx(
-        6.0
-    )  # 12 s of work took 6, and as much is left
+    # Work of 12 s took 6 s, and the same amount is left
+    assert progress.seconds_left(6.0) == pytest.approx(6.0)
     jobs[2][1].mkdir()
     (jobs[2][1] / "status.json").write_text('{"status": "failed", "attempt": 1}')
     assert progress.update() and progress.seconds_left(6.0) == pytest.approx(1.0)

@@ -81,11 +81,13 @@ def test_stored_run_is_logged_again_under_the_id_of_the_agent(
 ) -> None:
     assert run_command(TINY) == 0
     assert run_command([*TINY, "logger=wandb"]) == 0
-    assert not list(Path("outputs").rglob("*.wandb"))  # nothing was trained, so nothing is logged
+    # Nothing was trained, so nothing is logged
+    assert not list(Path("outputs").rglob("*.wandb"))
 
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", "agent01")
-    assert run_command(TINY) == 0  # without W&B's logger, nothing is logged either
+    # Without the W&B logger, nothing is logged either
+    assert run_command(TINY) == 0
     assert not list(Path("outputs").rglob("*.wandb"))
     assert run_command([*TINY, "logger=wandb"]) == 0
     (path,) = Path("outputs").rglob("*.wandb")

@@ -1,4 +1,4 @@
-"""Tiny files in the format of MNIST."""
+"""Helpers that write tiny files in the format of MNIST."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""Augmentation: identities, independent samples, and noise as the only randomness."""
+"""Augmentation of images.
+
+The tests check settings that change nothing and that samples are transformed
+independently. They also check that the given noise is the only source of randomness.
+"""
 
 import pytest
 import torch
@@ -59,7 +63,8 @@ def test_every_sample_is_one_window_of_its_padded_self() -> None:
         ]
         assert found
         offsets.add(found[0])
-    assert len(offsets) > 10  # decided per sample, in both directions
+    # Every sample has a separate offset in both directions
+    assert len(offsets) > 10
 
 
 def test_crop_probability_leaves_the_others_alone() -> None:
@@ -70,7 +75,10 @@ def test_crop_probability_leaves_the_others_alone() -> None:
 
 
 def test_a_batch_may_have_one_decision_and_one_offset() -> None:
-    """As in FedExP's code, the batch is transformed like its first sample."""
+    """With ``per="batch"``, every sample gets the same flip and the same offset.
+
+    FedExP's code also transforms a batch like its first sample.
+    """
     augment, alone = (Augment(0.5, 2, 0.5, per=per) for per in ("batch", "sample"))
     seen = set()
     for seed in range(8):

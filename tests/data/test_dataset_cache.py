@@ -57,7 +57,8 @@ def test_cache_after_a_change_of_files_decodes_again(root: Path, change: str) ->
     dataset: Dataset = bugs()
     if change == "content":
         Image.fromarray(np.full((4, 4, 3), 200, np.uint8)).save(file)
-        os.utime(file, ns=(0, file.stat().st_mtime_ns + 1_000_000))  # clocks may be coarse
+        # A coarse clock may give both files the same time
+        os.utime(file, ns=(0, file.stat().st_mtime_ns + 1_000_000))
     elif change == "added":
         Image.fromarray(np.full((4, 4, 3), 200, np.uint8)).save(root / "bugs/train/ant/1.png")
     else:
@@ -82,7 +83,8 @@ def test_cache_within_a_sweep_lists_the_files_once(
     with cache.sources_stay():
         assert {bugs().content(root) for _ in range(3)} == {fingerprint} and len(looked) == 1
     os.utime(root / "bugs" / "train" / "ant" / "0.png", (1, 1))
-    assert bugs().content(root) == fingerprint and len(looked) > 1  # looked at, and read, again
+    # The files are listed and read again
+    assert bugs().content(root) == fingerprint and len(looked) > 1
 
 
 def test_cache_key_does_not_depend_on_normalisation(

@@ -130,7 +130,8 @@ def test_torchvision_set_reads_svhn_matlab_files(
     monkeypatch.setattr(kind, "split_list", splits)
     arrays = torchvision_set("SVHN").load(tmp_path, download=False)
     assert np.array_equal(arrays.train_x[7].numpy(), image["train"][..., 7].transpose(2, 0, 1))
-    assert arrays.test_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]  # its label 10 is the digit 0
+    # Label 10 of SVHN is the digit 0
+    assert arrays.test_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
 
 
 def save_image(path: Path, array: np.ndarray) -> None:
@@ -170,7 +171,7 @@ def test_images_of_any_size_and_mode_become_the_declared_shape(tmp_path: Path) -
     save_image(tmp_path / "bugs/train/ant/alpha.png", np.full((3, 3, 4), 200, np.uint8))
     arrays = bugs().load(tmp_path, download=False)
     assert arrays.train_x.shape == (8, 3, 6, 4)
-    # 0, 1, 2, alpha, grey
+    # The files in order are 0, 1, 2, alpha and grey
     assert (arrays.train_x[4] == 77).all() and (arrays.train_x[3] == 200).all()
     grey = bugs(shape=(1, 8, 8)).load(tmp_path, download=False)
     assert grey.train_x.shape == (8, 1, 8, 8) and (grey.train_x[4] == 77).all()
@@ -222,8 +223,10 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
     dataset = TinyImageNet(num_classes=2)
     arrays = dataset.load(tmp_path, download=False)
     assert arrays.train_y.tolist() == [0, 0, 1, 1] and arrays.test_y.tolist() == [0, 1, 0]
-    assert (arrays.train_x[0].float().mean() - 90).abs() < 2  # n01 sorts first
-    assert (arrays.test_x[0].float().mean() - 80).abs() < 2  # in the annotations' order
+    # The training images of n01 come first
+    assert (arrays.train_x[0].float().mean() - 90).abs() < 2
+    # The test images have the order of the annotations
+    assert (arrays.test_x[0].float().mean() - 80).abs() < 2
     (folder / "val" / "val_annotations.txt").write_text("val_2.JPEG\tn09\t0\t0\t1\t1\n")
     with pytest.raises(DataError, match="does not name a known class") as caught:
         dataset.load(tmp_path, download=False)
@@ -244,7 +247,8 @@ def test_dataset_without_files_raises_with_ways_to_get_them(tmp_path: Path, sour
     ):
         assert part in text
     assert str(dataset.expected_files(tmp_path)[0]) in text
-    dataset.check(tmp_path, download=True)  # may fetch them: nothing to refuse
+    # The files may be downloaded, so the check passes
+    dataset.check(tmp_path, download=True)
 
 
 def test_absent_image_folders_cannot_be_downloaded(tmp_path: Path) -> None:
@@ -289,7 +293,8 @@ def test_synthetic_clusters_have_their_centres(tmp_path: Path) -> None:
         mine, unseen = x[arrays.train_y == k], test[arrays.test_y == k]
         centres.append(mine.mean(dim=0))
         assert (mine.std(dim=0) - 1).abs().max() < 0.05
-        assert (mine.mean(dim=0) - unseen.mean(dim=0)).abs().max() < 0.2  # 1 / sqrt(1000) is 0.03
+        # The standard error of a mean is 1 / sqrt(1000) = 0.03
+        assert (mine.mean(dim=0) - unseen.mean(dim=0)).abs().max() < 0.2
     assert all((centres[a] - centres[b]).norm() > 0.5 for a, b in ((0, 1), (1, 2), (0, 2)))
     assert list(tmp_path.iterdir()) == []
 
@@ -310,7 +315,8 @@ def test_synthetic_data_are_a_function_of_their_config(monkeypatch: pytest.Monke
         first.train_x[:100], first.test_x
     )
     same = train(separation=0.0, samples=60_000).train_x.double().reshape(-1, 10, 8).mean(dim=0)
-    # Without separation every class has the same centre; 24 / sqrt(6000) is 0.3
+    # Without separation, every class has the same centre.
+    # The standard error is 24 / sqrt(6000) = 0.3
     assert (same - 128).abs().max() < 2
 
 
@@ -424,8 +430,8 @@ def test_a_data_set_of_ones_own_is_a_class_named_in_yaml(tmp_path: Path) -> None
     node = {"_target_": f"{Mine.__module__}.Mine", "points": 8, "augment": None}
     dataset = build(Dataset, node, "dataset")  # type: ignore[type-abstract]
     assert dataset.load(tmp_path, download=False).train_x.shape == (8, 3)
-    # A user's read() may return something else later, so it is cached only if it
-    # declares so
+    # A user's read() may return something else later. Therefore its arrays are cached
+    # only if the class declares that they may be
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="points"):
         build(Dataset, {"_target_": f"{Mine.__module__}.Mine"}, "dataset")  # type: ignore[type-abstract]

@@ -24,9 +24,9 @@ from fedexp.data.partitions.iid import Iid
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered(Dataset):
-    """A data set whose samples are numbers, so that each can be recognised.
+    """A data set whose samples are different numbers, so that tests can identify them.
 
-    Test numbers start at 10,000.
+    The training samples start at 0 and the test samples at 10,000.
     """
 
     pixels: ClassVar[bool] = False
@@ -70,9 +70,11 @@ def numbers(samples: Any) -> list[int]:
 
 
 def test_after_split_continues_the_generator_of_the_partition() -> None:
-    """The published code seeds, samples the split and draws from the same generator.
+    """``after_split`` is the state of the generator after the partition was sampled.
 
-    Validation and proxy draw nothing from it.
+    The published code seeds one generator. It samples the split with it, and draws all
+    later random numbers from it. Sampling the validation set and the proxy set does not
+    advance this generator.
     """
     labels = np.arange(400) % 4
     rng = np.random.RandomState(7)
@@ -116,7 +118,7 @@ def test_a_proxy_is_disjoint_balanced_and_recorded(source: str, size: float, cou
         assert set(numbers(pool)) == expected
     per_class = np.bincount(data.proxy.y.numpy(), minlength=4)
     assert per_class.max() - per_class.min() <= 1
-    # 10,000 is a multiple of 4
+    # The label is the number modulo 4 in both splits, since 10,000 is a multiple of 4
     assert [n % 4 for n in numbers(data.proxy)] == data.proxy.y.tolist()
     assert data.fingerprint == make().fingerprint
 
@@ -201,12 +203,17 @@ def test_proxy_of_another_data_set_leaves_the_clients_samples(
         and data.proxy_fingerprint == Others().read(Path(), False).fingerprint
     )
     assert set(data.proxy.y.tolist()) == {-1}
-    expected = (data.proxy.x - 100.0) / 50.0  # by the clients' statistics, not by its own
+    # The proxy is normalised with the mean and std of the clients' data set, not with
+    # those of its data set
+    expected = (data.proxy.x - 100.0) / 50.0
     torch.testing.assert_close(data.proxy.inputs(slice(None)), expected, rtol=1e-6, atol=1e-4)
 
 
 def test_limit_proxy_bounds_proxies_of_every_source() -> None:
-    """Samples that the proxy does not take stay in their split."""
+    """``limit_proxy`` bounds the size of the proxy set for every source.
+
+    Samples that the proxy set does not contain stay in their split.
+    """
     for source, size, other in (("train", 1.0, Others()), ("test", 40, None), ("train", 0.5, None)):
         data = make(proxy=Proxy(source, size, dataset=other), limit_proxy=7)
         assert data.proxy is not None and len(data.proxy) == 7
@@ -330,7 +337,8 @@ def test_the_validation_share_is_cut_from_every_client(fraction: float) -> None:
     assert set(data.partition.of(POOLED).tolist()) == kept
     for client in range(5):
         before, after = whole.partition.of(client), data.partition.of(client)
-        assert [i for i in before if i in kept] == after.tolist()  # in the order they had
+        # The remaining samples keep their order
+        assert [i for i in before if i in kept] == after.tolist()
         assert len(before) - len(after) == min(int(fraction * len(before) + 0.5), len(before) - 1)
     assert data.class_counts().sum() == len(kept)
     assert data.partition.info["val_samples"] == len(held)
@@ -438,7 +446,7 @@ def test_noise_is_the_servers_own_and_takes_nothing_away() -> None:
     assert torch.equal(data.proxy.x, again.proxy.x) and set(data.proxy.y.tolist()) == {-1}
     assert len(data.train) == 40 and len(data.test) == 10 and data.test_data_in_training is None
     values = data.proxy.x.double()
-    # Uniform: mean 127.5, variance (256^2 - 1) / 12
+    # The uniform distribution has mean 127.5 and variance (256^2 - 1) / 12
     assert values.min() == 0 and values.max() == 255
     assert abs(values.mean() - 127.5) < 2 and abs(values.var() / 5461.25 - 1) < 0.05
     other = make(Pictures(), proxy=Proxy("noise", 500), seed_data=1).proxy
@@ -457,10 +465,10 @@ def test_images_of_another_size_are_brought_to_the_clients() -> None:
         and data.proxy.x.shape == (40, 1, 8, 8)
         and data.proxy.x.dtype == torch.uint8
     )
-    # An image of one value keeps this value
+    # A resized image of one grey value keeps this value
     assert torch.equal(data.proxy.x[:, 0, 3, 5], (5 * torch.arange(40)).byte())
     step = torch.tensor([[0, 255]], dtype=torch.uint8).expand(1, 1, 2, 2)
-    # Linear between the pixels' centres
+    # The interpolation is linear between the centres of the pixels
     assert _resized(step, (4, 4))[0, 0, 0].tolist() == [0, 64, 191, 255]
     for proxy in (
         Proxy("train", 1.0, dataset=small),

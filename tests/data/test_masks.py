@@ -32,9 +32,9 @@ RUN = ["task=segmentation", *SHAPES, *NET]
 
 
 def write_carvana(root: Path) -> dict[str, np.ndarray]:
-    """Write photos of 8 x 12 pixels and their masks as GIFs with a palette.
+    """Write photos of 8 x 12 pixels, and their masks as GIF files with a palette.
 
-    The value of the car is 255.
+    The pixels of the car have the value 255 in a mask.
     """
     from PIL import Image
 
@@ -69,7 +69,8 @@ def test_carvanas_photos_and_masks_are_read_and_cars_withheld(tmp_path: Path) ->
         assert np.array_equal(y.numpy(), np.stack([masks[name] // 255 for name in names]))
     more = Carvana(shape=(3, 8, 12), test_fraction=0.6).load(tmp_path, download=False)
     assert len(more.train_y) == 2
-    again = Carvana(shape=(3, 8, 12)).load(tmp_path, download=False)  # from the cache
+    # The arrays are loaded from the cache
+    again = Carvana(shape=(3, 8, 12)).load(tmp_path, download=False)
     assert again.fingerprint == arrays.fingerprint
 
 
@@ -78,7 +79,8 @@ def test_a_resized_masks_pixel_is_the_cars_where_half_of_it_is(tmp_path: Path) -
 
     write_carvana(tmp_path)
     mask = np.zeros((8, 12), np.uint8)
-    mask[:, :5] = 255  # of columns 0-3, 4-7 and 8-11 all, a quarter and none
+    # The car covers all of columns 0-3, a quarter of 4-7 and nothing of 8-11
+    mask[:, :5] = 255
     Image.fromarray(mask).save(tmp_path / "carvana/train_masks/0a1b_01_mask.gif")
     mask[:, :7] = 255
     Image.fromarray(mask).save(tmp_path / "carvana/train_masks/0a1b_02_mask.gif")
@@ -126,7 +128,7 @@ def test_shapes_have_their_masks_and_a_smaller_set_is_the_beginning_of_a_larger_
     plain = ShapesMasks(shape=(3, 32, 32), samples=100, noise=0.0).load(Path(), download=False)
     share = plain.train_y.double().mean((1, 2))
     assert share.min() > 0.02 and share.max() < 0.6
-    # One colour on the mask, and nowhere else
+    # All pixels of the mask have one colour, and the background differs from it
     for image, mask in zip(plain.train_x, plain.train_y, strict=True):
         (colour,) = {tuple(pixel) for pixel in image[:, mask == 1].T.tolist()}
         background = image[:, mask == 0].double().mean(1)

@@ -69,7 +69,8 @@ def test_femnist_reads_leafs_files(tmp_path: Path) -> None:
             arrays.train_x[mine].reshape(-1, 784).numpy(), written[f"train/{user}"]
         )
     assert sorted(arrays.test_y.tolist()) == sorted(labels[0] for labels in WRITERS.values())
-    again = Femnist().load(tmp_path, download=False)  # from the cache, owners included
+    # The arrays are loaded from the cache, including the owners
+    again = Femnist().load(tmp_path, download=False)
     assert (
         any((tmp_path / ".fedexp").glob("femnist-*.safetensors"))
         and again.fingerprint == arrays.fingerprint
@@ -81,7 +82,8 @@ def test_femnist_with_ten_classes_keeps_only_digits(tmp_path: Path) -> None:
     write_leaf(tmp_path)
     arrays = Femnist(num_classes=10).load(tmp_path, download=False)
     assert sorted(arrays.train_y.tolist()) == [0, 1, 2, 3, 9, 9] and arrays.train_owner is not None
-    assert sorted(arrays.train_owner.tolist()) == [0, 0, 1, 1, 2, 2]  # f0003_00 wrote no digit
+    # Writer f0003_00 wrote no digit
+    assert sorted(arrays.train_owner.tolist()) == [0, 0, 1, 1, 2, 2]
     with pytest.raises(ValueError, match=r"62 \(all characters\) or 10"):
         Femnist(num_classes=36)
 
@@ -109,7 +111,7 @@ def test_femnist_with_foreign_file_raises_with_its_path(
 
 
 def write_domains(root: Path) -> None:
-    """Write class folders and split lists of two domains of two classes."""
+    """Write image folders and split lists of two domains with two classes each."""
     home = root / "domainnet"
     for d, domain in enumerate(("clipart", "sketch")):
         for split, count in (("train", 3), ("test", 1)):
@@ -203,7 +205,7 @@ def test_the_jpeg_copy_of_cifar10_is_not_faithful(tmp_path: Path) -> None:
     experiment = Experiment.of(config)
     assert not experiment.dataset.faithful and Femnist.faithful
     data = load_data(config)
-    # CIFAR-10's order of classes is alphabetical
+    # CIFAR-10 sorts its classes alphabetically
     assert data.test.y.tolist() == list(range(10))
     assert (data.test.x.float().mean((1, 2, 3)) - 20 * data.test.y).abs().max() <= 2
 
@@ -212,7 +214,7 @@ OWNER = np.repeat(np.arange(8), [5, 1, 4, 9, 2, 7, 3, 6])
 
 
 def groups(scheme: Natural, clients: int, seed: int = 0) -> list[list[int]]:
-    """Return the owners of each client, which has all of their samples."""
+    """Return the owners of each client, and check that it has all of their samples."""
     partition = scheme.split(OWNER, 8, clients, np.random.RandomState(seed))
     held = [np.unique(OWNER[partition.of(c)]) for c in range(clients)]
     for client, owners in enumerate(held):

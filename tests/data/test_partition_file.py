@@ -1,4 +1,8 @@
-"""A partition file is bit-identical after loading, is checked and has no pickle."""
+"""Partition files.
+
+A loaded partition is bit-identical to the stored one. The file is checked on loading
+and contains no pickle.
+"""
 
 from pathlib import Path
 
@@ -79,7 +83,8 @@ def test_partition_file_damaged_raises_data_error(tmp_path: Path) -> None:
     path = tmp_path / "p"
     save_partition(drawn(), path)
     content = bytearray(path.read_bytes())
-    content[-8] ^= 1  # in the last array
+    # This changes the last array
+    content[-8] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match="not a partition file"):
         load_partition(path)

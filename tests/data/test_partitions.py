@@ -44,7 +44,7 @@ def uneven_labels(n: int = 3000, num_classes: int = 10, seed: int = 3) -> np.nda
 
 
 def test_golden_counts_of_the_gated_dirichlet_split() -> None:
-    """The expected statistics are those that DENSE's README prints."""
+    """The class counts are equal to those in the README of DENSE."""
     golden = [
         [156, 709, 301, 2629, 20, 651, 915, 113, 180, 2133],
         [1771, 2695, 1251, 1407, 665, 314, 1419, 3469, 0, 0],
@@ -103,7 +103,7 @@ def test_dirichlet_replays_the_published_call_order(
 
 
 def test_dirichlet_after_rejected_attempts_equals_published_code() -> None:
-    """At alpha 0.1, 16 clients need several attempts.
+    """The accepted attempt equals that of the published code after rejected attempts.
 
     The last attempt equals that of the transcribed code.
     """
@@ -150,9 +150,10 @@ def test_schemes_are_disjoint_complete_and_deterministic(scheme: Partitioner, se
 
 
 def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
-    """The distance is the total variation of class shares.
+    """The mean distance of the clients from the pool decreases with alpha.
 
-    It is the mean over clients and 20 seeds. Every client has at least ten samples.
+    The distance is the total variation distance of the class shares. The mean is over
+    all clients and 20 seeds. Every client has at least ten samples.
     """
     labels, distances = uneven_labels(), []
     pool = np.bincount(labels) / len(labels)
@@ -169,7 +170,7 @@ def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
 )
 def test_balanced_schemes_have_equal_sizes(scheme: Partitioner) -> None:
     sizes = scheme.split(uneven_labels(3001), 10, 8, rng()).sizes
-    # A shard more or less, each by at most one sample
+    # Two clients have two shards each, and shard sizes differ by at most one sample
     spread = 2 if isinstance(scheme, Shards) else 1
     assert sizes.max() - sizes.min() <= spread
 
@@ -182,9 +183,11 @@ def test_per_client_priors_follow_alpha() -> None:
     """
     labels = np.repeat(np.arange(10), 1000)
     even = class_counts(DirichletPerClient(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
-    assert abs(even - 100).max() < 60  # 6 standard deviations of a binomial(1000, 0.1)
+    # The bound is 6 standard deviations of a binomial(1000, 0.1) distribution
+    assert abs(even - 100).max() < 60
     skewed = class_counts(DirichletPerClient(alpha=1e-3).split(labels, 10, 100, rng()), labels, 10)
-    assert skewed.max(axis=1).mean() > 80  # of 100; what popular classes lack comes from the others
+    # A client has 100 samples. If a popular class is used up, other classes replace it
+    assert skewed.max(axis=1).mean() > 80
 
 
 def test_per_client_hand_out_is_vectorised() -> None:
@@ -231,10 +234,11 @@ def test_refilled_clients_are_of_one_size_and_a_class_starts_again_when_all_its_
 ) -> None:
     labels = uneven_labels(3007)
     partition = scheme.split(labels, 10, 30, rng())
-    # floor(n / N), and the first client also has the remainder
+    # Each client has floor(n / N) samples, and the first also has the remainder
     assert partition.sizes.tolist() == [107, *[100] * 29]
     times = np.bincount(partition.indices, minlength=len(labels))
-    for k in range(10):  # in turns: no image a second time before all had their first
+    # No image is used a second time before all images of its class were used once
+    for k in range(10):
         assert np.ptp(times[labels == k]) <= 1
     assert partition.info["repeated_samples"] == (times - 1).clip(0).sum() > 0
     assert partition.info["dropped_samples"] == (times == 0).sum() > 0
@@ -248,8 +252,10 @@ def test_refilled_pathological_clients_hold_n_classes_with_equal_probabilities()
         PathologicalRefilled(classes_per_client=3).split(labels, 10, 10, rng()), labels, 10
     )
     assert ((counts > 0).sum(axis=1) == 3).all()
-    assert abs(counts[counts > 0] - 100).max() < 50  # 6 standard deviations of a binomial(300, 1/3)
-    assert len({tuple(row > 0) for row in counts}) > 5  # each client by itself
+    # The bound is 6 standard deviations of a binomial(300, 1/3) distribution
+    assert abs(counts[counts > 0] - 100).max() < 50
+    # Each client samples its classes independently
+    assert len({tuple(row > 0) for row in counts}) > 5
 
 
 def test_refilled_priors_follow_alpha() -> None:
@@ -257,7 +263,8 @@ def test_refilled_priors_follow_alpha() -> None:
     even = class_counts(DirichletRefilled(alpha=1e6).split(labels, 10, 10, rng()), labels, 10)
     assert abs(even - 100).max() < 60
     skewed = class_counts(DirichletRefilled(alpha=1e-3).split(labels, 10, 100, rng()), labels, 10)
-    assert (skewed.max(axis=1) == 100).mean() > 0.9  # no class is ever lacking
+    # No class is ever used up
+    assert (skewed.max(axis=1) == 100).mean() > 0.9
 
 
 def test_refilled_schemes_ignore_classes_without_samples() -> None:
@@ -284,7 +291,8 @@ def test_dirichlet_blocks_give_each_client_half_of_an_equal_share(
         own = sizes[first : first + 10]
         assert abs(own.sum() - 6000 * len(own) / clients) <= 1
         assert own.min() >= own.sum() // (2 * len(own))
-    assert np.ptp(sizes) > 100  # and is not balanced, either
+    # The sizes are not balanced either
+    assert np.ptp(sizes) > 100
 
 
 def test_label_groups_clients_hold_their_classes() -> None:
@@ -295,9 +303,9 @@ def test_label_groups_clients_hold_their_classes() -> None:
 
 
 def test_zero_proportions_are_drawn_again_instead_of_nan() -> None:
-    """At alpha 0.001, proportions become zero on all clients that are not full.
+    """Proportions are sampled again if they are zero for all clients that are not full.
 
-    The published code divides 0/0 there.
+    This happens at alpha 0.001. The published code divides 0/0 in this case.
     """
     labels = np.repeat(np.arange(10), 40)
     for seed in range(20):
@@ -334,7 +342,7 @@ def test_dirichlet_beyond_max_seconds_raises() -> None:
 
 
 def test_dirichlet_time_limit_counts_only_own_computing() -> None:
-    """Time in which this process does not compute is not counted."""
+    """The time limit does not count time in which this process does not compute."""
     attempts = Dirichlet(max_seconds=0.2).attempts()
     next(attempts)
     time.sleep(0.3)
@@ -393,7 +401,8 @@ def test_policy_repair_takes_the_last_samples_of_the_largest() -> None:
     assert repaired.sizes.sum() == 100 and repaired.info["moved_samples"] == 8
     assert np.array_equal(repaired.of(0), LISTS[0][: len(repaired.of(0))])
     assert np.array_equal(repaired.of(3), LISTS[3][: len(repaired.of(3))])
-    assert abs(len(repaired.of(0)) - len(repaired.of(3))) <= 1  # always from whoever has most
+    # Each sample is moved from the client that has the most samples
+    assert abs(len(repaired.of(0)) - len(repaired.of(3))) <= 1
     assert set(LISTS[1]) <= set(repaired.of(1))
 
 

@@ -110,7 +110,7 @@ def test_statistics_of_the_batch_itself_are_at_no_distance() -> None:
     model, x = teacher(CNN, 1), inputs()
     net = Net(model.spec, CPU, DTYPE)
     net.train(False)
-    # Each step changes the input of the steps after it
+    # Each new statistic changes the inputs of the later layers
     for name in net.observe(model.params, model.buffers, x, norms=True).norms:
         value = net.observe(model.params, model.buffers, x, norms=True).norms[name]
         own = {
@@ -342,7 +342,8 @@ def test_in_bfloat16_near_with_statistics_in_single_precision(
         )[1],
     )
     rounded = all_shown(TeacherEnsemble(models, 2, bf16=True), x)
-    assert set(types) == {torch.bfloat16}  # what BatchNorms saw
+    # These are the types of the inputs of BatchNorm
+    assert set(types) == {torch.bfloat16}
     for a, b in zip(rounded, exact, strict=True):
         assert a.dtype == torch.float32 and a.isfinite().all() and not torch.equal(a, b)
         assert (a - b).norm() < 0.06 * b.norm()

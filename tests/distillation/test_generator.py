@@ -27,7 +27,8 @@ def test_images_and_gradients_are_those_of_its_layers(shape: tuple[int, int, int
         generator_spec(shape, 5, 3), 0, torch.device("cpu"), torch.float64
     ).module()
     assert isinstance(generator, Generator)
-    with torch.no_grad():  # as drawn, images are nearly grey
+    # With the initial parameters, all images are nearly grey
+    with torch.no_grad():
         for value in generator.parameters():
             value.add_(torch.randn(value.shape, generator=random, dtype=value.dtype), alpha=0.3)
     z = torch.randn(4, 5, generator=random, dtype=torch.float64).requires_grad_()

@@ -55,7 +55,7 @@ def test_boundary_support_counts_disagreement_over_the_whole_batch() -> None:
         -(1.09864118 + 0.19319637) / 2, abs=5e-9
     )
     assert float(losses.boundary_support(T, T.clone())) == 0
-    # A further sample that agrees
+    # The batch has one more sample on which both networks agree
     more = losses.boundary_support(torch.cat([T, T[1:]]), torch.cat([S, S[1:]]))
     assert float(more) == pytest.approx(-0.45649145 * 2 / 3, abs=5e-9)
 
@@ -81,7 +81,8 @@ def test_similarity_weighs_samples_by_their_difficulty() -> None:
     t = T.clone().requires_grad_()
     (found,) = torch.autograd.grad(losses.hard_similarity(t, y, 1.0), t)
     p = T.softmax(1)
-    expected = (1 - p.gather(1, y[:, None])) * (p - F.one_hot(y, 3)) / 2  # the weight is a constant
+    # The gradient treats the weight as a constant
+    expected = (1 - p.gather(1, y[:, None])) * (p - F.one_hot(y, 3)) / 2
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -94,7 +95,8 @@ def test_labels_of_ones_own_and_evenly_used_classes() -> None:
     uneven = [torch.randn(1, 5, generator=random) * size for size in (1e-3, 0.1, 1, 10, 100)]
     assert all(float(losses.information_entropy(logits)) > -math.log10(5) for logits in uneven[1:])
     assert float(losses.information_entropy(uneven[0])) == pytest.approx(-math.log10(5), abs=1e-6)
-    split = torch.eye(5) * 50  # every sample sure of a class of its own: p is uniform
+    # Each sample predicts a different class with certainty, so the mean p is uniform
+    split = torch.eye(5) * 50
     assert float(losses.information_entropy(split)) == pytest.approx(-math.log10(5))
     gap = torch.tensor([[0.0, 200.0]], requires_grad=True)
     (grad,) = torch.autograd.grad(losses.information_entropy(gap), gap)
@@ -129,9 +131,10 @@ def test_competition_of_saturated_networks_is_that_of_probabilities_kept_from_0_
     assert float(losses.competition(t, s)) == pytest.approx(
         1 - math.log(0.25 / 0.0099) / 4, abs=1e-12
     )
-    assert float(losses.competition(t[:1], s[:1])) == 0  # J is 1.61, and counts as 1
+    # J is 1.61 and is bounded to 1
+    assert float(losses.competition(t[:1], s[:1])) == 0
     assert float(losses.competition(t, t.clone())) == pytest.approx(1.0, abs=1e-12)
-    # M is bounded after it was formed, not by bounds of P and Q
+    # M is computed from P and Q before they are clipped, and is clipped afterwards
     milder = torch.tensor([[12.0, 0.0, 0.0], sure]).double()
     for pair in ((T, S), (t, s), (milder, s), (s, milder), (10 * T, S), (-3 * S, 5 * T)):
         expected = competition_by_hand(*pair)
@@ -146,6 +149,7 @@ def test_competition_and_total_variation() -> None:
     ramp = (torch.arange(16, dtype=torch.float64) / 15).reshape(1, 1, 4, 4)
     assert float(losses.total_variation(ramp)) == pytest.approx(2.75470054, abs=5e-9)
     assert float(losses.total_variation(ramp, "l1")) == pytest.approx(0.86666667, abs=5e-9)
-    two = torch.cat([ramp, ramp])  # norms of a batch grow with it, means do not
+    # The norm over a batch grows with the batch, and the mean does not
+    two = torch.cat([ramp, ramp])
     assert float(losses.total_variation(two)) == pytest.approx(2**0.5 * 2.75470054, abs=1e-8)
     assert float(losses.total_variation(two, "l1")) == pytest.approx(0.86666667, abs=5e-9)

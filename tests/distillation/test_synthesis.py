@@ -1,4 +1,4 @@
-"""Images are made by steps on a generator and its noise."""
+"""The synthesis of images by optimising a generator and its noise."""
 
 from __future__ import annotations
 

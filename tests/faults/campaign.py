@@ -9,7 +9,7 @@ This module is a command line, not a pytest file. It also starts as a script.
 The faults are kills, damaged files, full disks, signals, dead workers and closed
 output. Every method of conf/method runs on tiny data. A process dies at a random
 instant, before or after it flushes, renames, deletes or appends, or before a backward
-pass of its clients or its server. The run is launched again, perhaps to die again.
+pass of its clients or its server. The run is launched again and may die again.
 
 In the end the files must equal those of an uninterrupted run. Models, metrics,
 partition, traces and pictures are compared by digest. The content of result.json is
@@ -17,8 +17,8 @@ compared by value. After every case, no process and no file in /dev/shm may rema
 After the last launch, no temporary file may remain.
 
 Most processes are forked from one that has made all imports (`tests.fork_server`).
-Therefore a kill -9 is a real one, and the campaign takes about an hour. The cases
-`interpreter` start a new interpreter, as a user does.
+Therefore kill -9 ends a real process, and the campaign takes about an hour. The cases
+of the group `interpreter` start a new interpreter, as a user does.
 
 Finished cases are stored in a journal, outputs/campaign/<code>-<seed>.jsonl. The same
 command continues from there. The exit code is 1 if any case failed, and the output
@@ -68,7 +68,7 @@ from tests.killing import kill
 from tests.methods.declared import DECLARED
 
 HERE = Path(__file__).resolve().parents[2]
-# Of the processes
+# The forked processes inherit this environment
 os.environ.update(PYTHONPATH=str(HERE), OMP_NUM_THREADS="1", WANDB_MODE="offline")
 
 TINY = [
@@ -88,7 +88,7 @@ GROUPS = ("kills", "damage", "disk", "signals", "workers", "stdout", "interprete
 MOMENTS = ("any instant", "at a file's change", "before a backward pass")
 SHELL = {"| head -1": "set -o pipefail; {} | head -1", ">&-": "{} >&-", ">&- 2>&-": "{} >&- 2>&-"}
 JOBLIB = ("joblib's worker", "joblib's parent")
-# Methods that together keep every kind of file, and the overrides that make them do so
+# Methods that together store every kind of file, and the overrides that are needed
 KEEPING = {
     "scaffold": ["state.memory_gb=0"],
     "fedcda": ["state.memory_gb=0"],
@@ -107,8 +107,8 @@ class Row:
     """The outcome of a case, or of a part of it.
 
     Args:
-        what: Heading of its line in the table.
-        how: Its column.
+        what: Text in the first column of the table, "what".
+        how: Text in the second column of the table, "how".
         verdict: "same bits", "named" or a description of the fault.
         kills: Number of deaths that happened.
     """
@@ -127,7 +127,7 @@ class Row:
 class Case:
     """A run and a fault.
 
-    `number` distinguishes equal cases.
+    `number` distinguishes cases that are otherwise equal.
     """
 
     group: str
@@ -142,18 +142,18 @@ class Case:
 
 
 class Campaign:
-    """An executor of cases in folders in `work`.
+    """An executor of cases that uses subfolders of `work`.
 
     Args:
         work: Folder of all cases.
         seed: Seed of the cases' random choices.
-        few: Number of damaged files that are tried. None: all.
+        few: Number of damaged files that are tried. None means all files.
     """
 
     def __init__(self, work: Path, seed: int, few: int | None = None) -> None:
         self.work, self.seed, self.few = work, seed, few
         self._references: dict[tuple[str, ...], tuple[dict[str, Any], dict[str, int], float]] = {}
-        # The seconds of its imports must not count in a run
+        # The first process makes the imports. Their time must not count in a later run
         Place(work / "first").run(["--help"])
 
     def rows(self, case: Case) -> list[Row]:
@@ -172,7 +172,7 @@ class Campaign:
         return [f"method={case.method}", *small, *DECLARED[case.method].small, *engine]
 
     def straight(self, arguments: list[str]) -> tuple[dict[str, Any], dict[str, int], float]:
-        """Return `facts`, numbers of events, and seconds of an uninterrupted run."""
+        """Return the `facts`, event counts and seconds of an uninterrupted run."""
         key = tuple(arguments)
         if key not in self._references:
             place = Place(self.work / "straight")
@@ -188,7 +188,7 @@ class Campaign:
         return self._references[key]
 
     def finished(self, place: Place, arguments: list[str], more: Sequence[str] = ()) -> str:
-        """Launch for the last time.
+        """Launch the run for the last time.
 
         Returns:
             "same bits", or a description of the fault.
@@ -237,14 +237,15 @@ class Campaign:
                 yield Row(case.method, how, f"not resumed, {ended.told}", kills)
                 return
             if ended.code == 0 and not kills:
-                shutil.rmtree(place.outputs)  # the run ended before the kill
+                # The run ended before the kill
+                shutil.rmtree(place.outputs)
             elif ended.code == 0 or kills == wanted:
                 break
 
         yield Row(case.method, how, self.finished(place, arguments, more), kills)
 
     def _damage(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
-        """Damage every kind of file of a run that died halfway, or is done, in turn."""
+        """Damage each kind of file in turn, for a run that died halfway or is done."""
         more = KEEPING[case.method]
         arguments = [*self.arguments(case), "checkpoint.every=1", *more]
 
@@ -260,7 +261,7 @@ class Campaign:
             name = path.relative_to(whole.outputs).as_posix()
             # All methods share these files, so they are damaged once
             shared = path.parent.parent.parent.name == "runs" and path.name != "clients.json"
-            # Only viewers read it, and it has its own checksums
+            # Only viewers read this file, and its format has checksums
             shown = path.suffix == ".png"
             if (
                 path.is_file()
@@ -372,9 +373,9 @@ class Campaign:
         yield Row({"deaf": "| head", "mute": ">&-"}[case.kind], case.method, verdict)
 
     def _interpreter(self, case: Case, rng: random.Random, place: Place) -> Iterator[Row]:
-        """Run in a fresh interpreter, which may be hit while it imports.
+        """Launch the run in a new interpreter, which may get a signal during imports.
 
-        Sweeps run by joblib.
+        Joblib runs the sweeps.
         """
         single, sweep = self.arguments(case, LONG), ["-m", "seed=0,1", *self.arguments(case, LONG)]
         joblib = case.kind in JOBLIB
@@ -435,7 +436,7 @@ def _flipped(content: bytes, bit: int) -> bytes:
 
 
 def _kind_of(name: str) -> str:
-    """Return a file's path without the names of the run, the content or the round.
+    """Return a path with "*" instead of hashes and numbers, and without the run folder.
 
     An example is ``checkpoint/tensors/*.safetensors``.
     """
@@ -450,7 +451,7 @@ def _wait(there: Callable[[], Any]) -> None:
 
 
 def cases(groups: Sequence[str], methods: Sequence[str], disks: bool) -> Iterator[Case]:
-    """Yield all cases. The kills come last and do not end.
+    """Yield all cases.
 
     In each of three turns over the methods, a method has another moment and another
     engine.
@@ -508,8 +509,8 @@ SHORT = (
 def _has_mount_namespace() -> bool:
     """Return whether this process has a separate mount namespace.
 
-    It serves /dev/shm and small disks. If a namespace is permitted, the script starts
-    again in one.
+    The namespace is used for /dev/shm and for small disks. If a namespace is permitted,
+    the script starts again in one.
     """
     if "FEDEXP_CAMPAIGN" not in os.environ:
         may = subprocess.run(
@@ -524,9 +525,9 @@ def _has_mount_namespace() -> bool:
 
 
 class Journal:
-    """The rows of finished cases, one line per case.
+    """A file with the rows of finished cases, one line per case.
 
-    Other code has another file.
+    If the code changes, a new file is used.
     """
 
     def __init__(self, seed: int) -> None:
@@ -603,8 +604,8 @@ def main() -> None:
 def report(rows: list[tuple[Case, Row]], path: Path | None) -> None:
     """Write the table of all rows.
 
-    It has one line per method and moment, one per kind of damaged file, and one per
-    case of any other kind.
+    The table has one line per method and moment, one per kind of damaged file, and one
+    per case of any other kind.
     """
     kills = sum(row.kills for case, row in rows if case.group == "kills")
     table = Table(path, heading(f"{kills} kills"), ["what", "how", "runs", "kills", "outcome"])

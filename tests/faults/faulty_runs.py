@@ -1,7 +1,7 @@
-"""Runs and faults for `campaign.py`: launch, inject faults, compare stored files.
+"""Functions for `campaign.py` that launch runs, inject faults and compare files.
 
 The processes are forked from one that has made all imports. This module does not depend
-on a case. A process kills itself with kill -9 at a numbered event, or it receives a
+on the cases. A process kills itself with kill -9 at a numbered event, or it receives a
 signal from outside.
 """
 
@@ -24,8 +24,8 @@ from typing import Any
 from tests.fork_server import Forked
 from tests.killing import kill
 
-# Files of attempts and costs, files that are derived from others, and files that only a
-# resumed run reads. result.json is compared by its values
+# Names of files that may differ. They contain attempts and costs, are derived from
+# other files, or are read only by a resumed run. result.json is compared by its values
 VARYING = (
     "lock",
     "run.log",
@@ -52,18 +52,20 @@ COSTS = (
     "rate",
     "per_second",
 )
-PATIENCE = 120  # seconds for a run that takes one second
+# Time limit in seconds for a run that takes one second
+PATIENCE = 120
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in a process that is not hit from outside.
+    """A fault that a process injects into itself.
 
     Args:
-        kind: ``none``. ``count`` counts events into `counts`. ``file`` and ``pass`` are
-            death at an event. ``full`` means that there is no space from a flush on.
+        kind: ``none`` means that there is no fault. ``count`` counts events and writes
+            the numbers to `counts`. ``file`` and ``pass`` mean that the process dies at
+            an event of this kind. ``full`` means that the disk is full from a flush on.
             ``size`` limits the size of files. ``deaf`` means that nothing reads the
-            output, ``mute`` that there is no output.
+            output. ``mute`` means that there is no output.
         at: Number of the event, from 0, or a number of bytes.
         after: Whether the process dies after the event.
         counts: File for the numbers of events.
@@ -78,7 +80,7 @@ class Fault:
 def job(arguments: list[str], fault: Fault) -> None:
     """Run ``fedexp ARGUMENTS`` in a separate session.
 
-    torch, Hydra and fedexp have been imported before.
+    torch, Hydra and fedexp were imported before this process was forked.
     """
     os.setsid()
     from fedexp.commands.run import run_command
@@ -97,9 +99,9 @@ def job(arguments: list[str], fault: Fault) -> None:
 
 
 class _Forking:
-    """A replacement of `subprocess` for the process that forks workers.
+    """A replacement of `subprocess` that starts the process that forks workers.
 
-    It is a fork of this process, which saves the imports.
+    It forks this process instead of starting a new one, which saves the imports.
     """
 
     DEVNULL = subprocess.DEVNULL
@@ -133,7 +135,7 @@ class _Forking:
 
 
 def _armed(fault: Fault) -> dict[str, int]:
-    """Set `fault` up.
+    """Set up `fault`.
 
     Returns:
         The numbers of events, which continue to be counted.
@@ -189,9 +191,9 @@ def _armed(fault: Fault) -> dict[str, int]:
 
 
 def facts(outputs: Path) -> dict[str, Any]:
-    """Return everything that two executions of a run share.
+    """Return everything that must be equal in two executions of a run.
 
-    These are digests of files, and the values of result.json except costs.
+    This includes the digests of files, and the values of result.json except costs.
     """
     found: dict[str, Any] = {}
     for folder in sorted(path.parent for path in outputs.glob("runs/*/*/result.json")):
@@ -251,8 +253,8 @@ class Place:
     def start(self, arguments: list[str], fault: Fault = Fault()) -> Forked:
         """Launch a run.
 
-        Unfinished files of earlier processes are made old enough to be swept.
-        Containers may share a machine's name.
+        The times of unfinished files of earlier processes are changed, so that the run
+        deletes them as old files. Containers may have the same machine name.
         """
         for path in _unfinished(self.outputs):
             os.utime(path, (time.time() - 7200,) * 2)
@@ -271,9 +273,9 @@ class Place:
         return Ended(process.returncode, out + err)
 
     def left(self) -> str:
-        """Return the names of everything that must not be there after the last launch.
+        """Return the names of all processes and files that were left behind.
 
-        The result is empty if there is nothing.
+        After the last launch, none may be left, and the result must be empty.
         """
         deadline = time.monotonic() + 10
         while (
@@ -302,7 +304,7 @@ def _unfinished(outputs: Path) -> list[Path]:
 
 
 def members(session: int) -> list[int]:
-    """Return the living processes of a session."""
+    """Return the IDs of the living processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -324,7 +326,7 @@ def children(pid: int) -> list[int]:
 
 
 def read_all(outputs: str) -> None:
-    """Read everything of every run as a user's script or a report would."""
+    """Read all data of every run, as a script of a user or a report would."""
     import torch
 
     from fedexp.api import Run

@@ -1,4 +1,4 @@
-"""Networks whose units can, or cannot, be reordered."""
+"""Networks for the tests, with units that can or cannot be reordered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ IMAGE, CLASSES = (2, 8, 8), 3
 
 
 class Concatenated(nn.Module):
-    """A network whose last layer reads two branches, flattened with channels last."""
+    """A network whose last layer reads the concatenated maps of two branches.
+
+    The maps are flattened with the channels last.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +42,9 @@ class PartlyFrozen(nn.Module):
 
 
 class Gated(nn.Module):
-    """A network with channels multiplied by units of a linear layer.
+    """A network whose channels are multiplied by the units of a linear layer.
 
-    This is as in squeeze-and-excitation. LayerNorm is before the output.
+    Squeeze-and-excitation does the same. A LayerNorm precedes the output layer.
     """
 
     def __init__(self) -> None:
@@ -56,7 +59,10 @@ class Gated(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A network with a parameter of one number per unit that belongs to no layer."""
+    """A network with a parameter that does not belong to a layer.
+
+    The parameter has one number per hidden unit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +74,7 @@ class Scaled(nn.Module):
 
 
 class Ordered(nn.Module):
-    """A network whose last layer reads running sums of the hidden units."""
+    """A network whose last layer reads the cumulative sums of the hidden units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +85,10 @@ class Ordered(nn.Module):
 
 
 class InputAdded(nn.Module):
-    """A network with a skip connection from the input, whose columns have an order."""
+    """A network with a skip connection from the input.
+
+    The hidden units cannot be reordered, because the order of the inputs is fixed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +100,7 @@ class InputAdded(nn.Module):
 
 
 class Half(nn.Module):
-    """A network whose last layer reads half of the hidden units."""
+    """A network whose last layer reads only half of the hidden units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +111,7 @@ class Half(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """A network whose output is a sum of two layers."""
+    """A network whose output is the sum of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +196,10 @@ REFUSED = {
 
 
 def weights_of(spec: ModelSpec, *names: object) -> Weights:
-    """Return float64 weights without equal units: norms and biases are not constant."""
+    """Return float64 weights in which no two units are equal.
+
+    The parameters of the norms and the biases are not constant.
+    """
     start = Weights.init(spec, seed_of("nets", *names), torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(seed_of("noise", *names))
 

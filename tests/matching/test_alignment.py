@@ -82,7 +82,10 @@ def test_rows_follow_the_recursion():
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "concatenated", "resnet, BatchNorm"])
 def test_activation_costs_are_distances_of_layer_outputs(name, normalize, monkeypatch):
-    """Hooks of torch collect the outputs. Batches of 7 of 30 samples change nothing."""
+    """The costs are the distances between the outputs that PyTorch hooks collect.
+
+    The 30 samples are processed in batches of 7, which does not change the result.
+    """
     monkeypatch.setattr("fedexp.matching.activations._BATCH", 7)
     structure, samples = structure_of(MODELS[name], IMAGE), random_samples(30)
     models = [weights_of(MODELS[name], seed) for seed in range(3)]
@@ -199,7 +202,8 @@ def test_share_of_units_that_moved():
     still = {group.name: torch.arange(group.size) for group in structure.groups}
     swapped = {**still, "hidden.0.weight": torch.tensor([1, 0, 2, 3, 4, 5, 6])}
     assert moved_share(structure, [still]) == 0
-    assert moved_share(structure, [{}]) == 0  # nothing is mapped
+    # Without maps, no unit moves
+    assert moved_share(structure, [{}]) == 0
     assert moved_share(structure, [still, swapped]) == pytest.approx(2 / 24)
     soft = {name: torch.eye(len(p), dtype=torch.float64)[:, p] for name, p in swapped.items()}
     assert moved_share(structure, [still, soft]) == pytest.approx(2 / 24)

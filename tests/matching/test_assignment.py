@@ -43,7 +43,8 @@ def test_sinkhorn_maps_are_stochastic_and_tend_to_the_assignment():
     planted = torch.eye(12, dtype=torch.float64)[
         :, torch.randperm(12, generator=torch.Generator().manual_seed(0))
     ]
-    apart = cost - 2 * planted  # the best assignment is far ahead of the next
+    # The cost of the best assignment is far below that of the second best
+    apart = cost - 2 * planted
     expected = torch.stack([torch.eye(12, dtype=torch.float64)[:, p] for p in assignments(apart)])
     assert torch.equal(expected, planted.expand(2, -1, -1))
     torch.testing.assert_close(sinkhorn(apart, 0.05), expected, rtol=0, atol=1e-6)

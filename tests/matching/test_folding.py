@@ -16,7 +16,7 @@ from tests.world import CPU
 
 
 class Normed(nn.Module):
-    """A linear layer with BatchNorm before or after the activation.
+    """A convolution with BatchNorm before or after the activation, or without a norm.
 
     The norm may have running statistics.
     """

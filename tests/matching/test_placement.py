@@ -25,6 +25,7 @@ def test_models_without_large_layers_are_matched_on_the_cpu(
         device.counter.reset()
         (found,) = placed([there])
         assert {value.device.type for value in found.params.values()} == {expected}
-        # One copy for parameters and floating buffers, and one for counts
+        # One copy transfers the parameters and floating-point buffers, and one copy
+        # transfers the counts
         assert device.counter.rows().total().syncs == (2 if expected == "cpu" else 0)
     assert all(torch.equal(found.params[name], value) for name, value in model.params.items())

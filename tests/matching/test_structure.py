@@ -32,7 +32,8 @@ def test_a_permuted_network_computes_the_same(name):
     moved = structure.permute_weights(weights, maps)
     x = torch.randn(5, *IMAGE, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
     torch.testing.assert_close(outputs(moved, x), outputs(weights, x), rtol=1e-9, atol=1e-9)
-    for group in structure.groups:  # and every group's units did move
+    # The units of every group moved
+    for group in structure.groups:
         for layer in group.layers:
             rows = structure.move_inputs(layer, weights.params[layer], maps)
             assert torch.equal(moved.params[layer], rows[maps[group.name]])
@@ -52,7 +53,10 @@ def test_the_inverse_permutation_moves_back(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_permutation_matrix_moves_as_its_permutation(name):
-    """T[perm[j], j] = 1."""
+    """A permutation matrix T moves weights like its permutation.
+
+    The matrix has T[perm[j], j] = 1.
+    """
     structure = structure_of(MODELS[name], IMAGE)
     weights = weights_of(MODELS[name], 0)
     maps = structure.random(3)
@@ -64,7 +68,10 @@ def test_a_permutation_matrix_moves_as_its_permutation(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("soft", [False, True])
 def test_factors_of_a_layers_input_side_follow(name, soft):
-    """The product W K is that of the moved weight and factor, also for kernels."""
+    """The product W K is equal to the product of the moved weight and the moved factor.
+
+    This also holds for the kernels of convolutions.
+    """
     structure = structure_of(MODELS[name], IMAGE)
     weights = weights_of(MODELS[name], 0)
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +88,7 @@ def test_factors_of_a_layers_input_side_follow(name, soft):
 
 
 def test_flattened_maps_move_in_blocks():
-    """Channel c of a 4x4 map holds columns 16 c ... 16 c + 15 of the next layer."""
+    """Channel c of a 4x4 map belongs to columns 16 c to 16 c + 15 of the next layer."""
     spec = MODELS["cnn, flattened at once"]
     structure = structure_of(spec, IMAGE)
     (group,) = structure.groups
@@ -100,7 +107,8 @@ def test_concatenated_maps_are_two_groups_of_one_layers_inputs():
     """
     spec = MODELS["unet, BatchNorm"]
     structure = structure_of(spec, IMAGE)
-    assert all(len(group.layers) == 1 for group in structure.groups)  # nothing is tied
+    # No layers have to share a permutation
+    assert all(len(group.layers) == 1 for group in structure.groups)
     sizes = {group.name: group.size for group in structure.groups}
     for layer, above, below in (
         ("up.0.convs.0", "down.1.convs.0", "down.2.convs.0"),

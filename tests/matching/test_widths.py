@@ -1,4 +1,4 @@
-"""A network with other widths is an ordinary model to every part of fedexp."""
+"""All parts of fedexp treat a network with changed widths as an ordinary model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def test_defaults_are_widths_too() -> None:
     "name", ["mlp", "cnn", "cnn, flattened at once", "cnn, BatchNorm", "unet, BatchNorm"]
 )
 def test_a_grown_model_computes_what_it_computed(name: str) -> None:
-    """In flattened maps, an added channel shifts the columns of all later ones."""
+    """A model with added units computes the same outputs as before.
+
+    In flattened maps, an added channel shifts the columns of all later channels.
+    """
     weights = weights_of(MODELS[name], 3)
     groups = structure_of(weights.spec, IMAGE).groups
     grown = widened(
@@ -154,9 +157,8 @@ def test_grown_models_train_further_stacked(kernel, model) -> None:
     world, engine = widening(model=model), Vectorized(stack=4, kernel=kernel)
     expected, found = growth(world), growth(world, engine)
     assert found.spec == expected.spec
-    assert dict(found.spec.kwargs)["hidden"] == (
-        (8 if model else 11),
-    )  # three rounds, one unit each
+    # Three rounds add one unit each
+    assert dict(found.spec.kwargs)["hidden"] == ((8 if model else 11),)
     assert engine.stacked_steps
     assert_same([found.params, found.buffers], [expected.params, expected.buffers], 1e-9)
 
@@ -188,11 +190,13 @@ def test_a_grown_model_is_evaluated_and_delivered_as_any_other(tmp_path: Path) -
     evaluate = Evaluator(world.env.task, 7)
     test, x = world.data.test, world.data.test.inputs(slice(None))
     for model in (start, grown, start):
-        loss = torch.nn.functional.cross_entropy(output(model, x), test.y)  # in evaluation mode
+        # `output` computes in evaluation mode
+        loss = torch.nn.functional.cross_entropy(output(model, x), test.y)
         measured = evaluate(Outcome((model,), "global"), test, "test")["test/global/loss"]
         assert measured == pytest.approx(float(loss))
     right = ((output(start, x) + output(grown, x)).argmax(1) == test.y).double().mean()
-    both = evaluate(Outcome((start, grown), "ensemble"), test, "test")  # of two architectures
+    # The ensemble has two architectures
+    both = evaluate(Outcome((start, grown), "ensemble"), test, "test")
     assert both["test/ensemble/acc"] == pytest.approx(float(right))
     save_outcome(Outcome((grown,), "global"), None, tmp_path)
     stored = ModelFolder.open(tmp_path).weights(0)
@@ -219,6 +223,7 @@ def test_networks_cached_by_spec_are_evicted() -> None:
     assert serial.net(job).precision == "bf16"
     gc.collect()
     alive = [o for o in gc.get_objects() if type(o) is Net and o.spec in specs]
-    assert 2 <= len(alive) <= 32  # of two owners
+    # These networks have two owners
+    assert 2 <= len(alive) <= 32
     for kept in (layers_of, structure_of, check_head):
         assert kept.cache_info().currsize <= 16

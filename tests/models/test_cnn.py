@@ -37,7 +37,7 @@ def test_convnet_has_expected_number_of_parameters():
         count(**MAECHO)
         == 27 * 64 + 9 * (64 * 128 + 128 * 256) + 4096 * 1000 + 1000 * 500 + 500 * 10
     )
-    # LeNet, 800-500-10
+    # This is LeNet, with linear layers of widths 800-500-10
     assert count(**MNIST, channels=(20, 50), padding="valid", hidden=(500,)) == 431_080
 
 
@@ -63,7 +63,8 @@ def test_convnet_forward_equals_its_formula(padding):
     for conv in model.convs:
         if padding == "same":
             h = functional.pad(h, (1, 1, 1, 1))
-        columns = functional.unfold(h, 3)  # (batch, channels * 9, positions)
+        # The shape is (batch, channels * 9, positions)
+        columns = functional.unfold(h, 3)
         maps = (conv.weight.flatten(1) @ columns + conv.bias[:, None]).clamp(min=0)
         h = functional.max_pool2d(maps.unflatten(2, (h.shape[2] - 2, h.shape[3] - 2)), 2)
     expected = model.output(torch.relu(model.hidden[0](h.flatten(1))))
@@ -160,7 +161,7 @@ def test_maecho_linear_weights_are_xavier_normal_and_convolutions_default():
     for layer in (*model.hidden, model.output):
         n, expected = layer.weight.numel(), (2 / sum(layer.weight.shape)) ** 0.5
         assert abs(layer.weight.std().item() / expected - 1) < 5 / (2 * n) ** 0.5
-        # A normal has tails, a uniform of this std ends at 1.73
+        # A uniform distribution with this std would end at 1.73 times the std
         assert layer.weight.abs().max().item() > 3 * expected
     for conv in model.convs:
         bound = conv.weight[0].numel() ** -0.5
@@ -239,6 +240,7 @@ def test_batch_norm_follows_each_convolution() -> None:
         y = (y - y.mean((0, 2, 3), keepdim=True)) / (
             y.var((0, 2, 3), keepdim=True, correction=0) + 1e-5
         ).sqrt()
-        expected = functional.max_pool2d(y.relu(), 2)  # scale 1, shift 0
+        # The norm has scale 1 and shift 0
+        expected = functional.max_pool2d(y.relu(), 2)
     h = torch.relu(model.hidden[0](expected.flatten(1)))
     torch.testing.assert_close(model.train()(x), model.output(h))

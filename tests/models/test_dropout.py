@@ -20,7 +20,8 @@ def test_mean_is_preserved_and_survivors_are_scaled():
     out = layer(p)(torch.ones(n))
     assert set(out.unique().tolist()) == {0.0, out.max().item()}
     assert out.max().item() == pytest.approx(1 / (1 - p))
-    deviation = (p / (1 - p) / n) ** 0.5  # of the mean of Bernoulli(1 - p) / (1 - p)
+    # This is the standard deviation of the mean of Bernoulli(1 - p) / (1 - p)
+    deviation = (p / (1 - p) / n) ** 0.5
     assert abs(out.mean().item() - 1) < 5 * deviation
 
 

@@ -11,7 +11,9 @@ from fedexp.core.weights import ModelSpec
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
-EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffers
+# Input shape of the paper's data set, number of parameters for 10 classes, and number
+# of buffers
+EXPECTED = {
     "mlp": (DIGITS, 64 * 64 + 64 + 650, 0),
     "mlp_784_200": (MNIST, 159_010, 0),
     "mlp_784_400_200_100": (MNIST, 414_600, 0),
@@ -26,26 +28,31 @@ EXPECTED = {  # input of the paper's data set, parameters for 10 classes, buffer
     "convnet_nafi": (CIFAR, 62_006, 0),
     "lenet": (MNIST, 431_080, 0),
     "lenet5": (MNIST, 44_426, 0),
-    "unet": (CIFAR, 13_383_360 + 7_936 + 650, 54),  # 18 convolutions, their norms, the 1x1
+    # The terms are 18 convolutions, their norms and the 1x1 convolution
+    "unet": (CIFAR, 13_383_360 + 7_936 + 650, 54),
+    # The first term is the decoder, and the others are the encoder
     "cvae": (
         MNIST,
         541_712 + (794 * 512 + 512) + (512 * 256 + 256) + 2 * (256 * 20 + 20),
         0,
-    ),  # decoder, encoder
+    ),
     "wrn_16_1": (CIFAR, 175_066, 39),
     "wrn_40_1": (CIFAR, 563_930, 111),
     "resnet18_gn": (CIFAR, 11_181_642, 0),
     "resnet18_gn_cifar": (CIFAR, 11_173_962, 0),
     "resnet18_bn": (CIFAR, 11_181_642, 60),
     "resnet18_bn_cifar": (CIFAR, 11_173_962, 60),
+    # The first term is torchvision's network without its last layer. The others are the
+    # two tuned layers
     "resnet18_features": (
         CIFAR,
         11_176_512 + 512 * 256 + 2_560,
         60,
-    ),  # torchvision's without its last layer, the two tuned ones
+    ),
     "resnet34_features": (CIFAR, 21_284_672 + 512 * 256 + 2_560, 108),
 }
-# bare 5x5 convolutions, three bare 3x3 ones, four poolings: 16x16
+# The 8x8 digits are too small for these models. They have 5x5 convolutions or three 3x3
+# convolutions without padding, or four poolings, which need 16x16
 NO_DIGITS = {
     "cnn_mcmahan_valid",
     "convnet_nafi",
@@ -64,7 +71,8 @@ def spec(name, shape):
     )
     node = OmegaConf.to_container(config, resolve=True)["model"]
     if "random_features" in node:
-        node["random_features"] = True  # no file of weights here
+        # The tests have no file of weights
+        node["random_features"] = True
     return ModelSpec.of(node, shape, 10)
 
 

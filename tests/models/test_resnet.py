@@ -31,7 +31,8 @@ def on_meta(**arguments):
         ("imagenet", 10, 11_181_642),
         ("imagenet", 100, 11_227_812),
         ("imagenet", 200, 11_279_112),
-        ("imagenet", 1000, 11_689_512),  # torchvision's resnet18
+        # The number is equal to that of torchvision's resnet18
+        ("imagenet", 1000, 11_689_512),
         ("cifar", 10, 11_173_962),
         ("cifar", 100, 11_220_132),
         ("cifar", 200, 11_271_432),
@@ -107,7 +108,7 @@ def test_every_convolution_is_followed_by_its_norm_so_its_scale_cancels():
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 module.weight.mul_(7)
-        # Eps 1e-5 does not scale along
+        # The result differs slightly, because eps = 1e-5 is not scaled
         torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
 
 

@@ -46,7 +46,8 @@ def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[
 
     The network is in evaluation mode.
     """
-    torchvision_datasets()  # makes the import below pass beside any torch
+    # This makes the import below work with any version of torch
+    torchvision_datasets()
     import torchvision
 
     with torch.device("meta"):
@@ -148,9 +149,9 @@ def test_models_on_features_are_brought_in_by_runs_of_the_same_normalisation(
 
 
 def whole_and_split(*overrides: str):
-    """Return an experiment trained as one network, and as only its head on features.
+    """Return two variants of an experiment with equal initial heads.
 
-    The initial heads are equal.
+    The first trains the whole network. The second trains only the head on features.
     """
     config = compose([*WORLD, "dtype=float64", *overrides])
     split = Experiment.of(config)
@@ -195,7 +196,8 @@ def test_a_frozen_model_trains_like_its_head_on_features(method: str, engine: ty
     start = whole[2]
     for one, head in zip(ones, heads, strict=True):
         assert_same([head_of(one)], [head.params], tolerance=1e-9)
-        for name in start.frozen:  # to the bit, BatchNorm's statistics included
+        # Frozen tensors are bit-identical, including the statistics of BatchNorm
+        for name in start.frozen:
             assert torch.equal(
                 {**one.params, **one.buffers}[name], {**start.params, **start.buffers}[name]
             ), name
@@ -264,7 +266,11 @@ def test_runs_share_features_and_keep_the_head_alone(tmp_path: Path) -> None:
 
 
 def test_statistics_of_a_frozen_extractor_never_move() -> None:
-    """Neither a network that was in evaluation mode before nor rounding changes them."""
+    """The statistics of a frozen extractor never change.
+
+    They do not change if the network was in evaluation mode before. Rounding in an
+    aggregation does not change them either.
+    """
     experiment = Experiment.of(compose([*WORLD, "dataset.augment={flip: 0.5}"]))
     data = experiment.load(CPU)
     env = experiment.env(data, CPU)

@@ -27,9 +27,10 @@ def test_the_default_has_nafis_nineteen_layers_and_reads_ronnebergers_channels()
 
 
 def doubled(x: Tensor, axis: int) -> Tensor:
-    """Interpolate linearly at a quarter and three quarters between neighbours' centres.
+    """Double the size along `axis` by linear interpolation.
 
-    Outside, the value is that of the edge.
+    The new values are at a quarter and at three quarters between the centres of
+    neighbours. Outside the outermost centres, the value is that of the edge.
     """
     x = x.movedim(axis, 0)
     before, after = torch.cat([x[:1], x[:-1]]), torch.cat([x[1:], x[-1:]])

@@ -20,7 +20,8 @@ def _seeded():
 @pytest.mark.parametrize(("depth", "widen", "parameters", "norms"), [
     (16, 1, 175_066, 13),
     (40, 1, 563_930, 37),
-    (28, 10, 36_479_194, 25),  # Zagoruyko and Komodakis 2016, Table 5: 36.5 M
+    # Table 5 of Zagoruyko and Komodakis 2016 reports 36.5 M
+    (28, 10, 36_479_194, 25),
 ])  # fmt: skip
 def test_wide_resnet_has_expected_parameters_and_norms(depth, widen, parameters, norms):
     with torch.device("meta"):
@@ -45,7 +46,8 @@ def test_multiplications_of_an_image():
 def test_pre_activation_block_equals_its_formula():
     """The projection reads the activated input, and the identity reads the raw one.
 
-    The network is in evaluation mode.
+    The projection reads the activated input. The identity reads the input before the
+    activation.
     """
     model = WideResNet(input_shape=(2, 9, 8), num_classes=3, depth=16).double().eval()
     for module in model.modules():

@@ -77,7 +77,7 @@ def test_epochs_on_the_server_are_steps_of_one_round(tmp_path: Path) -> None:
     assert ["train/loss" in row for row in rows] == [True, False, False, False, False]
     assert ["test/global/acc" in row for row in rows] == [False, False, False, False, True]
     assert rows[-1]["student/loss"] < rows[1]["student/loss"]
-    # It has ten classes, and no image of a client reached the server
+    # The data have ten classes, and the server did not see images of the clients
     assert result["headline"]["value"] > 0.5
     assert result["test_data_in_training"] is None
 
@@ -91,7 +91,8 @@ def test_resumed_in_mid_distillation_it_has_the_same_bits(
 ) -> None:
     straight = files(execute(config_of(tmp_path / "straight", *overrides), say=None))
     config = config_of(tmp_path / "resumed", *overrides)
-    for step in (1, 3):  # after the clients' training, and between two epochs
+    # The run stops after the clients' training and between two epochs
+    for step in (1, 3):
         interrupted(config, step, monkeypatch)
     result = execute(config, say=None)
     assert result["attempts"] == 3

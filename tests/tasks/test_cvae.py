@@ -144,7 +144,7 @@ def test_loss_is_bernoulli_reconstruction_plus_kl(world, noisy: bool) -> None:
     logits, mean, logvar = plain_forward(weights.params, x, batch.y, noise)
     missed = F.binary_cross_entropy(torch.sigmoid(logits), x, reduction="none").sum(1)
     expected = torch.stack([missed, kl_to_standard_normal(mean, logvar)], 1)
-    # Normalised data are kept in float32's constants
+    # The constants of the normalisation are stored in float32
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -218,7 +218,8 @@ def test_labels_that_fit_have_the_better_bound(trained) -> None:
         net, model.params, {}, *experiment.task.inputs(Batch(x, data.test.y))
     )
     torch.testing.assert_close(bounds.gather(1, data.test.y[:, None])[:, 0], -own.sum(1))
-    assert float((bounds.argmax(1) == data.test.y).double().mean()) > 0.3  # chance is 0.1
+    # The accuracy of random guesses is 0.1
+    assert float((bounds.argmax(1) == data.test.y).double().mean()) > 0.3
 
 
 def test_samples_are_a_function_of_code_and_label(trained) -> None:
@@ -239,7 +240,7 @@ def test_samples_are_a_function_of_code_and_label(trained) -> None:
     torch.testing.assert_close(images.flatten(1), expected)
     train = torch.stack([data.train.x[data.train.y == k].double().mean(0) / 255 for k in range(10)])
     distance = torch.cdist(images.flatten(1), train.flatten(1))
-    # A zero code draws about the mean digit of its label
+    # The image of a zero code is close to the mean digit of its label
     assert (distance.argmin(1) == labels).sum() >= 4
 
 
@@ -255,7 +256,8 @@ def test_the_decoder_on_mnist_has_the_papers_widths() -> None:
 
 
 def test_the_normalisation_is_copied_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.device("meta"):  # without initial values
+    # On the device "meta", no initial values are computed
+    with torch.device("meta"):
         net = Network(input_shape=(1, 2, 2), num_classes=3, mean=(0.1307,), std=(0.3081,))
     x = torch.zeros(2, 1, 2, 2, dtype=torch.float64)
     torch.testing.assert_close(net.pixels(x), torch.full_like(x, 0.1307))

@@ -53,7 +53,8 @@ def drawn(count: int, *names: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
     logits, masks = drawn(4)
-    logits[2:], masks[2] = -1.0, 0  # found none: rightly, then wrongly
+    # The last two predictions are empty, which is right for image 2 and wrong for 3
+    logits[2:], masks[2] = -1.0, 0
     dice, right = [], 0
     for image in range(4):
         found = {

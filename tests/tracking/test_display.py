@@ -198,7 +198,7 @@ def test_stacking_gpu_memory_and_a_profile_are_shown_where_there_are_any(
         "train 1.250 75.0% evaluate 0.250 15.0% aten::mm 0.500 30.0% trace: /x/trace.json.gz"
         in text
     )
-    # Every client's work came from the memo
+    # The results of all clients came from the memo
     print_result(result() | {"steps_per_second": None}, tmp_path)
     assert "per second" not in capsys.readouterr().out
 

@@ -152,7 +152,7 @@ def test_a_logger_that_still_hangs_at_the_end_is_abandoned_once_and_may_free_wha
     logger = Freed(where="log", timeout=0.05)
     logger.trouble = lambda: logger.held.wait(20)
     assert len(feed_all(logger, tmp_path)) == 1
-    # It waits for the resource to be freed
+    # After `abandon` freed the resource, the logger is closed
     assert [name for name, _ in logger.calls] == ["open", "log", "abandon", "close"]
     raising = Freed(where="log", trouble=boom)
     feed_all(raising, tmp_path)

@@ -35,7 +35,8 @@ def test_a_run_goes_on_without_a_reader(
     (status,) = tmp_path.glob("outputs/runs/*/*/status.json")
     assert '"done"' in status.read_text()
     if kind == "pipe":
-        # The files that it still holds. A process's own stdout is idle by then
+        # The file still contains unwritten text, so closing it may fail. In a real
+        # process, its stdout is no longer used by then
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
 

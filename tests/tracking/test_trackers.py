@@ -127,7 +127,8 @@ def records(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        # The chunk is a whole record or the last part of one
+        if kind in (1, 4):
             record = Record()
             record.ParseFromString(whole)
             whole = b""
@@ -159,7 +160,8 @@ def wandb_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.usefixtures("wandb_home")
 def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> None:
     interrupted_and_resumed(Wandb, tmp_path)
-    (path,) = parts(tmp_path)  # earlier attempts are in the last one, so a sync can repeat nothing
+    # The last file contains the earlier attempts, so a sync does not repeat rounds
+    (path,) = parts(tmp_path)
     found = list(records(path))
     rows = [items(r.history.item) for r in found if r.WhichOneof("record_type") == "history"]
     assert [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows] == ROWS
@@ -195,7 +197,7 @@ def test_wandb_offline_holds_every_round_once_after_a_resume(tmp_path: Path) -> 
     assert summary["oracle/test/global/acc"] == 0.4 and summary["partition/sha256"] == "5"
     assert "rounds_to_target" not in summary
     kinds = {r.WhichOneof("record_type") for r in found}
-    # Neither system stats, console nor machine
+    # System statistics, console output and machine data are not recorded
     assert not kinds & {"stats", "output", "output_raw", "environment"}
 
 
@@ -205,7 +207,7 @@ def test_wandb_shows_how_a_run_ended_and_jobs_do_not_merge(
     tmp_path: Path, status: str, code: int
 ) -> None:
     other = Wandb()
-    # It is still open, as a run that hangs would be
+    # This run is still open, like a run that hangs
     other.open(info(tmp_path / "other", id="other", name="x" * 300), [])
     logger = Wandb(project="p")
     logger.open(info(tmp_path / "mine"), [])
@@ -287,7 +289,8 @@ def test_wandb_goes_on_offline_where_the_server_is_not_reached(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    wandb.teardown()  # read the environment below
+    # A new service reads the environment that is set below
+    wandb.teardown()
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
