@@ -158,12 +158,27 @@ def parser() -> Parser:
     export.add_argument("--entity", help="entity of W&B (default: that of the account)")
     export.add_argument("--group", help="group under which W&B shows them together")
 
-    commands.add_parser(
+    table = commands.add_parser(
         "table",
         command=_table,
         parents=[shared, chosen],
         help="a table of runs: means over seeds, paired tests",
+        description="rows and cols are keys whose values distinguish rows and columns. value is a "
+        "metric (default: the headline). better=higher or better=lower says which numbers are "
+        "better (default: lower for a loss).",
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
+    )
+    table.add_argument(
+        "--aggregate",
+        action="store_true",
+        help="also summarise the columns over the rows by means, average ranks, win rates "
+        "and probabilities of improvement",
+    )
+    table.add_argument(
+        "--out",
+        type=Path,
+        help="also write the table to this file, as Markdown (.md), LaTeX (.tex) or CSV (.csv, "
+        "one file per block)",
     )
 
     plot = commands.add_parser(
@@ -505,11 +520,11 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    from fedexp.commands.runs_table import print_table
+    from fedexp.commands.runs_table import table
 
     runs = find_runs(options.root)
     _warn_of_damaged_configs(runs)
-    return print_table(runs, options.conditions)
+    return table(runs, options.conditions, options.aggregate, options.out)
 
 
 def _plot(options: argparse.Namespace) -> int:

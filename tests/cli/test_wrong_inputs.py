@@ -46,12 +46,13 @@ MODULES = {
 LINES, COLUMNS = 24, 100
 # The required share of typos that get the right suggestion
 RIGHT_SHARE = 0.9
+# Files that may change although an input is refused: the bookkeeping of a run that resumes, locks,
+# and the output of a test's process
 PASSING = re.compile(
     r"(status|environment)\.json|error\.txt|config\.yaml|lock|.*\.lock|\.(out|err)-.*"
 )
-"""Of a run that is refused as it resumes, its bookkeeping; locks; what a process of a test says."""
+# Entries with `stored` find these runs under ``outputs``
 STORED = ["rounds=1", "clients=4", "model.hidden=[4]", "threads=1", "method=local,fedavg"]
-"""Runs that entries with `stored` find under ``outputs``."""
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,62 @@ def test_a_table_has_means_and_tests_on_common_seeds_alone(
     assert "1 results that other code made earlier" in out and "cells differ also" not in out
 
 
+def test_aggregates_use_the_rows_in_which_all_columns_have_runs(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, values in {"fedavg": (0.5, 0.6), "fedprox": (0.8, 0.9)}.items():
+        for seed, value in enumerate(values):
+            store(root, method, seed, value, alpha=0.9)
+    chosen = ["rows=partition.alpha", "cols=method", "method=fedavg,fedprox", "--aggregate"]
+    assert run_command(["table", *chosen, "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "over 2 rows" in out and "the aggregates leave out 0.5" in out
+    assert "cells have different numbers of runs" in out and "higher is better" in out
+    rows = [line.split() for line in out.splitlines()]
+    # The rank is after three numbers with intervals
+    ranks = {row[0]: row[10] for row in rows if len(row) > 10 and row[0].startswith("fed")}
+    assert ranks == {"fedprox": "1.00", "fedavg": "2.00"}
+
+    loss = [*chosen, "value=test/global/loss", "--root", str(root)]
+    assert run_command(["table", *loss]) == 0
+    out = capsys.readouterr().out
+    assert "lower is better" in out
+    rows = [line.split() for line in out.splitlines()]
+    found = {row[0]: row[10] for row in rows if len(row) > 10 and row[0].startswith("fed")}
+    assert found == ranks
+
+
+def test_a_table_is_written_as_markdown_latex_and_csv(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(root, "a_b|c", 0, 0.25)
+    asked = ["table", "rows=partition.alpha", "cols=method", "--root", str(root)]
+    for suffix in ("md", "tex", "csv"):
+        assert run_command([*asked, "--out", str(tmp_path / "new" / f"runs.{suffix}")]) == 0
+    out = capsys.readouterr().out
+    markdown = (tmp_path / "new" / "runs.md").read_text().splitlines()
+    assert markdown[:2] == [
+        r"| partition.alpha | a_b\|c | fedavg | fedprox | scaffold |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    assert r"partition.alpha & a\_b|c & fedavg" in (tmp_path / "new" / "runs.tex").read_text()
+    for line in markdown[2:4]:
+        for text in line.split(" | ")[1:]:
+            assert text.strip(" |") in out
+
+    with (tmp_path / "new" / "runs.csv").open(newline="") as file:
+        cells = {(row["partition.alpha"], row["method"]): row for row in csv.DictReader(file)}
+    average = cells["0.1", "fedavg"]
+    assert float(average["mean"]) == statistics.mean(VALUES["fedavg"])
+    assert float(average["sd"]) == statistics.stdev(VALUES["fedavg"])
+    assert (average["runs"], average["seeds"]) == ("3", "0, 1, 2")
+    assert cells["0.1", "scaffold"]["sd"] == "" and ("0.5", "scaffold") not in cells
+    with (tmp_path / "new" / "runs-tests.csv").open(newline="") as file:
+        tests = {(row["b"], row["a"]): row for row in csv.DictReader(file)}
+    assert float(tests["fedprox", "fedavg"]["difference"]) == pytest.approx(0.05)
+    assert not (tmp_path / "new" / "runs-aggregates.csv").exists()
+
+
 def test_cells_that_differ_in_more_than_rows_and_columns_are_noted_or_refused(
     root: Path, capsys
 ) -> None:

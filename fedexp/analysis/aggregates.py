@@ -1,0 +1,239 @@
+"""Numbers that summarise a table over its rows, and their uncertainty.
+
+References:
+    Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical
+    Precipice, NeurIPS 2021: interquartile mean, stratified bootstrap, probability of
+    improvement.
+    Demsar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006:
+    average ranks, Friedman's test, critical difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import friedmanchisquare, rankdata, studentized_range, trim_mean
+
+from fedexp.tables.seeds import Seeds
+from fedexp.tables.verdicts import LEVEL
+
+# Number of resamples of a bootstrap interval.
+DRAWS = 2000
+_SEED = 0  # the intervals of a table are the same at every call
+
+# The values of a column: for each row, the value of each seed.
+Scores = Sequence[Mapping[Seeds, float]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ColumnAggregate:
+    """The numbers that summarise a column.
+
+    Args:
+        column: Key of the column.
+        mean: Mean over rows of the mean over seeds.
+        median: Median over rows of the mean over seeds.
+        iqm: Interquartile mean: the mean of the values of all rows and seeds without
+            the lowest and the highest quarter.
+        rank: Mean over rows of the rank of the column's mean. The best has rank 1.
+        win_rate: Share of comparisons with another column that this column wins. There
+            is one comparison for each row, other column and common seed. A tie counts
+            half. None if there is no comparison.
+        groups: Numbers of the groups that the column belongs to. Columns of one group
+            are not distinguished by `Aggregates.critical_difference`.
+    """
+
+    column: str
+    mean: Estimate
+    median: Estimate
+    iqm: Estimate
+    rank: float
+    win_rate: float | None
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """The probability that a run of column b is better than a run of column a.
+
+    It is the mean over rows of the share of pairs of runs in which b is better. A tie
+    counts half.
+    """
+
+    a: str
+    b: str
+    probability: Estimate
+
+
+@dataclass(frozen=True)
+class Aggregates:
+    """Aggregates of all columns over rows.
+
+    Args:
+        columns: Aggregates of the columns, by average rank.
+        improvements: Probabilities of improvement of all pairs of columns.
+        num_rows: Number of rows.
+        p: p value of Friedman's test, None with fewer than three columns.
+        critical_difference: Smallest difference of average ranks that Nemenyi's test
+            distinguishes at the level of 5 %. None with fewer than three columns.
+    """
+
+    columns: tuple[ColumnAggregate, ...]
+    improvements: tuple[Improvement, ...]
+    num_rows: int
+    p: float | None = None
+    critical_difference: float | None = None
+
+
+def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregates:
+    """Summarise columns over their rows.
+
+    Args:
+        scores: Values of each column. All columns have the same rows, and each row has
+            at least one value, which is finite.
+        higher_is_better: Whether higher values are better.
+
+    Returns:
+        The aggregates. The intervals are those of a stratified bootstrap, which draws
+        the runs of each row separately and keeps the rows. They therefore describe the
+        variation between seeds, not between other rows.
+    """
+    keys = [*scores]
+    values = {key: [np.array([*row.values()]) for row in scores[key]] for key in keys}
+    means = np.array([[row.mean() for row in values[key]] for key in keys])  # (columns, rows)
+    sign = -1 if higher_is_better else 1
+    ranks = rankdata(sign * means, axis=0).mean(axis=1)
+
+    p = difference = None
+    groups: list[tuple[int, ...]] = [()] * len(keys)
+    if len(keys) >= 3:
+        p = _friedman(means)
+        difference = critical_difference(len(keys), means.shape[1])
+        groups = rank_groups([float(rank) for rank in ranks], difference, p < LEVEL)
+
+    numbers = np.random.default_rng(_SEED)
+    columns = []
+    for key, rank, group in zip(keys, ranks, groups, strict=True):
+        drawn = [_resampled(row, numbers) for row in values[key]]
+        pooled = np.concatenate(drawn, axis=1)
+        by_row = np.stack([row.mean(axis=1) for row in drawn], axis=1)
+        own = np.array([row.mean() for row in values[key]])
+        columns.append(
+            ColumnAggregate(
+                key,
+                _estimate(own.mean(), by_row.mean(axis=1)),
+                _estimate(np.median(own), np.median(by_row, axis=1)),
+                _estimate(iqm(np.concatenate(values[key])), iqm(pooled)),
+                float(rank),
+                _win_rate(key, scores, higher_is_better),
+                group,
+            )
+        )
+
+    improvements = [
+        Improvement(a, b, _improvement(values[a], values[b], higher_is_better, numbers))
+        for number, a in enumerate(keys)
+        for b in keys[number + 1 :]
+    ]
+    columns.sort(key=lambda column: column.rank)
+    return Aggregates(tuple(columns), tuple(improvements), means.shape[1], p, difference)
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Return the interquartile mean along the last axis."""
+    return np.asarray(trim_mean(values, 0.25, axis=-1))
+
+
+def critical_difference(columns: int, rows: int) -> float:
+    """Return the critical difference of average ranks of Nemenyi's test at 5 %."""
+    quantile = float(studentized_range.ppf(1 - LEVEL, columns, math.inf)) / math.sqrt(2)
+    return quantile * math.sqrt(columns * (columns + 1) / (6 * rows))
+
+
+def rank_groups(
+    ranks: Sequence[float], difference: float, is_significant: bool
+) -> list[tuple[int, ...]]:
+    """Return for each column the groups that it belongs to, numbered from 1.
+
+    A group is a largest set of columns whose average ranks differ by less than
+    `difference`. If Friedman's test is not significant, there is one group.
+    """
+    if not is_significant:
+        return [(1,)] * len(ranks)
+    order = sorted(range(len(ranks)), key=lambda i: ranks[i])
+    found: list[list[int]] = []
+    for number, first in enumerate(order):
+        members = [i for i in order[number:] if ranks[i] - ranks[first] < difference]
+        if not found or members[-1] != found[-1][-1]:
+            found.append(members)
+    return [
+        tuple(number for number, members in enumerate(found, 1) if i in members)
+        for i in range(len(ranks))
+    ]
+
+
+def _friedman(means: np.ndarray) -> float:
+    """Return the p value of Friedman's test, 1 if all columns are equal in all rows."""
+    if (means == means[0]).all():
+        return 1.0
+    return float(friedmanchisquare(*means).pvalue)
+
+
+def _win_rate(key: str, scores: Mapping[str, Scores], higher_is_better: bool) -> float | None:
+    wins = [
+        _wins(mine[seeds] - theirs[seeds], higher_is_better)
+        for other in scores
+        if other != key
+        for mine, theirs in zip(scores[key], scores[other], strict=True)
+        for seeds in mine
+        if seeds in theirs
+    ]
+    return sum(wins) / len(wins) if wins else None
+
+
+def _wins(difference: float, higher_is_better: bool) -> float:
+    if difference == 0:
+        return 0.5
+    return float((difference > 0) == higher_is_better)
+
+
+def _improvement(
+    a: Sequence[np.ndarray],
+    b: Sequence[np.ndarray],
+    higher_is_better: bool,
+    numbers: np.random.Generator,
+) -> Estimate:
+    sign = 1 if higher_is_better else -1
+
+    def share(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        difference = sign * (right[..., :, None] - left[..., None, :])
+        return np.asarray(((np.sign(difference) + 1) / 2).mean(axis=(-2, -1)))
+
+    own = np.mean([share(left, right) for left, right in zip(a, b, strict=True)])
+    drawn = [
+        share(_resampled(left, numbers), _resampled(right, numbers))
+        for left, right in zip(a, b, strict=True)
+    ]
+    return _estimate(own, np.mean(drawn, axis=0))
+
+
+def _resampled(values: np.ndarray, numbers: np.random.Generator) -> np.ndarray:
+    """Return `DRAWS` samples of the values with replacement, of shape (DRAWS, n)."""
+    return values[numbers.integers(len(values), size=(DRAWS, len(values)))]
+
+
+def _estimate(value: float | np.ndarray, drawn: np.ndarray) -> Estimate:
+    low, high = np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2])
+    return Estimate(float(value), float(low), float(high))

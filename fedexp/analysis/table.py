@@ -1,0 +1,233 @@
+"""A table of stored runs: means over seeds, paired tests, and aggregates over rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedexp.analysis.aggregates import Aggregates, aggregate
+from fedexp.analysis.groups import (
+    changes_method,
+    differing_keys,
+    finished,
+    implied_keys,
+    newest_by_config,
+    seeds_of,
+    shown_value,
+    sort_key,
+)
+from fedexp.core.errors import ConfigError
+from fedexp.storage.selection import check_keys, select, text_of, value_of
+from fedexp.storage.stored_run import StoredRun
+from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
+
+# Largest number of keys or values in one message.
+_SHOWN = 4
+
+# A cell of the table: the values of the row keys, and the value of the column key.
+Cell = tuple[tuple[str, ...], str]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a table shows.
+
+    Args:
+        rows: Keys whose values distinguish the rows.
+        cols: Key whose values distinguish the columns.
+        value: The number of a run that is shown, ``headline`` or a metric.
+        better: ``higher`` or ``lower`` if the table has aggregates, otherwise None.
+    """
+
+    rows: tuple[str, ...]
+    cols: str
+    value: str = "headline"
+    better: str | None = None
+
+
+@dataclass(frozen=True)
+class RunsTable:
+    """A table of stored runs.
+
+    Args:
+        spec: What the table shows.
+        places: Values of the row keys, one tuple per row.
+        columns: Values of the column key.
+        cells: Values of each cell by seed. A cell without runs is absent.
+        comparisons: Comparisons of two columns, each with its row.
+        measured: Names of the values, with the rules by which they are chosen.
+        notes: Notes on runs that are left out and on the comparison of cells.
+        aggregates: Aggregates over the rows, None if they are not asked for.
+    """
+
+    spec: TableSpec
+    places: tuple[tuple[str, ...], ...]
+    columns: tuple[str, ...]
+    cells: Mapping[Cell, Mapping[Seeds, float]]
+    comparisons: tuple[tuple[tuple[str, ...], Comparison], ...]
+    measured: tuple[str, ...]
+    notes: tuple[str, ...]
+    aggregates: Aggregates | None = None
+
+
+def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[str]) -> RunsTable:
+    """Make a table of the finished runs that meet the conditions.
+
+    Args:
+        runs: Stored runs, the newest first.
+        spec: What the table shows.
+        conditions: Conditions on runs.
+
+    Raises:
+        ConfigError: No run meets the conditions, a key does not exist, runs of a cell
+            differ in more than their seeds, or aggregates are not possible.
+    """
+    done = select(finished(runs), conditions)
+    if not done:
+        raise ConfigError(
+            "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
+        )
+    check_keys(done, [*spec.rows, spec.cols, spec.value])
+
+    latest = newest_by_config(done)
+    members = _group_by_cell(latest, spec)
+    cells = {cell: _values_by_seed(cell, found, spec) for cell, found in members.items()}
+    columns = sorted({column for _, column in cells}, key=sort_key)
+    places = sorted(
+        {place for place, _ in cells}, key=lambda place: [sort_key(text) for text in place]
+    )
+
+    pairs = [
+        (place, compare(a, b, cells[place, a], cells[place, b]))
+        for place in places
+        for a, b in itertools.combinations(columns, 2)
+        if (place, a) in cells and (place, b) in cells
+    ]
+    judged = adjusted([comparison for _, comparison in pairs])
+    notes = _notes(done, latest, members, spec)
+    aggregates = None
+    if spec.better is not None:
+        aggregates, left_out = _aggregates(cells, places, columns, spec.better)
+        notes += left_out
+
+    measured = {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}
+    return RunsTable(
+        spec,
+        tuple(places),
+        tuple(columns),
+        cells,
+        tuple((place, one) for (place, _), one in zip(pairs, judged, strict=True)),
+        tuple(sorted(measured)) if spec.value == "headline" else (spec.value,),
+        tuple(notes),
+        aggregates,
+    )
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Return ``mean ± deviation (n)``. A single run has no deviation."""
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread} ({len(values)})"
+
+
+def _group_by_cell(runs: Iterable[StoredRun], spec: TableSpec) -> dict[Cell, list[StoredRun]]:
+    cells: dict[Cell, list[StoredRun]] = {}
+    for run in runs:
+        cell = tuple(shown_value(run, key) for key in spec.rows), shown_value(run, spec.cols)
+        cells.setdefault(cell, []).append(run)
+    return cells
+
+
+def _values_by_seed(cell: Cell, runs: Sequence[StoredRun], spec: TableSpec) -> dict[Seeds, float]:
+    """Return the values of a cell by seed.
+
+    Raises:
+        ConfigError: The runs of the cell differ in more than their seeds.
+    """
+    differing = differing_keys(runs)
+    if differing:
+        keys, texts = (*spec.rows, spec.cols), (*cell[0], cell[1])
+        first, found = next(iter(differing.items()))
+        raise ConfigError(
+            f"runs of one cell differ in more than their seeds: {', '.join([*differing][:_SHOWN])}",
+            where=" ".join(f"{key}={text}" for key, text in zip(keys, texts, strict=True)),
+            got=f"{first}: {', '.join(found[:_SHOWN])}",
+            do=f"add a condition ({first}={found[0]}), or rows={','.join([*spec.rows, first])}",
+        )
+
+    values: dict[Seeds, float] = {}
+    for run in runs:  # newest first
+        number = value_of(run, spec.value)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ConfigError(
+                f"'{spec.value}' of a run is not a number", where=run.name, got=text_of(number)
+            )
+        values.setdefault(seeds_of(run), float(number))
+    return dict(
+        sorted(values.items(), key=lambda item: [sort_key(text_of(seed)) for seed in item[0]])
+    )
+
+
+def _aggregates(
+    cells: Mapping[Cell, Mapping[Seeds, float]],
+    places: Sequence[tuple[str, ...]],
+    columns: Sequence[str],
+    better: str,
+) -> tuple[Aggregates, list[str]]:
+    """Return the aggregates of the complete rows, and notes on the other rows.
+
+    Raises:
+        ConfigError: There are fewer than two columns or complete rows.
+    """
+
+    def is_complete(place: tuple[str, ...]) -> bool:
+        numbers = [cells.get((place, column), {}).values() for column in columns]
+        return all(found and all(map(math.isfinite, found)) for found in numbers)
+
+    complete = [place for place in places if is_complete(place)]
+    if len(columns) < 2 or len(complete) < 2:
+        raise ConfigError(
+            "aggregates need two columns, and two rows in which all columns have finite numbers",
+            where="--aggregate",
+            got=f"{len(columns)} columns, {len(complete)} such rows of {len(places)}",
+            do="add runs or conditions, or leave out --aggregate",
+        )
+
+    scores = {column: [cells[place, column] for place in complete] for column in columns}
+    notes = [
+        f"note: the aggregates leave out {' '.join(place)}, in which a column has no finite number"
+        for place in places
+        if place not in complete
+    ]
+    if len({len(row) for column in scores.values() for row in column}) > 1:
+        notes.append("note: cells have different numbers of runs, which all count in the IQM")
+    return aggregate(scores, better == "higher"), notes
+
+
+def _notes(
+    runs: Sequence[StoredRun],
+    latest: Sequence[StoredRun],
+    cells: Mapping[Cell, Sequence[StoredRun]],
+    spec: TableSpec,
+) -> list[str]:
+    """Return notes on runs that are left out, on other code, and on differing keys."""
+    notes = []
+    rules = {tuple((run.headline or {})[key] for key in ("metric", "rule")) for run in latest}
+    if spec.value == "headline" and len(rules) > 1:
+        notes.append("note: the runs' headlines are different metrics or rules")
+    if len(runs) > len(latest):
+        older = len(runs) - len(latest)
+        notes.append(f"note: {older} results that other code made earlier are left out")
+    if len({run.path.name for run in latest}) > 1 and not changes_method([spec.cols]):
+        notes.append("note: not all of these runs were made by the same code")
+
+    implied = implied_keys([*spec.rows, spec.cols])
+    differing = [*differing_keys([members[0] for members in cells.values()], implied)]
+    if differing:
+        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        notes.append(f"note: cells differ also in {', '.join(differing[:_SHOWN])}{more}")
+    return notes

@@ -1,0 +1,141 @@
+"""Tests of the numbers that summarise a table over its rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu
+
+from fedexp.analysis.aggregates import (
+    Scores,
+    aggregate,
+    critical_difference,
+    iqm,
+    rank_groups,
+)
+
+
+def scores(*rows: list[float]) -> Scores:
+    """Return rows whose seeds are 0, 1, ..."""
+    return [{(seed,): value for seed, value in enumerate(row)} for row in rows]
+
+
+def test_iqm_is_the_mean_of_the_middle_half() -> None:
+    assert iqm(np.array([8.0, 1, 100, 3, 4, 5, 6, -50])) == pytest.approx((3 + 4 + 5 + 6) / 4)
+
+
+def test_means_are_over_rows_and_the_iqm_is_over_all_runs() -> None:
+    rows = [0.1, 0.2, 0.3], [0.6, 0.6, 0.9], [0.2, 0.3, 0.4]
+    one, _ = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns
+    means = [statistics.mean(row) for row in rows]
+    assert one.mean.value == pytest.approx(statistics.mean(means))
+    assert one.median.value == pytest.approx(statistics.median(means))
+    # A quarter of nine runs are two runs
+    assert one.iqm.value == pytest.approx(statistics.mean(sorted(itertools.chain(*rows))[2:-2]))
+
+
+def test_intervals_describe_seeds_and_not_rows() -> None:
+    """Rows whose runs are equal give an interval of width 0, however far apart they are."""
+    found = aggregate({"a": scores([0.1] * 3, [0.9] * 3), "b": scores([0.2] * 3, [0.3] * 3)}, True)
+    for column in found.columns:
+        for estimate in (column.mean, column.median, column.iqm):
+            assert estimate.low == estimate.value == estimate.high
+
+
+def test_interval_of_the_mean_is_that_of_the_normal_distribution() -> None:
+    numbers = np.random.default_rng(1)
+    rows = [list(numbers.normal(mean, 1.0, 400)) for mean in (0.0, 5.0)]
+    mean = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
+    deviation = math.sqrt(sum(statistics.variance(row) / 400 for row in rows)) / 2
+    assert (mean.high - mean.low) / 2 == pytest.approx(1.96 * deviation, rel=0.1)
+    assert mean.low < mean.value < mean.high
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_ranks_and_wins_follow_the_direction(higher: bool) -> None:
+    found = aggregate(
+        {
+            "low": scores([1, 2], [3, 4]),
+            "mid": scores([2, 2], [4, 5]),
+            "top": scores([9, 9], [9, 9]),
+        },
+        higher,
+    )
+    order = ["top", "mid", "low"] if higher else ["low", "mid", "top"]
+    assert [column.column for column in found.columns] == order
+    assert [column.rank for column in found.columns] == [1, 2, 3]
+    rates = {column.column: column.win_rate for column in found.columns}
+    # Of four pairs with "mid", "low" ties one
+    wins = {"low": 0.5 / 8, "mid": 3.5 / 8, "top": 1.0}
+    assert rates == {name: share if higher else 1 - share for name, share in wins.items()}
+
+
+def test_pairs_of_the_win_rate_have_common_seeds() -> None:
+    a, b = [{(0,): 1.0, (1,): 1.0}] * 2, [{(1,): 0.0, (2,): 9.0}] * 2
+    assert [column.win_rate for column in aggregate({"a": a, "b": b}, True).columns] == [0.0, 1.0]
+    b = [{(2,): 9.0}] * 2
+    assert {column.win_rate for column in aggregate({"a": a, "b": b}, True).columns} == {None}
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_probability_of_improvement_is_mann_whitneys_statistic(higher: bool) -> None:
+    a, b = ([1.0, 3, 5], [2.0, 2, 4]), ([2.0, 3, 8, 9], [1.0, 2])
+    (found,) = aggregate({"a": scores(*a), "b": scores(*b)}, higher).improvements
+    shares = [
+        mannwhitneyu(right, left).statistic / (len(left) * len(right))
+        for left, right in zip(a, b, strict=True)
+    ]
+    expected = statistics.mean(shares)
+    assert found.probability.value == pytest.approx(expected if higher else 1 - expected)
+    assert found.probability.low < found.probability.value < found.probability.high
+
+
+@pytest.mark.parametrize(("columns", "quantile"), [(2, 1.960), (4, 2.569), (10, 3.164)])
+def test_critical_difference_has_the_published_quantiles(columns: int, quantile: float) -> None:
+    """The quantiles are those of Demsar's Table 5 (a)."""
+    expected = quantile * math.sqrt(columns * (columns + 1) / (6 * 14))
+    assert critical_difference(columns, 14) == pytest.approx(expected, rel=5e-4)
+
+
+def test_friedmans_test_is_its_formula() -> None:
+    rows = [[0.1, 0.2, 0.3], [0.5, 0.8, 0.9], [0.3, 0.1, 0.7], [0.2, 0.4, 0.5]]
+    found = aggregate(
+        {name: scores(*([row[i]] for row in rows)) for i, name in enumerate("abc")}, True
+    )
+    ranks = [column.rank for column in found.columns]
+    statistic = 12 * 4 / (3 * 4) * (sum(rank**2 for rank in ranks) - 3 * 4**2 / 4)
+    # The chi-squared distribution with 2 degrees of freedom is exponential
+    assert found.p == pytest.approx(math.exp(-statistic / 2))
+    assert found.num_rows == 4
+
+
+def test_equal_columns_are_not_distinguished() -> None:
+    same = scores([0.5], [0.7])
+    found = aggregate(dict.fromkeys("abc", same), True)
+    assert found.p == 1.0 and {column.groups for column in found.columns} == {(1,)}
+    two = aggregate(dict.fromkeys("ab", same), True)
+    assert two.p is None and two.critical_difference is None
+
+
+def test_groups_are_largest_sets_within_the_critical_difference() -> None:
+    ranks = [3.0, 1.0, 1.5, 4.0]
+    assert rank_groups(ranks, 1.6, True) == [(2, 3), (1,), (1, 2), (3,)]
+    assert rank_groups(ranks, 0.1, True) == [(3,), (1,), (2,), (4,)]
+    assert rank_groups(ranks, 9.0, True) == [(1,)] * 4
+    assert rank_groups(ranks, 0.1, False) == [(1,)] * 4
+
+
+def test_without_a_significant_friedman_test_no_ranks_are_distinguished() -> None:
+    columns = {"a": [1, 2, 3, 1], "b": [0, 1, 0, 0], "c": [3, 3, 2, 3], "d": [2, 0, 1, 2]}
+    found = aggregate(
+        {name: scores(*([float(value)] for value in values)) for name, values in columns.items()},
+        True,
+    )
+    ranks = [column.rank for column in found.columns]
+    assert found.p is not None and found.critical_difference is not None
+    assert found.p > 0.05 and ranks[-1] - ranks[0] > found.critical_difference
+    assert {column.groups for column in found.columns} == {(1,)}
