@@ -1,4 +1,7 @@
-"""Answers about devices. Devices that this machine lacks are played by `FakeModule`."""
+"""Tests of the functions that query devices.
+
+`FakeModule` replaces torch's module of devices that this machine lacks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "fedexp"
 
 
 class FakeModule(SimpleNamespace):
-    """The module of a kind with two devices of 64 MiB each, which notes its calls."""
+    """A device module with two devices of 64 MiB each, which records its calls."""
 
     def __init__(self) -> None:
         super().__init__(calls=[])

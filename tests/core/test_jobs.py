@@ -1,4 +1,4 @@
-"""Results of clients: their layout in memory, and the check for NaN."""
+"""Tests of client results: their memory layout and the check for NaN."""
 
 from __future__ import annotations
 

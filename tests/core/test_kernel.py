@@ -1,4 +1,4 @@
-"""The step kernel against torch.optim and torch's own clipping, step by step."""
+"""Tests that compare the step kernel with torch.optim and torch's own clipping."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Recorder(Trainer):
 
 
 def test_order_of_a_step() -> None:
-    """The order is correct, clip, decay, the step, after_step."""
+    """A step calls `correct`, clips, adds the decay, updates and calls `after_step`."""
     job = make_job(trainer=Recorder(), clip=1.0, weight_decay=0.5, epochs=None, steps=1)
     count = sum(v.numel() for v in job.start.params.values())
     after = train(job).weights.params
@@ -175,7 +175,10 @@ def test_kernel_does_not_change_its_job_and_is_deterministic() -> None:
 
 
 def test_dropout_draws_from_the_job() -> None:
-    """With equal samples and a negligible step size, the loss depends only on masks."""
+    """The dropout masks depend on the job's seed and on the step.
+
+    With equal samples and a negligible step size, the loss depends only on the masks.
+    """
     spec = ModelSpec(MLP.arch, (("dropout", 0.5), *MLP.kwargs))
     samples = replace(
         make_data((20,)).train, x=torch.ones(20, 1, 2, 2).double(), y=torch.zeros(20).long()
@@ -186,7 +189,7 @@ def test_dropout_draws_from_the_job() -> None:
     )
     assert first == again
     assert first["loss"] != pytest.approx(other["loss"], rel=1e-6)
-    # Values of both steps, and of only the second
+    # `loss` covers both steps, and `loss_last_epoch` covers only the second.
     assert first["loss"] != pytest.approx(first["loss_last_epoch"], rel=1e-6)
 
 
@@ -235,7 +238,10 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order() -> None:
 
 
 def test_every_batch_is_augmented_anew() -> None:
-    """With equal samples, batches differ only by the transforms of their steps."""
+    """Each batch gets a new random augmentation.
+
+    All samples are equal, so that batches differ only by the transforms of their steps.
+    """
     job = make_job(epochs=1, batch_size=4)
     plain = replace(make_data((8,)).train, x=torch.zeros(8, 1, 2, 2).double())
     samples = replace(plain, augment=lambda x, noise: x + noise("shift", (len(x), 1, 1, 1)))
@@ -255,7 +261,11 @@ def test_a_single_left_over_sample_is_no_batch_for_batchnorm() -> None:
 
 @pytest.mark.parametrize("n", [513, 1025])
 def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> None:
-    """513 samples must not be cut into 512 + 1: one sample has no batch statistics."""
+    """The full gradient is never computed on a part of one sample.
+
+    For example, 513 samples must not be cut into 512 + 1, because one sample has no
+    batch statistics.
+    """
     from fedexp.methods.scaffold import Scaffold
 
     job = make_job(SMALL, trainer=Scaffold(option="I"), epochs=None, steps=1)
@@ -265,7 +275,10 @@ def test_full_gradient_of_a_batchnorm_net_has_no_part_of_one_sample(n: int) -> N
 
 
 def test_the_full_gradient_is_the_mean_over_all_samples() -> None:
-    """513 samples are taken in parts of 257 and 256."""
+    """The full gradient is the mean over all samples.
+
+    The 513 samples are processed in parts of 257 and 256.
+    """
     from fedexp.methods.scaffold import Scaffold
 
     job, samples = (

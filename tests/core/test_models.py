@@ -1,4 +1,4 @@
-"""Nets, weights and specs: swapped tensors, separate randomness, refused models."""
+"""Tests of nets, weights and specs: swapped tensors, seeds and refused models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observed layer inputs, features and norm inputs of a network, and its head."""
+"""Tests of a network's observed layer inputs, features, norm inputs and head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NORMED = {
 
 
 class Bounded(nn.Module):
-    """A network whose output is not that of its last layer."""
+    """A network whose output differs from the output of its last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Convolutional(nn.Module):
 
 
 class Dense(Convolutional):
-    """A network whose head is a convolution, with maps as features."""
+    """A network whose head is a convolution and whose features are maps."""
 
     head_module = "output"
 
@@ -141,9 +141,10 @@ def test_features_and_layer_inputs_by_hand() -> None:
 
 @pytest.mark.parametrize("name", NORMED)
 def test_inputs_of_every_norm_give_the_statistics_that_it_keeps(name: str) -> None:
-    """New running statistics are 0.9 of the old and 0.1 of the batch's.
+    """The inputs of each norm yield its new running statistics.
 
-    The variance is unbiased.
+    The new statistics are 0.9 times the old ones plus 0.1 times those of the batch. The
+    variance of the batch is the unbiased one.
     """
     weights, x = weights_of(NORMED[name], 0), images(6)
     buffers = {key: value.clone() for key, value in weights.buffers.items()}
@@ -275,9 +276,10 @@ def test_a_class_may_declare_its_head(name: str, features: tuple[int, ...]) -> N
 
 @dataclass(frozen=True)
 class Small(Trainer):
-    """A trainer that uses everything that a trainer may observe.
+    """A trainer whose loss uses everything that a trainer may observe.
 
-    Its loss is the head's cross-entropy, twice, and the mean square of the features.
+    The loss contains the cross-entropy of the output and that of the head's output. It
+    also contains mean squares of the features, the layer inputs and the norm inputs.
     """
 
     def loss(self, net, params, buffers, batch, ctx):

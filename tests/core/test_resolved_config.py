@@ -1,4 +1,4 @@
-"""A resolved config keeps its form on disk and its hash."""
+"""Tests that a resolved config keeps its stored form and its hash."""
 
 from __future__ import annotations
 
@@ -79,8 +79,10 @@ def test_value_of_fedexps_own_variable_and_of_science_are_stored(
 
 
 def test_config_hash_is_that_of_earlier_versions(monkeypatch) -> None:
-    """Hashes of stored runs: the defaults, a method with its own data, a proxy data
-    set.
+    """The config hash has the value that stored runs of earlier versions have.
+
+    The first config has only default values. The second sets method, data set,
+    partition and seed. The third has a proxy data set.
     """
     monkeypatch.setenv("FEDEXP_DATA", "/anywhere")
     for overrides, expected in (

@@ -1,4 +1,4 @@
-"""Sampling, the stream of results, policies, and the client cache."""
+"""Tests of sampling, the result stream, the NaN policy and the client cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_fixed_sampling_is_exact_sorted_and_seeded() -> None:
 def test_bernoulli_sampling_has_its_rate_and_is_never_empty() -> None:
     sizes = [len(Sampling("bernoulli", 2).draw(40, 0, r)) for r in range(2000)]
     assert min(sizes) >= 1
-    expected = 2 / (1 - (1 - 2 / 40) ** 40)  # conditioned on somebody being there
+    expected = 2 / (1 - (1 - 2 / 40) ** 40)  # given that at least one client is sampled
     assert np.mean(sizes) == pytest.approx(expected, abs=0.1)
 
 
@@ -145,7 +145,10 @@ class Transposing(Serial):
 def test_client_results_have_the_memory_layout_of_loaded_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise resumed runs differ in the last bits of their products."""
+    """Client results have the memory layout of loaded results.
+
+    Otherwise the matrix products of resumed runs would differ in the last bits.
+    """
     seen: list[bool] = []
     merge = Mean.update
 
@@ -228,9 +231,10 @@ def test_memo_survives_damage_and_keeps_to_its_size(tmp_path) -> None:
 
 
 def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models(tmp_path) -> None:
-    """The other run is training them.
+    """A run waits if another run is training the same clients, and reports this.
 
-    The waiting run continues afterwards and trains nothing.
+    When the other run has finished, the waiting run takes its models and trains
+    nothing.
     """
     world = make_world("method=fedavg", "rounds=1")
     first, second = (ClientCache(Counting(), tmp_path, 1.0, NUMERICS, "code") for _ in range(2))
@@ -265,9 +269,10 @@ def test_memo_says_that_another_run_trains_the_same_clients_and_takes_its_models
 
 
 def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
-    """Equal indices into another pool are other data.
+    """The cache key depends on the samples and not on their indices.
 
-    Equal data by other indices are not.
+    Equal indices into another pool refer to other data. Other indices can refer to
+    equal data.
     """
     data = make_data()
     other = replace(data, train=replace(data.train, x=data.train.x + 1))
@@ -286,9 +291,9 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
 
 
 def test_memo_recalls_stacked_clients_only_as_they_were_stacked(tmp_path) -> None:
-    """A missing part of a stack is trained again with the whole stack.
+    """If a client of a stack is missing in the cache, the whole stack is retrained.
 
-    The result is bit-identical to that without the cache.
+    The result is bit-identical to the result without the cache.
     """
     from fedexp.engines.vectorized import Vectorized
 
