@@ -135,7 +135,7 @@ def test_positions_must_ascend() -> None:
 
 @dataclass(frozen=True)
 class LongServerWork(Layerwise):
-    """An aggregator whose only round has twenty server steps, or fewer by the config."""
+    """An aggregator with one round of twenty server steps, or fewer by the config."""
 
     def position(self, state: State, step: int) -> tuple[int, int]:
         return (0, step) if step < state["length"] else (1, 0)

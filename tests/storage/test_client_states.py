@@ -1,4 +1,4 @@
-"""Client states equal a plain dict whenever the process stops."""
+"""Tests that client states equal a plain dict whenever the process stops."""
 
 from __future__ import annotations
 
@@ -87,7 +87,11 @@ def test_as_a_dict_and_after_every_save_on_disk(tmp_path: Path, held: int, every
 def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_there(
     tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is as a kill would leave it before a rename or deletion."""
+    """A kill before any change on disk leaves the last or the next checkpoint.
+
+    Before each rename and deletion, the test loads a copy of the folder. The copy is
+    what a kill at this moment would leave.
+    """
     run, killed = tmp_path / "run", tmp_path / "killed"
     run.mkdir()
     saver = Checkpoint(run, CPU, held * SIZE / 1e9)
@@ -118,7 +122,11 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("held", [0, 2])
 def test_interrupted_at_any_line_the_finished_step_can_be_saved(tmp_path: Path, held: int) -> None:
-    """A KeyboardInterrupt comes at every 61st line, then the final save of a run."""
+    """After an interrupt at any line, the finished step can be saved.
+
+    Each repetition raises a KeyboardInterrupt 61 executed lines later than the one
+    before. Then it saves as a run does at its end.
+    """
     interrupted = 0
     for stop in itertools.count(1, 61):
         folder = tmp_path / str(stop)
@@ -184,7 +192,11 @@ def test_damaged_memories_are_an_error_that_helps(tmp_path: Path, damage: str) -
 
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_missing_or_exchanged_segment_is_named(tmp_path: Path, exchanged: bool) -> None:
-    """An earlier segment still has a state of every client, so the count is right."""
+    """An error names a segment that is missing or that was exchanged for another.
+
+    An earlier segment still has a state of every client, so the number of states is
+    right.
+    """
     saver = Checkpoint(tmp_path, CPU)
     clients: Mapping[int, Trees] = saver.client_states
     for step, cohort in ((1, (0, 1)), (2, (1,))):

@@ -1,4 +1,4 @@
-"""Stored models equal models in the state, whenever the process stops."""
+"""Tests that stored models equal models in the state whenever the process stops."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ Expected = dict[str, list[Weights]]
 def play(
     saver: Checkpoint, count: int, every: int = 2, clients: int = 5
 ) -> Iterator[tuple[Snapshot, Expected, bool]]:
-    """Yield snapshot, stored models and whether a save follows, for the steps of a run.
+    """Yield for each step the snapshot, the stored models and whether a save follows.
 
-    In every step two clients get another state and model. The last two models of each
-    are stored.
+    In every step, one or two clients get a new state and a new model. The last two
+    models of each client are stored.
     """
     now: Snapshot = Snapshot(0, {"kept": {}}, saver.client_states)
     expected: Expected = {}
@@ -125,7 +125,11 @@ def test_killed_before_any_change_on_disk_the_last_or_the_next_checkpoint_is_the
 def test_interrupted_at_any_line_the_finished_step_can_be_saved(
     tmp_path: Path, held: int, saves: bool
 ) -> None:
-    """Then the run saves, unless it is interrupted again, and cleans up."""
+    """After an interrupt at any line, the finished step can be saved.
+
+    If `saves` is false, the run cleans up without saving, as after a second interrupt.
+    Then one of its last two checkpoints can be loaded.
+    """
     interrupted = 0
     for stop in itertools.count(1, 71):
         folder = tmp_path / str(stop)
@@ -261,7 +265,7 @@ def test_stored_model_is_not_a_view_of_a_larger_tensor() -> None:
 
 
 def test_a_checkpoint_takes_models_from_elsewhere(tmp_path: Path) -> None:
-    """Models come from memory, and from another run's folder."""
+    """A checkpoint stores models from memory and from another run's folder."""
     mine, other = Checkpoint(tmp_path / "mine", CPU), Checkpoint(tmp_path / "other", CPU, 0)
     kept = [ModelStore().store(model_of(0, 1)), other.models.store(model_of(0, 2))]
     mine.save(Snapshot(1, {"kept": {"0": kept}}, {}), set(), 0)
@@ -335,7 +339,10 @@ def all_kept(snapshot: Snapshot) -> dict[str, list[Tree]]:
 
 
 def test_the_keepers_mean_is_the_mean_of_what_it_keeps() -> None:
-    """This needs no run folder: models are in memory."""
+    """The mean that `KeepLast` delivers is the mean of the models that it stores.
+
+    The test needs no run folder, because the models are in memory.
+    """
     world, trained = keeper_world(), {}
 
     class Records(Serial):
