@@ -1,3 +1,4 @@
-"""Small plug-ins, each of which needs one of the contracts. No part of the package, and
-of no config group.
+"""Small plug-ins, each of which needs one of the plug-in contracts.
+
+They are not part of the package, and no config group contains them.
 """

@@ -1,9 +1,12 @@
-"""A server-side distiller in the manner of DENSE (Zhang et al. 2022): teachers of any
-architectures, a generator, a student.
+"""A server-side distiller that resembles DENSE (Zhang et al. 2022).
 
-Step 0 trains the clients once. Each of the steps that follow is an epoch on the server:
-a fresh generator and its noise learn images that the ensemble is sure of, the images
-join a bank, and the student takes one pass over the bank towards the ensemble.
+It has teachers of any architectures, a generator and a student. Step 0 trains the
+clients once. Each later step is one epoch on the server:
+
+1. A fresh generator and its noise learn images that the ensemble classifies with
+   confidence.
+2. The images are added to a bank.
+3. The student is trained for one pass over the bank to match the ensemble.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from fedexp.server_training.optimizers import Adam, Optimizer, Sgd, cosine
 
 
 class Generator(nn.Module):
-    """Noise (b, noise) to images (b, *shape) in (0, 1)."""
+    """A network that maps noise (b, noise) to images (b, *shape) in (0, 1)."""
 
     def __init__(self, *, noise: int, shape: tuple[int, ...], width: int = 32) -> None:
         super().__init__()
@@ -50,12 +53,14 @@ class Generator(nn.Module):
 
 @dataclass(frozen=True)
 class Distiller(Aggregator):
-    """One-shot; the student is the server's network.
+    """A one-shot aggregator whose student is the server's network.
 
     Args:
-        epochs: on the server (T).
-        images: generated an epoch (b); generator_steps: on them (T_G).
-        batch_size: of the student (B); temperature: of the distillation.
+        epochs: Number of epochs on the server (T).
+        images: Number of images that are generated per epoch (b).
+        generator_steps: Number of steps of the generator per epoch (T_G).
+        batch_size: Batch size of the student (B).
+        temperature: Temperature of the distillation.
     """
 
     epochs: int = 4
@@ -113,8 +118,10 @@ class Distiller(Aggregator):
         return Outcome((state["student"],), "global")
 
     def _generate(self, ensemble: _Ensemble, env: Env) -> tuple[Tensor, float]:
-        """Images on which the ensemble's cross-entropy against drawn labels is low, and
-        that loss.
+        """Return images that the ensemble assigns to random labels, and the loss.
+
+        The generator and its noise minimise the ensemble's cross-entropy for these
+        labels.
         """
         random = torch_generator(env.seed, "synthesis", env.step)
         noise = torch.randn(self.images, self.noise, generator=random).to(env.device, env.dtype)
@@ -144,8 +151,11 @@ class Distiller(Aggregator):
     def _distil(
         self, state: State, bank: Tensor, ensemble: _Ensemble, env: Env
     ) -> tuple[Weights, State, int, float]:
-        """One pass over the bank: the student, its optimizer's state, its steps so far
-        and the mean loss.
+        """Train the student for one pass over the bank.
+
+        Returns:
+            The student, the state of its optimizer, the number of its steps so far and
+            the mean loss.
         """
         student: Weights = state["student"]
         params, buffers, optimizer, taken = (
@@ -188,8 +198,9 @@ class Distiller(Aggregator):
 
 
 class _Ensemble:
-    """Mean of the teachers' logits; they are in evaluation mode, one network an
-    architecture.
+    """An ensemble that returns the mean of the teachers' logits.
+
+    The teachers are in evaluation mode. Teachers of one architecture share one network.
     """
 
     def __init__(self, teachers: list[Weights]) -> None:
@@ -207,8 +218,10 @@ class _Ensemble:
 
 
 def _view(env: Env, name: str) -> Callable[[Tensor, int], Tensor]:
-    """How a batch of generated images enters networks at a step: as the clients'
-    training batches do.
+    """Return a function that turns generated images into inputs of the networks.
+
+    Like training batches of the clients, images are normalised and augmented. The
+    second argument is the step, which selects the random numbers.
     """
     noise = StepNoise(seed_of(env.seed, name, env.step), env.device)
 

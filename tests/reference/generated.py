@@ -1,5 +1,7 @@
-"""A generator in the server's trees makes inputs for labels like the client's own; the
-client fits them besides its data.
+"""A trainer whose clients also train on generated inputs.
+
+The generator is part of the trees that the server sends. Its labels are drawn with the
+client's own label frequencies.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ CLASSES, LATENT, SHAPE = 3, 2, (1, 2, 2)
 
 
 class Generator(nn.Module):
-    """(b,) labels and (b, LATENT) noise to (b, *SHAPE) inputs; its BatchNorm shows in
-    which mode it runs.
+    """A network that maps labels (b,) and noise (b, LATENT) to inputs (b, *SHAPE).
+
+    The output of its BatchNorm shows in which mode the network runs.
     """
 
     def __init__(self) -> None:
@@ -41,8 +44,11 @@ SPEC = ModelSpec("tests.reference.generated.Generator", ())
 
 @dataclass(frozen=True)
 class Generated(Trainer):
-    """Args: weight: of the loss on generated inputs in the first step; it halves with
-    every epoch.
+    """A trainer with an additional loss on generated inputs.
+
+    Args:
+        weight: Weight of the loss on generated inputs in the first step. It halves with
+            every epoch. It is also divided by 1 plus the step.
     """
 
     weight: float = 0.5

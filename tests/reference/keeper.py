@@ -1,8 +1,9 @@
-"""A keeper of old models: its state refers to the last K models of every client, and it
-delivers their mean.
+"""An aggregator that stores the last K models of every client and delivers their mean.
 
-Up: y_i. Down: the mean. Server state: the mean, and references to K models a client,
-which need not fit into memory.
+Communication: A client sends y_i. The server sends the mean.
+
+State: The server keeps the mean and references to K models per client. These models
+need not fit into memory.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class KeepLast(Aggregator):
-    """The mean is moved by what comes and what goes: a step reads only the models that
-    it drops.
+    """An aggregator that delivers the mean of the last K models of every client.
+
+    A step adds new models to the sum and subtracts dropped ones. So it reads only the
+    models that it drops.
 
     Args:
-        K: models a client.
+        K: Number of stored models per client.
     """
 
     K: int = 2

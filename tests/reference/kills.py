@@ -1,5 +1,7 @@
-"""Runs of the reference plug-ins: straight in this process; in forked ones killed after
-every step, and resumed.
+"""Runs of the reference plug-ins, without interruption and with kills.
+
+Uninterrupted runs are executed in this process. Killed runs are executed in forked
+processes. They are killed after every step and resumed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ SMALL = [
 ]
 TRAINED = ["method=fedavg", "rounds=3", "clients_per_round=3", "local.momentum=0"]
 TARGET = "tests.reference."
-# name: overrides, and the plug-ins that are put in place of the composed ones
+# By name: the overrides, and the plug-ins that replace those of the composed config.
 PLUGINS: dict[str, tuple[list[str], dict[str, dict[str, Any]]]] = {
     "layerwise": (
         [*TRAINED, "rounds=2", "model.hidden=[6,5]"],
@@ -64,13 +66,16 @@ def config_of(name: str, engine: str, folder: Path) -> ResolvedConfig:
 
 
 def straight(name: str, engine: str, folder: Path) -> dict[str, Any]:
-    """`facts` of an uninterrupted run."""
+    """Execute a run without interruption and return its `facts`."""
     running.execute(config_of(name, engine, folder), say=None)
     return facts(folder)
 
 
 def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, Any]:
-    """`facts` of a run that was killed after each of its `steps` and resumed."""
+    """Execute a run that is killed after each of `steps`, and return its `facts`.
+
+    After each kill, the run is resumed in a new process.
+    """
     config = config_of(name, engine, folder)
     for step in [*steps, None]:
         process = Forked(folder, _execute, config, step)
@@ -80,8 +85,10 @@ def killed(name: str, engine: str, folder: Path, steps: list[int]) -> dict[str, 
 
 
 def _execute(config: ResolvedConfig, kill_at: int | None) -> None:
-    """In a process of its own, which kills itself once step `kill_at` is journalled and
-    not yet in a checkpoint.
+    """Execute a run, and kill this process after step `kill_at`.
+
+    At that moment the journal contains the step, but no checkpoint does. The function
+    must run in a separate process.
     """
     append = Journal.append
 

@@ -1,11 +1,15 @@
-"""A method whose round has several steps: train, grow a hidden layer on the server,
-retrain what lies above it.
+"""A method that adds units to a hidden layer within each round.
 
-Step 0 of a round: clients train the model; the server averages. Step 1, on the server
-alone: hidden layer 0 gets `grow` more units, whose outgoing weights are zero, so that
-the function stays. Step 2: clients retrain everything above hidden layer 0, which is
-frozen, for one epoch; the server averages. It needs `Aggregator.position`, a job's own
-budget, frozen parameters by job and widths as data (`with_widths`).
+Each round has three steps:
+
+0. Clients train the model, and the server averages the models.
+1. The server adds `grow` units to hidden layer 0, without any client. The outgoing
+   weights of the new units are zero, so that the function of the network stays equal.
+2. Clients retrain all layers above hidden layer 0 for one epoch, and the server
+   averages the models. Hidden layer 0 is frozen.
+
+The method needs `Aggregator.position`, local training settings per job, frozen
+parameters per job and widths as data (`with_widths`).
 """
 
 from __future__ import annotations
@@ -30,7 +34,11 @@ FROZEN = frozenset({"hidden.0.weight", "hidden.0.bias"})
 
 @dataclass(frozen=True)
 class Layerwise(Aggregator):
-    """Args: grow: units that hidden layer 0 of an MLP gains a round."""
+    """An aggregator that widens hidden layer 0 of an MLP in each round.
+
+    Args:
+        grow: Number of units that hidden layer 0 gains per round.
+    """
 
     grow: int = 2
 
@@ -80,8 +88,9 @@ class Layerwise(Aggregator):
 
 
 def widened(old: Weights, grow: int, env: Env) -> Weights:
-    """`old` with `grow` more units in hidden layer 0, the new ones' incoming weights
-    those of a fresh network's.
+    """Return `old` with `grow` more units in hidden layer 0.
+
+    The incoming weights of the new units are those of a fresh network.
     """
     width = len(old.params["hidden.0.bias"]) + grow
     spec = with_widths(old.spec, env.input_shape, {"hidden.0.weight": width})
@@ -89,7 +98,7 @@ def widened(old: Weights, grow: int, env: Env) -> Weights:
     params = {}
     for name, drawn in fresh.params.items():
         before = old.params[name]
-        # Its new columns are zero
+        # The outgoing weights of the new units are zero.
         value = torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn
         value[tuple(slice(0, size) for size in before.shape)] = before
         params[name] = value

@@ -1,5 +1,6 @@
-"""Beta-Bernoulli matching written out: a loop over units and pairs, sums made anew from
-their members every time.
+"""Beta-Bernoulli matching as plain loops over units and pairs of units.
+
+All sums are computed again from their members each time.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ class Constants:
 
 
 def matched(models, q, mu0, k: Constants, orders, start=None):
-    """(units of each model, posterior means); arguments as
-    `fedexp.matching.beta_bernoulli.match` has them.
+    """Return the global units of each model's units, and the posterior means.
+
+    The arguments equal those of `fedexp.matching.beta_bernoulli.match`.
     """
     N, p0 = len(models), np.full(len(mu0), 1 / k.sigma0)
     a0 = mu0 * p0
-    groups: list[list[tuple[int, int]]] = []  # members (model, unit) of every global unit
+    groups: list[list[tuple[int, int]]] = []  # members (model, unit) of each global unit
 
     def sums(members):
         G, S = a0.copy(), p0.copy()
@@ -98,8 +100,10 @@ PENALTIES = {"paper": _paper, "code2020": _code2020, "code2022": _code2022}
 
 
 def fused(models, shares, frequency: bool, k: Constants, orders):
-    """[(weight, bias)] of the fused network; models are [(weight, bias or None)],
-    numpy, float64.
+    """Return the fused network as a list of (weight, bias) per layer.
+
+    Each model is a list of (weight, bias or None) per layer. All arrays are numpy
+    arrays of float64.
     """
     N, H = len(models), len(models[0]) - 1
     biased = models[0][0][1] is not None

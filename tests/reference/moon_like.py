@@ -1,7 +1,10 @@
-"""A contrastive term, as MOON's: outputs near the received model's, far from those of
-the client's own last model.
+"""A trainer with a contrastive term like that of MOON.
 
-Li, He and Song 2021, Eq. 3, of logits in place of projected features.
+The term moves outputs closer to those of the received model and away from those of the
+client's own last model.
+
+Reference: Li, He and Song 2021, Eq. 3. This trainer uses logits in place of projected
+features.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from fedexp.core.trees import Tree, Trees
 
 @dataclass(frozen=True)
 class MoonLike(Trainer):
-    """Args: mu: weight of the term; temperature: tau."""
+    """A trainer that adds the contrastive term to the loss.
+
+    Args:
+        mu: Weight of the term.
+        temperature: Temperature tau of the term.
+    """
 
     mu: float = 1.0
     temperature: float = 0.5

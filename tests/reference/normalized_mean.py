@@ -1,5 +1,6 @@
-"""The mean update's direction with the mean of the updates' lengths (An et al., NeurIPS
-2023, Algorithm 1, line 15).
+"""An aggregator that gives the mean update the mean length of the clients' updates.
+
+Reference: An et al., NeurIPS 2023, Algorithm 1, line 15.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from fedexp.methods.fedavg import Mean
 
 @dataclass(frozen=True)
 class NormalizedMean(Mean):
-    """``(sum_i p_i ||u_i||) U / ||U||``; a mean of zero stays zero."""
+    """An aggregator that applies ``(sum_i p_i ||u_i||) U / ||U||``.
+
+    A mean update U of zero stays zero.
+    """
 
     @property
     def needs(self) -> Needs:

@@ -1,5 +1,6 @@
-"""Sharpness-aware minimisation at the clients: the step from the gradient at ``w + rho
-g / ||g||``, on the same batch.
+"""A trainer with sharpness-aware minimisation at the clients.
+
+Each step uses the gradient at ``w + rho g / ||g||`` on the same batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from fedexp.core.trainer import Ascent, Ctx, Trainer
 
 @dataclass(frozen=True)
 class Sam(Trainer):
-    """Args: rho: radius of the perturbation."""
+    """A trainer that perturbs the weights before it computes the gradient.
+
+    Args:
+        rho: Radius of the perturbation.
+    """
 
     rho: float = 0.1
 

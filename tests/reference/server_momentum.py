@@ -1,8 +1,10 @@
-"""A momentum in the server half: what the server last applied, in units of a gradient,
-is mixed into every local one.
+"""A trainer that mixes the last update of the server into every local gradient.
 
-``alpha g - (1 - alpha) m`` with ``m = (w^{t+1} - w^t) / (tau lr)``, tau the mean number
-of local steps. Up: y_i alone. Down: w and m.
+Update: A local step uses ``alpha g - (1 - alpha) m`` in place of ``g``. Here ``m =
+(w^{t+1} - w^t) / (tau lr)`` is the last update of the server in units of a gradient,
+and tau is the mean number of local steps.
+
+Communication: A client sends only y_i. The server sends w and m.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from fedexp.core.trees import Tree, Trees
 
 @dataclass(frozen=True)
 class ServerMomentum(Trainer):
-    """Args: alpha: share of the fresh gradient; 1 is FedAvg."""
+    """A trainer with a momentum that the server computes.
+
+    Args:
+        alpha: Weight of the fresh gradient. The value 1 gives FedAvg.
+    """
 
     alpha: float = 0.1
 

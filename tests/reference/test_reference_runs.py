@@ -1,5 +1,7 @@
-"""Every reference plug-in runs on serial, vectorized and workers, and resumes to the
-same bits after a kill -9 at any step.
+"""Tests of runs with the reference plug-ins.
+
+Every plug-in runs on the engines serial, vectorized and workers. After kills with
+SIGKILL at every step, resumed runs on serial and vectorized give bit-identical results.
 """
 
 from __future__ import annotations

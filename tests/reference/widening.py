@@ -1,5 +1,6 @@
-"""A method whose model grows: every round the mean of the clients' models gets more
-units in each hidden layer.
+"""A method whose model grows.
+
+In every round, the mean of the clients' models gets more units in each hidden layer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ from fedexp.matching.structure import UnitAxis, structure_of, with_widths
 
 @dataclass(frozen=True)
 class Widening(Aggregator):
-    """Uniform mean, then `more` units a group with fresh inputs and outputs of zero:
-    the same function, trained further.
+    """An aggregator that computes the uniform mean and then adds units to it.
+
+    New units have fresh incoming weights, and their outgoing weights are zero. So the
+    function of the network stays equal until it is trained further.
+
+    Args:
+        more: Number of units that each group gains per round.
     """
 
     more: int = 1
@@ -60,8 +66,10 @@ class Widening(Aggregator):
 
 
 def widened(old: Weights, grown: ModelSpec, input_shape: tuple[int, ...], seed: int) -> Weights:
-    """`old` in a wider network: what is new is as initialised, but nothing that was
-    there before reads it.
+    """Return a wider network that contains `old` and computes the same function.
+
+    All weights that read new units are zero. The other new entries keep their initial
+    values.
     """
     before, after = structure_of(old.spec, input_shape), structure_of(grown, input_shape)
     first = next(iter(old.params.values()))

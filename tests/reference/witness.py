@@ -1,5 +1,6 @@
-"""A probe that says which process answered it, beside what model, data and seed alone
-decide.
+"""A probe that returns the ID of the process in which it ran.
+
+All its other answers depend only on model, data and seed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from fedexp.core.weights import Weights
 
 @dataclass(frozen=True)
 class Witness(Probe):
-    """Args:
-    note: tells several of them apart.
-    fails_on: size of the client on whose data it raises.
-    records: whether the number of samples, where it is recorded, is answer enough.
+    """A probe whose answer contains a process ID, outputs, labels and noise.
+
+    Args:
+        note: Number that distinguishes several probes of this class.
+        fails_on: Number of samples of the client on whose data the probe raises.
+        records: Whether the recorded number of samples, if there is one, suffices as
+            the answer.
     """
 
     note: int = 0
@@ -57,5 +61,5 @@ class Witness(Probe):
 
 
 def told(result: ClientResult) -> Tree:
-    """The answer without the process."""
+    """Return the answer without the process ID."""
     return {name: value for name, value in result.probes[Witness.name].items() if name != "pid"}
