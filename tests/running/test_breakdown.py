@@ -1,4 +1,7 @@
-"""Accuracy by class and client: counted per sample, in a run, and refused settings."""
+"""Tests of the accuracy by class and client.
+
+They count single samples, evaluate a run and check refused settings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def drawn(world: World, number: int) -> Weights:
 
 
 def hits(model: Weights, world: World, index: Sequence[int]) -> list[float]:
-    """Return 1 for each sample at `index` that the model classifies correctly, else 0."""
+    """Return 1 per sample at `index` that the model classifies correctly, else 0."""
     train = world.data.train
     scores = train.x[list(index)].flatten(1) @ model.params["fc.weight"].T
     return (scores.argmax(1) == train.y[list(index)]).double().tolist()
@@ -38,9 +41,9 @@ def hits(model: Weights, world: World, index: Sequence[int]) -> list[float]:
 
 @pytest.fixture
 def world() -> World:
-    """Return four clients, one of them empty, two with held-out shares.
+    """Return a world of four clients, one of them empty and two with held-out samples.
 
-    Batches of five cut across classes and clients.
+    Batches of five samples contain samples of several classes and clients.
     """
     data = make_data((20, 12, 0, 9, 5, 4), seed=3)
     lists = [data.partition.of(client) for client in range(6)]
