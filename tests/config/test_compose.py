@@ -1,4 +1,4 @@
-"""Composition with shared groups gives Hydra's results and Hydra's errors."""
+"""Tests that compositions with shared groups equal Hydra's results and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedexp.core.resolved_config import ResolvedConfig
 
 
 def by_hydra(overrides: list[str]) -> ResolvedConfig:
-    """All overrides in one composition."""
+    """Return the config that Hydra composes from all overrides at once."""
     with use_hydra(overrides):
         choices = hydra_compose(
             "config", overrides=overrides, return_hydra_config=True
@@ -33,7 +33,7 @@ def by_hydra(overrides: list[str]) -> ResolvedConfig:
 ])  # fmt: skip
 def test_shared_compositions_are_hydras(overrides: list[str]) -> None:
     expected = by_hydra(overrides)
-    for later in ([], ["seed=9", "model.hidden=[1]"]):  # what one call sets, another does not see
+    for later in ([], ["seed=9", "model.hidden=[1]"]):  # calls do not affect each other
         compose([*overrides[:1], *later])
         assert compose(overrides) == compose(overrides) == expected
         assert compose([*overrides, *later]) == by_hydra([*overrides, *later])
@@ -58,7 +58,10 @@ def test_what_hydra_refuses_is_refused_in_the_same_words(overrides: list[str]) -
 def test_a_method_says_nothing_of_the_data(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data sets are composed after methods. An experiment's file may set them."""
+    """The file of a method must not set keys of the data set.
+
+    Data sets are composed after methods. The file of an experiment may set these keys.
+    """
     monkeypatch.chdir(tmp_path)
     for group in ("method", "experiment"):
         Path(f"conf/{group}").mkdir(parents=True)

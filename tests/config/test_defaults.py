@@ -1,4 +1,4 @@
-"""A plug-in's YAML and its class have the same defaults."""
+"""Tests that the YAML file and the class of a plug-in have the same defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def canonical() -> list[Path]:
     found = []
     for path in (path for group in GROUPS for path in sorted(group.glob("*.yaml"))):
         target = str((yaml.safe_load(path.read_text()) or {}).get("_target_", ""))
-        # A method's class is in its file or in a module of its folder.
+        # The class of a method is in its file or in a module of its folder.
         if path.stem in target.split(".")[-3:-1]:
             found.append(path)
     return found
@@ -73,7 +73,7 @@ def test_yaml_defaults_equal_class_defaults(path: Path) -> None:
     hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
     for key, value in node.items():
         interpolated = isinstance(value, str) and value.startswith("${")
-        if key in defaults and defaults[key] != () and not interpolated:  # (): not set
+        if key in defaults and defaults[key] != () and not interpolated:  # () means not set
             assert plain(convert(value, hints[key], key)) == plain(defaults[key]), (
                 f"{path.stem}.{key}"
             )
@@ -102,7 +102,10 @@ def test_one_shot_methods_have_one_round_unless_an_experiment_or_the_user_says_m
     "path", sorted(conf_dir().glob("experiment/**/*.yaml")), ids=lambda path: path.stem
 )
 def test_an_experiment_says_its_rounds(path: Path) -> None:
-    """Presets have their own rounds, which a paper's table must not inherit."""
+    """Every experiment sets its number of rounds.
+
+    Presets set a number of rounds, which the table of a paper must not inherit.
+    """
     assert "rounds" in yaml.safe_load(path.read_text())
 
 
@@ -111,9 +114,10 @@ def test_an_experiment_says_its_rounds(path: Path) -> None:
     ("svhn", "cifar10"), ("tiny_imagenet", "cifar100"), ("digits", None), ("femnist", None),
 ])  # fmt: skip
 def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | None) -> None:
-    """This holds if the command line or an experiment chooses the data set.
+    """One-shot FedDF uses images of another data set as proxy data.
 
-    A value that the user sets has priority.
+    The command line or an experiment can choose the data set. A value that the user
+    sets has priority. Some data sets have no such proxy.
     """
     for method in ("feddf_matched", "feddf_paper"):
         config = compose([f"method={method}", f"dataset={dataset}"])
