@@ -1,4 +1,4 @@
-"""The guard against plug-ins that draw from global generators."""
+"""Tests of the guard against plug-ins that draw from global generators."""
 
 from __future__ import annotations
 
