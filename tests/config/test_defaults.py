@@ -73,7 +73,8 @@ def test_yaml_defaults_equal_class_defaults(path: Path) -> None:
     hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
     for key, value in node.items():
         interpolated = isinstance(value, str) and value.startswith("${")
-        if key in defaults and defaults[key] != () and not interpolated:  # () means not set
+        # The default () means that the key is not set.
+        if key in defaults and defaults[key] != () and not interpolated:
             assert plain(convert(value, hints[key], key)) == plain(defaults[key]), (
                 f"{path.stem}.{key}"
             )

@@ -157,7 +157,8 @@ def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> 
 def test_peak_memory_is_a_high_water_mark_that_a_run_begins_anew() -> None:
     reset_peak(CPU)
     before = peak_memory(CPU)["ram"]
-    with mmap.mmap(-1, 64_000_000) as block:  # malloc might reuse memory of earlier tests
+    # malloc might reuse memory of earlier tests, so the test uses mmap.
+    with mmap.mmap(-1, 64_000_000) as block:
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1
     assert peak_memory(CPU)["ram"] >= before + 50e6

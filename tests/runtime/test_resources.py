@@ -26,7 +26,8 @@ def test_jobs_that_share_eight_cores(launcher: dict[str, object], jobs: int, exp
 def test_a_job_gets_its_share_of_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config.of(compose([]))
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(12))  # as Slurm assigns them
+    # Slurm assigns cores in this way.
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(12))
     assert available_cores() == 12
     for jobs, threads in ((1, 12), (4, 3), (5, 2), (99, 1)):
         monkeypatch.setenv("FEDEXP_CONCURRENT_JOBS", str(jobs))

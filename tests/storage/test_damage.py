@@ -152,7 +152,8 @@ def test_client_cache_with_damaged_entry_is_repaired(
         flip(path)
     third = next((root / "memo").glob("*")) / "entry.safetensors"
     tensors.save_tree(third, {"x": torch.ones(1)})
-    assert tensors.load_sealed(third, CPU) is not None  # as of an earlier version: no seal
+    # The file has no seal, like entries of earlier versions.
+    assert tensors.load_sealed(third, CPU) is not None
     monkeypatch.setattr(tensors, "_trusted", set())  # as in a new process
     again, said = start()
     assert again["metrics"] == first["metrics"]
@@ -476,7 +477,8 @@ def test_resumed_run_with_damaged_timing_finishes_without_these_costs(
     path.write_bytes(content.replace(old, new, 1))
     result, said = start("rounds=3")
     assert result["status"] == "done" and result["seconds"]["train"] > 0
-    assert sum("timing.jsonl is damaged" in text for text in said) == 2  # shown and logged
+    # The message is shown and logged.
+    assert sum("timing.jsonl is damaged" in text for text in said) == 2
 
 
 @pytest.mark.parametrize("part", [b"sha256", b"dirichlet", b"indices", None])
@@ -521,7 +523,8 @@ def test_altered_labels_do_not_get_the_true_datas_result(
         TorchvisionSet, "load", lambda *args, **more: loads.append(1) or load(*args, **more)
     )
     again, _ = start(*mnist)
-    assert again["metrics"] == first["metrics"] and not loads  # recognised by size and time
+    # The file is recognised by size and time, so it is not read again.
+    assert again["metrics"] == first["metrics"] and not loads
     monkeypatch.setattr(cache, "_fingerprints", {})  # as in a new process
     start(*mnist)
     assert not loads
