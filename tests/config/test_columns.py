@@ -22,34 +22,37 @@ ONCE = {
     "temperature": 1,
     "batch_size": 128,
 }
-# One shot has no validation data: the last student after all steps
+# A one-shot method has no validation data, so it returns the student of the last step.
 LAST = {"validate_every": None, "patience": None}
 
 COLUMNS: dict[str, dict[str, Any]] = {
-    # FedDF's paper, and its code's Adam with a clipped gradient; N_max steps with the
-    # cosine at 0 in the end
+    # The values are those of FedDF's paper. Adam with a clipped gradient is from its
+    # code. The cosine schedule of N_max steps ends at 0.
     "feddf_paper": {
         **ONCE, **LAST, "steps": 10_000, "epochs": None, "lr": 1e-3, "schedule": "cosine",
         "optimizer": {"_target_": ADAM, "clip": 5},
     },
-    # FedSyn's "same setting" taken literally, so with its student
+    # FedSyn states "same setting". The preset takes this literally and uses FedSyn's
+    # student.
     "feddf_matched": {
         **ONCE, **LAST, "steps": None, "epochs": 200, "lr": 0.01, "schedule": "constant",
         "optimizer": {"_target_": SGD, "momentum": 0.9},
     },
-    # matched to FedSyn's budget; the weights of the losses by data set are in
-    # test_defaults
+    # The amount of training is matched to FedSyn's. `test_defaults` checks the weights
+    # of the losses, which depend on the data set.
     "fed_dafl": {
         **FEDSYNS_STUDENT, "T": 200, "iterations": 120, "b": 128, "nz": 256, "ngf": 64, "lr_generator": 1e-3, "tau": 1,
         "generator": {"_target_": ADAM, "clip": None},
     },
-    # matched to FedSyn's budget; bank and distillation are FedSyn's
+    # The amount of training is matched to FedSyn's. Bank and distillation are those of
+    # FedSyn.
     "fed_adi": {
         **FEDSYNS_STUDENT, "T": 200, "N_inv": 30, "b": 128, "B": 128, "lr_pixels": 0.1, "w_f": 1, "w_tv": 2.5e-5, "tv": "l2",
         "w_2": 0, "w_c": 1, "shift": 2, "tau": 20, "pixels": {"_target_": ADAM, "betas": [0.9, 0.999]}, "views": "clients",
     },
-    "fed_adi_full": {"N_inv": 2000},  # and what differs in nothing else
-    # Co-Boosting's code; epsilon is 8 / 255 where pixels lie in [-1, 1]
+    "fed_adi_full": {"N_inv": 2000},  # all other values equal those of fed_adi
+    # The values are from Co-Boosting's code. There epsilon is 8 / 255, because pixels
+    # are in [-1, 1].
     "co_boosting": {
         "T": 200, "T_G": 30, "b": 128, "B": 128, "nz": 256, "lr_generator": 1e-3, "h": 1, "lambda_a": 1, "lambda_bn": 0,
         "tau_a": 3, "mu": 0.01, "mu_decay": 0.99, "epsilon": 4 / 255, "tau_epsilon": 4, "tau": 4,
@@ -101,9 +104,10 @@ def test_the_full_inversion_differs_in_its_steps_alone() -> None:
 
 
 def test_unequal_networks_train_by_the_printed_step_size_or_by_the_scripts() -> None:
-    """The authors' script trains all clients at the rate of client 0.
+    """DENSE with unequal networks has two presets that differ in the learning rate.
 
-    There are five networks and one student.
+    One uses the printed rate. The other follows the authors' script, which trains all
+    clients at the rate of client 0. There are five client networks and one student.
     """
     printed = compose(["experiment=fedsyn/table3", "method=dense"])
     assert printed["local"]["optimizer"] == "sgd" and printed["local"]["momentum"] == 0.9

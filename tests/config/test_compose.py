@@ -1,4 +1,4 @@
-"""Composition with shared groups gives Hydra's results and Hydra's errors."""
+"""Tests that compositions with shared groups equal Hydra's results and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_hydra(overrides: list[str]) -> ResolvedConfig:
 ])  # fmt: skip
 def test_shared_compositions_are_hydras(overrides: list[str]) -> None:
     expected = by_hydra(overrides)
-    for later in ([], ["seed=9", "model.hidden=[1]"]):  # what one call sets, another does not see
+    for later in ([], ["seed=9", "model.hidden=[1]"]):  # calls do not affect each other
         compose([*overrides[:1], *later])
         assert compose(overrides) == compose(overrides) == expected
         assert compose([*overrides, *later]) == by_hydra([*overrides, *later])

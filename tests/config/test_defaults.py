@@ -1,4 +1,4 @@
-"""A plug-in's YAML and its class have the same defaults."""
+"""Tests that the YAML file and the class of a plug-in have the same defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def canonical() -> list[Path]:
     found = []
     for path in (path for group in GROUPS for path in sorted(group.glob("*.yaml"))):
         target = str((yaml.safe_load(path.read_text()) or {}).get("_target_", ""))
-        # A method's class is in its file or in a module of its folder.
+        # The class of a method is in its file or in a module of its folder.
         if path.stem in target.split(".")[-3:-1]:
             found.append(path)
     return found
@@ -73,7 +73,8 @@ def test_yaml_defaults_equal_class_defaults(path: Path) -> None:
     hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
     for key, value in node.items():
         interpolated = isinstance(value, str) and value.startswith("${")
-        if key in defaults and defaults[key] != () and not interpolated:  # (): not set
+        # The default () means that the key is not set.
+        if key in defaults and defaults[key] != () and not interpolated:
             assert plain(convert(value, hints[key], key)) == plain(defaults[key]), (
                 f"{path.stem}.{key}"
             )
@@ -111,9 +112,10 @@ def test_an_experiment_says_its_rounds(path: Path) -> None:
     ("svhn", "cifar10"), ("tiny_imagenet", "cifar100"), ("digits", None), ("femnist", None),
 ])  # fmt: skip
 def test_one_shot_feddf_has_another_data_sets_images(dataset: str, proxy: str | None) -> None:
-    """This holds if the command line or an experiment chooses the data set.
+    """One-shot FedDF uses images of another data set as proxy data.
 
-    A value that the user sets has priority.
+    The command line or an experiment can choose the data set. A value that the user
+    sets has priority. Some data sets have no such proxy.
     """
     for method in ("feddf_matched", "feddf_paper"):
         config = compose([f"method={method}", f"dataset={dataset}"])

@@ -1,4 +1,4 @@
-"""Hydra's private interfaces still do what fedexp uses them for."""
+"""Tests that Hydra's private interfaces still work as fedexp needs them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_multirun_launcher_runs_each_job(tmp_path: Path) -> None:
 
 
 class ReportedError(Exception):
-    """A failure that was printed already."""
+    """An error that was already printed."""
 
 
 def failed(error: Exception) -> JobReturn:
@@ -84,8 +84,10 @@ def failed(error: Exception) -> JobReturn:
 def test_quiet_failures_prints_nothing_of_a_reported_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Hydra prints the overrides of every other failed job, and all of them outside the
-    block.
+    """In the block, Hydra prints nothing about a failure that was already reported.
+
+    For any other failed job, Hydra prints the overrides. Outside the block, it prints
+    them for every failed job.
     """
     with hydra_private.quiet_failures(ReportedError, lambda function: function()):
         with pytest.raises(ReportedError):

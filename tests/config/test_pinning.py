@@ -23,7 +23,7 @@ from fedexp.storage.identity import config_hash, scientific
 
 @dataclass(frozen=True)
 class Teacher(PlainTrainer):
-    """A user's plug-in with a file."""
+    """A user plug-in with one file."""
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {"teacher": file_sha256}
 
@@ -50,7 +50,7 @@ def test_named_pipe_in_place_of_a_file_is_refused(
 
 @dataclass(frozen=True)
 class TwoTeachers(PlainTrainer):
-    """A user's plug-in with two files and no key for their hashes."""
+    """A user plug-in with two files and without keys for their hashes."""
 
     content_keys: ClassVar[Mapping[str, Callable[[Path], str]]] = {
         "one": file_sha256,

@@ -1,4 +1,7 @@
-"""Config nodes become objects, or errors with key, rule and nearest name."""
+"""Tests that `build` turns config nodes into objects.
+
+A faulty node raises an error with the key, the rule and the nearest name.
+"""
 
 from __future__ import annotations
 

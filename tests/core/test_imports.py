@@ -1,4 +1,4 @@
-"""The rules for imports between packages."""
+"""Tests of the rules for imports between packages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_imports_have_no_cycle() -> None:
     assert not waiting, sorted(waiting)
 
 
-# A package imports from packages above it in this list only.
+# Apart from itself, a package may import only from packages above it in this list.
 LAYERS = (
     {"core"},
     {"matching", "server_training", "storage", "tasks", "tracking"},

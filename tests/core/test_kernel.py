@@ -186,7 +186,7 @@ def test_dropout_draws_from_the_job() -> None:
     )
     assert first == again
     assert first["loss"] != pytest.approx(other["loss"], rel=1e-6)
-    # Values of both steps, and of only the second
+    # `loss` covers both steps, and `loss_last_epoch` covers only the second.
     assert first["loss"] != pytest.approx(first["loss_last_epoch"], rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Names of methods occur only in their own files."""
+"""Tests that the names of methods occur only in the methods' own files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import fedexp
 from fedexp.config.folders import conf_dir
 
 ROOT = Path(fedexp.__file__).parent
-GENERIC = {  # words of the field, and the package's own name
+GENERIC = {  # common terms of the field, and the name of the package
     "aggregator", "average", "dense", "ensemble", "fedexp", "local", "mean", "sgd", "trainer",
 }  # fmt: skip
 
 
 def names() -> tuple[set[str], set[str]]:
-    """Return the names of methods, files and presets, and the names of their classes."""
+    """Return the names of method files and presets, and the names of method classes."""
     files = {path.stem for path in (conf_dir() / "method").glob("*.yaml")}
     classes: set[str] = set()
     for path in (ROOT / "methods").rglob("[!_]*.py"):
@@ -27,7 +27,7 @@ def names() -> tuple[set[str], set[str]]:
         files |= {entry, path.stem}
         if entry not in GENERIC - {"fedexp"}:
             classes |= set(re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE))
-    return files - GENERIC, classes - {"Mean"}  # a word of the field
+    return files - GENERIC, classes - {"Mean"}  # a common term
 
 
 def test_method_names_list_is_not_empty() -> None:
@@ -38,7 +38,10 @@ def test_method_names_list_is_not_empty() -> None:
 
 @pytest.mark.parametrize("folder", ["core", "engines", "running", "commands"])
 def test_method_agnostic_packages_name_no_method(folder: str) -> None:
-    """File names are searched in any capitalisation, classes in their own."""
+    """No method is named in a package that must work for every method.
+
+    The search ignores case for file names and respects it for class names.
+    """
     files, classes = (re.compile(rf"\b({'|'.join(group)})\b") for group in names())
     for path in sorted((ROOT / folder).rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), start=1):

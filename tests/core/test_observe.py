@@ -143,7 +143,8 @@ def test_features_and_layer_inputs_by_hand() -> None:
 def test_inputs_of_every_norm_give_the_statistics_that_it_keeps(name: str) -> None:
     """The new running statistics are 0.9 of the old ones and 0.1 of those of the batch.
 
-    The variance is unbiased.
+    The new statistics are 0.9 times the old ones plus 0.1 times those of the batch. The
+    variance of the batch is the unbiased one.
     """
     weights, x = weights_of(NORMED[name], 0), images(6)
     buffers = {key: value.clone() for key, value in weights.buffers.items()}
@@ -275,7 +276,7 @@ def test_a_class_may_declare_its_head(name: str, features: tuple[int, ...]) -> N
 
 @dataclass(frozen=True)
 class Small(Trainer):
-    """A trainer that uses everything that a trainer may observe.
+    """A trainer whose loss uses everything that a trainer may observe.
 
     Its loss is twice the cross-entropy of the head plus the mean square of the
     features.

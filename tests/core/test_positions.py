@@ -1,4 +1,4 @@
-"""Steps and communication rounds are counted separately."""
+"""Tests that steps and communication rounds are counted separately."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_rows_say_round_and_step_and_only_rounds_are_evaluated() -> None:
         (r + 1, 3 * r + s + 1) for r in range(3) for s in range(3)
     ]
     evaluated = [row["step"] for row in rows if "test/global/acc" in row]
-    assert evaluated == [6, 9]  # the end of round 2, and of the run
+    assert evaluated == [6, 9]  # the last steps of round 2 and of the run
     assert ["train/loss" in row for row in rows] == [True, False, True] * 3
     assert rows[1]["layerwise/width"] == 7
 

@@ -36,7 +36,7 @@ def find(path: str) -> Any:
 
 
 def parts(error: ConfigError) -> tuple[str, str, str]:
-    """Return where, expected and got of an error that has five parts."""
+    """Return the parts `where`, `expected` and `got` of an error with five parts."""
     assert error.what and all(error.facts.values())
     return str(error.facts["where"]), str(error.facts["expected"]), str(error.facts["got"])
 
@@ -141,7 +141,7 @@ def test_old_key_of_another_option_is_not_called_renamed() -> None:
 
 
 def locate_in(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    """Write a module of the user's and locate its class `Mine`."""
+    """Write a user module and locate its class `Mine`."""
     (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)

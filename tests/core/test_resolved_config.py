@@ -1,4 +1,4 @@
-"""A resolved config keeps its form on disk and its hash."""
+"""Tests that a resolved config keeps its stored form and its hash."""
 
 from __future__ import annotations
 

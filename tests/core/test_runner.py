@@ -35,7 +35,7 @@ def test_fixed_sampling_is_exact_sorted_and_seeded() -> None:
 def test_bernoulli_sampling_has_its_rate_and_is_never_empty() -> None:
     sizes = [len(Sampling("bernoulli", 2).draw(40, 0, r)) for r in range(2000)]
     assert min(sizes) >= 1
-    expected = 2 / (1 - (1 - 2 / 40) ** 40)  # conditioned on somebody being there
+    expected = 2 / (1 - (1 - 2 / 40) ** 40)  # given that at least one client is sampled
     assert np.mean(sizes) == pytest.approx(expected, abs=0.1)
 
 
@@ -145,7 +145,10 @@ class Transposing(Serial):
 def test_client_results_have_the_memory_layout_of_loaded_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise resumed runs differ in the last bits of their products."""
+    """Client results have the memory layout of loaded results.
+
+    Otherwise the matrix products of resumed runs would differ in the last bits.
+    """
     seen: list[bool] = []
     merge = Mean.update
 
@@ -286,9 +289,9 @@ def test_memo_keys_cover_the_samples_and_not_their_positions(tmp_path) -> None:
 
 
 def test_memo_recalls_stacked_clients_only_as_they_were_stacked(tmp_path) -> None:
-    """A missing part of a stack is trained again with the whole stack.
+    """If a client of a stack is missing in the cache, the whole stack is retrained.
 
-    The result is bit-identical to that without the cache.
+    The result is bit-identical to the result without the cache.
     """
     from fedexp.engines.vectorized import Vectorized
 

@@ -1,4 +1,4 @@
-"""Guard the labels that seeds are computed from.
+"""Tests that the labels from which seeds are computed do not change.
 
 A label is a string literal that reaches `seed_of` or a noise function, directly or
 through functions that pass it on. Names of modules and functions are not listed, so
@@ -82,9 +82,9 @@ LABELS = {
 }
 PROBES = ["class_counts", "projections"]
 
-# Parameters that take labels, by function, with their position in a call. "*" takes all
-# arguments from there. The collector finds functions that pass their own parameters on
-# to these.
+# Parameters that take labels, by function, with their position in a call. The name "*"
+# stands for all arguments from that position on. The collector finds functions that
+# pass their own parameters on to these.
 SINKS = {("seed_of", "*"): 0, ("noise", "name"): 0}
 KEYWORD_ONLY = 1_000_000
 
@@ -168,7 +168,7 @@ class Collector:
                 self._follow_variable(node.id, scopes)
 
     def _follow_variable(self, name: str, scopes: Scopes) -> None:
-        """Follow the values of a variable in the innermost scope that has it."""
+        """Follow the values of a variable in the innermost scope that defines it."""
         while scopes:
             scope = scopes[-1]
             values = assigned(scope, name)
@@ -206,7 +206,10 @@ def label_arguments(call: Call, sinks: Sinks) -> Iterator[ast.expr]:
 
 
 def parameters(function: Function) -> dict[str, tuple[int, str, ast.expr | None]]:
-    """Return each parameter's position without `self`, its annotation and its default."""
+    """Return each parameter's position, annotation and default.
+
+    The position does not count `self` or `cls`.
+    """
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     bound = bool(positional) and positional[0].arg in ("self", "cls")

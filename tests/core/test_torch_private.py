@@ -1,4 +1,4 @@
-"""The private interfaces of torch still do what fedexp uses them for."""
+"""Tests that torch's private interfaces still work as fedexp needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identifiers use standard words instead of private ones."""
+"""Tests that identifiers use standard words instead of private ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import fedexp
 
-# Words that this project once used in a private sense, for example "told" for an error message,
-# "standing" for a status, "parcel" for a batch or "settle" for the choice of an engine.
+# Words that this project once used in a private sense. Examples are "told" for an error
+# message, "standing" for a status, "parcel" for a batch and "settle" for the choice of
+# an engine.
 PRIVATE = set(
     [
         "adopt",

@@ -85,9 +85,9 @@ def test_later_rounds_are_not_stored(tmp_path: Path) -> None:
 def test_a_full_memo_stores_no_more_answers(tmp_path: Path) -> None:
     world = make_world("method=local")
     jobs = jobs_of(world, ClassCounts(3))
-    # One byte: the first answer fills it
+    # The cache may hold one byte, so the first answer fills it.
     cache = ClientCache(Counting(), tmp_path, 1e-9, NUMERICS, "code")
     asked = [job.asking(job.start, job.probes) for job in jobs]
     stored = [len(list(tmp_path.rglob("*.safetensors"))) for _ in cache.map(asked, world.data)]
     assert stored == [1] * len(jobs) and len(jobs) > 1
-    assert not list(tmp_path.rglob("*.safetensors"))  # beyond the cap when all is done
+    assert not list(tmp_path.rglob("*.safetensors"))  # the cache exceeded its limit

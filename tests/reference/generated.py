@@ -47,7 +47,8 @@ class Generated(Trainer):
     """A trainer that adds a loss on generated inputs.
 
     Args:
-        weight: Weight of this loss in the first step. It halves with every epoch.
+        weight: Weight of this loss in the first step. It halves with every epoch,
+            and is divided by the number of the step in the round, from 1.
     """
 
     weight: float = 0.5

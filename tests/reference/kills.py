@@ -31,7 +31,7 @@ SMALL = [
 ]
 TRAINED = ["method=fedavg", "rounds=3", "clients_per_round=3", "local.momentum=0"]
 TARGET = "tests.reference."
-# name: overrides, and the plug-ins that are put in place of the composed ones
+# By name: the overrides, and the plug-ins that replace those of the composed config.
 PLUGINS: dict[str, tuple[list[str], dict[str, dict[str, Any]]]] = {
     "layerwise": (
         [*TRAINED, "rounds=2", "model.hidden=[6,5]"],

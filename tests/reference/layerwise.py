@@ -95,7 +95,7 @@ def widened(old: Weights, grow: int, env: Env) -> Weights:
     params = {}
     for name, drawn in fresh.params.items():
         before = old.params[name]
-        # Its new columns are zero
+        # The outgoing weights of the new units are zero.
         value = torch.zeros_like(drawn) if name == "hidden.1.weight" else drawn
         value[tuple(slice(0, size) for size in before.shape)] = before
         params[name] = value

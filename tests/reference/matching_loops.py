@@ -30,7 +30,7 @@ def matched(models, q, mu0, k: Constants, orders, start=None):
     """
     N, p0 = len(models), np.full(len(mu0), 1 / k.sigma0)
     a0 = mu0 * p0
-    groups: list[list[tuple[int, int]]] = []  # members (model, unit) of every global unit
+    groups: list[list[tuple[int, int]]] = []  # members (model, unit) of each global unit
 
     def sums(members):
         G, S = a0.copy(), p0.copy()

@@ -55,7 +55,7 @@ def _tiny_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def archs(*overrides: str, clients: int = 5) -> list[int]:
-    """Return the number in `TINY` of every client's network."""
+    """Return the index in `TINY` of every client's network."""
     specs = Experiment.of(compose([*QUICK, "method=local", *overrides])).specs
     return [TINY.index(specs.of(client).arch) for client in range(clients)]
 
@@ -142,7 +142,7 @@ def test_architectures_with_faulty_config_are_refused(
 
 
 class Padded(torch.nn.Module):
-    """A network of ten logits whose last layer has another number of rows."""
+    """A network whose last layer has two more rows than the network has logits."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -159,7 +159,8 @@ class Padded(torch.nn.Module):
 def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
     """A method that averages or matches is refused before data are loaded.
 
-    One-shot distillation without data accepts any architecture.
+    The refusal needs no data. Methods that keep the models separate accept any
+    architectures, and so does one-shot distillation without data.
     """
     free = method.startswith(("local", "ensemble", "dense", "fed_dafl", "fed_adi", "co_boosting"))
     error, words = (DataError, "nowhere") if free else (ConfigError, "one architecture")
@@ -180,9 +181,9 @@ def test_what_averages_or_matches_needs_one_architecture(method: str) -> None:
 
 
 def test_fedsyns_five_networks() -> None:
-    """The networks have Table 3's numbers of parameters.
+    """FedSyn's networks have the numbers of parameters of its Table 3.
 
-    Averaging methods refuse them.
+    Averaging methods refuse these networks.
     """
     config = compose(["experiment=fedsyn/table3", "method=local"])
     models = config["architectures"]["models"]

@@ -30,7 +30,7 @@ def drawn(world: World, number: int) -> Weights:
 
 
 def hits(model: Weights, world: World, index: Sequence[int]) -> list[float]:
-    """Return 1 for each sample at `index` that the model classifies correctly, else 0."""
+    """Return 1 per sample at `index` that the model classifies correctly, else 0."""
     train = world.data.train
     scores = train.x[list(index)].flatten(1) @ model.params["fc.weight"].T
     return (scores.argmax(1) == train.y[list(index)]).double().tolist()

@@ -99,7 +99,7 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
     found = costs(timing, {"setup": 0.5, "log": 0.25}, {"ram": 5, "gpu": 1})
     assert found == {
         "seconds": {"setup": 0.5, "log": 3.25, "train": 14.0, "total": 17.75},
-        "steps_per_second": 4.0,  # of rounds that executed steps
+        "steps_per_second": 4.0,  # only rounds that executed steps
         "stacked_share": 0.5,
         "peak_memory": {"ram": 7, "gpu": 1},
     }
@@ -109,7 +109,7 @@ def test_costs_add_up_over_attempts_and_repeated_rounds_count_once() -> None:
 class Stacking(Serial):
     """An engine that reports all steps of a job but the first as stacked.
 
-    It records its input.
+    It records the clients and the step limits of its jobs.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,8 @@ def test_a_meter_counts_from_round_to_round_through_the_memo(tmp_path: Path) -> 
 def test_peak_memory_is_a_high_water_mark_that_a_run_begins_anew() -> None:
     reset_peak(CPU)
     before = peak_memory(CPU)["ram"]
-    with mmap.mmap(-1, 64_000_000) as block:  # malloc may hold as much of earlier tests
+    # malloc might reuse memory of earlier tests, so the test uses mmap.
+    with mmap.mmap(-1, 64_000_000) as block:
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1
     assert peak_memory(CPU)["ram"] >= before + 50e6
@@ -210,7 +211,7 @@ def test_the_probe_runs_the_largest_client_two_steps() -> None:
 def test_an_engine_that_stacks_is_probed_with_a_stack() -> None:
     engine = Stacking()
     found = probe(make_world(), engine)
-    assert engine.given == found["clients"] == [0, 2, 1, 3]  # by size
+    assert engine.given == found["clients"] == [0, 2, 1, 3]  # ordered by size
     assert engine.max_steps_seen == {2}
     assert "2 steps of the 4 largest of round 1's 4 jobs" in found["text"]
 
@@ -223,7 +224,7 @@ def test_an_estimate_is_the_formulas(overrides: list[str], trees: int) -> None:
     """
     world = make_world(*overrides, "local.batch_size=8")
     d, p = world.data.train.x.nbytes, trees * 8 * (4 * 8 + 8 + 8 * 3 + 3)
-    a = 400 * 4 * 8  # of 4 float64 inputs
+    a = 400 * 4 * 8  # for 4 float64 inputs
     jobs = jobs_of(world)
     for at_once, s in ((1, 1), (3, 3), (32, 4)):
         for e in (4, 400):
@@ -240,7 +241,7 @@ def test_half_of_the_free_memory_is_near_the_limit(monkeypatch: pytest.MonkeyPat
         for free, near in ((2 * needed, False), (2 * needed - 2, True)):
             monkeypatch.setattr(peak_memory_module, "free_memory", lambda device, free=free: free)
             assert is_near_limit(jobs, world.data, engine, 8) is near
-    # Nothing is trained: the models are stored ones
+    # Without jobs nothing is trained, because the models are stored ones.
     assert not is_near_limit([], world.data, Serial(), 8)
 
 
@@ -260,13 +261,13 @@ def test_free_memory_is_what_the_machine_and_the_control_group_leave(
     monkeypatch.setattr(
         peak_memory_module, "Path", lambda first, *rest: Path(f"{tmp_path}{first}", *rest)
     )
-    assert free_memory(CPU) == 3_000_000  # the outer group's
+    assert free_memory(CPU) == 3_000_000  # limit of the outer group
     (tmp_path / "sys/fs/cgroup/slurm/memory.max").write_text("9000000\n")
-    assert free_memory(CPU) == 5000 * 1024  # the machine's
+    assert free_memory(CPU) == 5000 * 1024  # limit of the machine
     (tmp_path / "proc/self/cgroup").unlink()
     assert free_memory(CPU) == 5000 * 1024
     (tmp_path / "proc/meminfo").unlink()
-    assert free_memory(CPU) > 5000 * 1024  # unknown: all there is
+    assert free_memory(CPU) > 5000 * 1024  # unknown limits: all memory counts as free
 
 
 def test_peak_memory_far_from_the_limit_is_not_probed(
@@ -274,7 +275,7 @@ def test_peak_memory_far_from_the_limit_is_not_probed(
 ) -> None:
     result, _ = stored
     assert result["memory_probe"] is None
-    assert not (Path(result["folder"]) / "run.log").exists()  # nothing to say
+    assert not (Path(result["folder"]) / "run.log").exists()  # there was no message
 
 
 @pytest.mark.parametrize(
@@ -360,7 +361,7 @@ def test_a_profile_is_a_trace_with_the_phases_and_a_table(
         row["seconds"]["train"] for row in read_jsonl(Path(result["folder"]) / "timing.jsonl")
     )
     (train,) = [row["seconds"] for row in report["phases"] if row["name"] == "train"]
-    # Settling the engine is counted there
+    # The phase includes the choice of the engine, which is part of the setup.
     assert train <= (measured + result["seconds"]["setup"]) * 1.05
 
 

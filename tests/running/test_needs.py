@@ -1,4 +1,7 @@
-"""Needs of plug-ins are checked against each other and the config before loading."""
+"""Tests that the needs of plug-ins are checked before any data is loaded.
+
+They are checked against each other and against the config.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +49,14 @@ class Sampled(PlainTrainer):
 
 @dataclass(frozen=True)
 class OnFeatures(PlainTrainer):
-    """A trainer that runs only the head."""
+    """A trainer that needs a network with a head."""
 
     def check(self, spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
         check_head(spec, input_shape)
 
 
 class Bounded(MLP):
-    """A network whose output is not that of its last layer."""
+    """A network whose output differs from the output of its last layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(super().forward(x))
@@ -74,7 +77,8 @@ def test_a_trainer_refuses_a_model_that_it_cannot_train() -> None:
 def test_a_trainer_and_its_server_optimizer_go_together() -> None:
     Experiment.of(compose([TRAINER, *SERVER, "aggregator.weights=uniform"]))
     assert "FedDynServer corrects the drift" in refused(*SERVER, "aggregator.weights=uniform")
-    asking = f"aggregator._target_={HERE}.Asking"  # what is demanded need not demand back
+    # FedAdam, which `Asking` demands, demands no other plug-in.
+    asking = f"aggregator._target_={HERE}.Asking"
     Experiment.of(compose(["server_optimizer=fedadam", asking]))
     Experiment.of(compose(["server_optimizer=fedadam"]))
 
@@ -117,7 +121,7 @@ def test_two_plugins_that_want_different_things_are_refused_by_name() -> None:
 
 
 def checked(*needs: Needs, server_optimizer=None, proxy=None, validation=False, **config) -> None:
-    """Check three plug-ins with the given needs, by default none."""
+    """Check three plug-ins with the given needs, which are empty by default."""
     kinds = [PlainTrainer, Mean, type(server_optimizer or PlainServerStep())]
     plugins = []
     for number, kind in enumerate(kinds):

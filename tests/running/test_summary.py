@@ -28,12 +28,15 @@ def summary(values: list[float], *overrides: str) -> dict[str, Any]:
 
 
 def test_the_last_ten_can_be_pooled_over_runs() -> None:
-    """Mean and deviation of two runs' twenty values follow from their results."""
+    """The last ten values of two runs can be pooled.
+
+    The mean and the deviation of all twenty values follow from the runs' results.
+    """
     runs = [[0.9, 0.9, *(0.1 * k for k in range(10))], [0.05 * k for k in range(10)]]
     found = [summary(values) for values in runs]
     assert [run["last_10"][ACC] for run in found] == [runs[0][2:], runs[1]]
     assert found[0]["mean_last_10"][ACC] == pytest.approx(0.45)
-    # For equidistant values
+    # This is the standard deviation of ten equidistant values.
     assert found[0]["std_last_10"][ACC] == pytest.approx(0.1 * math.sqrt((10**2 - 1) / 12))
     assert found[0]["best"][ACC] == 0.9 and found[0]["metrics"][ACC] == pytest.approx(0.9)
     pooled = [value for run in found for value in run["last_10"][ACC]]
@@ -72,7 +75,7 @@ def test_of_what_was_traced_within_rounds_the_last_and_the_best() -> None:
     assert found["traced"]["at"] == {"a/acc": [1, 2], "a/val/acc": [1, 1]}
     assert found["oracle/a/acc"] == 0.7 and "oracle/a/val/acc" not in found
     down = summarise(rows, Experiment.of(compose([f"headline.metric={LOSS}"])), traced)["traced"]
-    assert "b/loss" not in down["last"]  # a training loss, no evaluation
+    assert "b/loss" not in down["last"]  # this is a training loss
     assert down["best"]["a/loss"] == pytest.approx(0.3) and down["at"]["a/loss"] == [1, 2]
     assert "traced" not in summary([0.5])
 
@@ -83,7 +86,7 @@ def test_rounds_to_several_targets() -> None:
     assert found == {"0.30": 4, "0.385": 8, "0.20": 2, "0.41": math.inf}
     assert summary(curve)["rounds_to"] == {}
     down = summary(curve, f"headline.metric={LOSS}", "headline.targets=[0.7]")["rounds_to"]
-    assert down == {"0.70": 4}  # of a loss the first that is as low
+    assert down == {"0.70": 4}  # first loss at or below the target
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_a_target_may_be_as_high_as_its_metric() -> None:
     assert Experiment.of(compose(["headline.targets=[1]"])).config.headline.targets == (1.0,)
     assert (
         Experiment.of(compose(["stop.target=40", f"stop.metric={LOSS}"])).config.stop.target == 40
-    )  # a loss
+    )  # a loss may exceed 1
 
 
 def test_a_step_has_the_finite_numbers_of_the_iteration_that_it_is() -> None:
@@ -128,7 +131,7 @@ def test_a_step_has_the_finite_numbers_of_the_iteration_that_it_is() -> None:
     }
     assert Traced([row], {}, 0.0).of_step(2) == {"student/acc": 0.4}
     assert Traced([row], {}, 0.0).of_step(1) == Traced([], {}, 0.0).of_step(1) == {}
-    start = {"iteration": 0, "student/acc": 0.4}  # of a method that iterates within one step
+    start = {"iteration": 0, "student/acc": 0.4}  # its method iterates within one step
     assert (
         Traced([start], {}, 0.0).of_step(0)
         == Traced([row, {**row, "iteration": 3}], {}, 0.0).of_step(2)

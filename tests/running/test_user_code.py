@@ -33,10 +33,10 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plugin(group: str, module: str, source: str, **keys: object) -> str:
-    """Write ``MODULE.py`` with a class ``Mine``, and its YAML.
+    """Write ``MODULE.py`` with a class ``Mine``, and a YAML file that selects it.
 
     Returns:
-        The override that selects it.
+        The override that selects this file.
     """
     sys.modules.pop(module, None)
     Path(f"{module}.py").write_text(textwrap.dedent(source))
@@ -48,7 +48,7 @@ def plugin(group: str, module: str, source: str, **keys: object) -> str:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Restore torch's global generator, which no test may leave changed."""
+    """Restore torch's global generator after the block."""
     with torch.random.fork_rng(devices=[]):
         yield
 
@@ -222,7 +222,7 @@ def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
     mine = plugin("trainer", "kept", source.format(share="helpers.SHARE"))
     subprocess.run("git add kept.py helpers.py && git commit -q -m one", shell=True, check=True)
     assert run_command([mine, *QUICK]) == 0
-    identity._module.cache_clear()  # as another process would, look again
+    identity._module.cache_clear()  # read sources again, like a new process
     identity._fingerprint.cache_clear()
     commit.cache_clear()
     plugin("trainer", "kept", source.format(share="2"))
@@ -234,7 +234,7 @@ def test_sources_are_kept_once_and_a_difference_is_shown(capsys) -> None:
     )
     before, after = (json.loads((folder / "sources.json").read_text()) for folder in folders)
     assert list(before["modules"]) == ["helpers", "kept"]
-    assert len(list(Path("outputs/sources").iterdir())) == 3  # helpers once
+    assert len(list(Path("outputs/sources").iterdir())) == 3  # `helpers` is stored once
     commits = [next(iter(facts["commits"].values())) for facts in (before, after)]
     head = subprocess.run(
         "git rev-parse HEAD", shell=True, capture_output=True, text=True, check=True
@@ -377,7 +377,7 @@ def test_installed_package_of_another_environment_is_not_user_code(
     identity._module.cache_clear()
     found = identity.own_modules({"trainer": {"_target_": "plug_in.Mine"}})
     identity._module.cache_clear()
-    # Code of the user beside packages of `pip install --target` is still the user's.
+    # Modules of the user beside packages of `pip install --target` are user code.
     assert {*found} == {"plug_in", "besides"} | ({"loose"} if place == "overlay" else set())
 
     import heavy  # type: ignore[import-not-found]

@@ -26,7 +26,8 @@ def test_jobs_that_share_eight_cores(launcher: dict[str, object], jobs: int, exp
 def test_a_job_gets_its_share_of_the_cores_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config.of(compose([]))
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(12))  # as Slurm allots them
+    # Slurm assigns cores in this way.
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(12))
     assert available_cores() == 12
     for jobs, threads in ((1, 12), (4, 3), (5, 2), (99, 1)):
         monkeypatch.setenv("FEDEXP_CONCURRENT_JOBS", str(jobs))
@@ -35,7 +36,7 @@ def test_a_job_gets_its_share_of_the_cores_it_may_use(monkeypatch: pytest.Monkey
 
 def test_workers_take_gpus_in_turn() -> None:
     assert [gpu_of(worker, None, 3) for worker in range(5)] == ["0", "1", "2", "0", "1"]
-    # One of the runs that were left to the sweep
+    # The sweep may use only these GPUs.
     assert [gpu_of(worker, "2,7", 2) for worker in range(3)] == ["2", "7", "2"]
     assert gpu_of(1, "GPU-a,GPU-b", 2) == "GPU-b"
 

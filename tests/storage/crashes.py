@@ -11,7 +11,7 @@ import pytest
 
 
 def before_every_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
-    """Call `look` before every rename and every deletion, where a kill matters."""
+    """Call `look` before every rename and deletion, because a kill there matters."""
     unlink, rename = Path.unlink, Path.replace
 
     def unwatched() -> None:

@@ -1,4 +1,7 @@
-"""Altered files are refused by name, or computed again. They do not stop other runs."""
+"""Tests that altered files are named in an error or computed again.
+
+Altered files do not stop other runs.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ def start(*overrides: str) -> tuple[dict[str, Any], list[str]]:
     """Run and return the result and all notes."""
     said: list[str] = []
     result = execute(compose([*QUICK, *overrides]), say=said.append)
-    log = Path(result["folder"]) / "run.log"  # once training began, they are printed
+    # During training, messages go to the log and the progress bar, not to `said`.
+    log = Path(result["folder"]) / "run.log"
     return result, [*said, *(log.read_text().splitlines() if log.exists() else ())]
 
 
@@ -90,7 +94,7 @@ def test_a_flipped_bit_of_a_clients_memory_is_refused_when_it_is_read(tmp_path: 
     states = {client: {"c": {"w": torch.full((2,), float(client))}} for client in (0, 1)}
     Checkpoint(tmp_path, CPU).save(Snapshot(1, {}, states), {0, 1}, 0)
     (path,) = (tmp_path / "checkpoint" / "client_states").iterdir()
-    flip(path)  # the last client's
+    flip(path)  # the last bit of the last client's state
     found = Checkpoint(tmp_path, CPU).load()
     assert found is not None
     clients = found[0].clients
@@ -148,8 +152,9 @@ def test_client_cache_with_damaged_entry_is_repaired(
         flip(path)
     third = next((root / "memo").glob("*")) / "entry.safetensors"
     tensors.save_tree(third, {"x": torch.ones(1)})
-    assert tensors.load_sealed(third, CPU) is not None  # of an earlier version: it has no seal
-    monkeypatch.setattr(tensors, "_trusted", set())  # as a new process
+    # The file has no seal, like entries of earlier versions.
+    assert tensors.load_sealed(third, CPU) is not None
+    monkeypatch.setattr(tensors, "_trusted", set())  # as in a new process
     again, said = start()
     assert again["metrics"] == first["metrics"]
     assert sum("memo" in text and "damaged" in text for text in said) == 1
@@ -438,7 +443,7 @@ def test_a_flipped_bit_of_what_a_run_delivered_is_named_when_it_is_read(root: Pa
 
 
 def killed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
-    """Return the folder of a run that stopped after its last step."""
+    """Interrupt a run after its last step and return its folder."""
 
     def dies(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -472,7 +477,8 @@ def test_resumed_run_with_damaged_timing_finishes_without_these_costs(
     path.write_bytes(content.replace(old, new, 1))
     result, said = start("rounds=3")
     assert result["status"] == "done" and result["seconds"]["train"] > 0
-    assert sum("timing.jsonl is damaged" in text for text in said) == 2  # shown and logged
+    # The message is shown and logged.
+    assert sum("timing.jsonl is damaged" in text for text in said) == 2
 
 
 @pytest.mark.parametrize("part", [b"sha256", b"dirichlet", b"indices", None])
@@ -517,8 +523,9 @@ def test_altered_labels_do_not_get_the_true_datas_result(
         TorchvisionSet, "load", lambda *args, **more: loads.append(1) or load(*args, **more)
     )
     again, _ = start(*mnist)
-    assert again["metrics"] == first["metrics"] and not loads  # remembered by size and time
-    monkeypatch.setattr(cache, "_fingerprints", {})  # as a new process
+    # The file is recognised by size and time, so it is not read again.
+    assert again["metrics"] == first["metrics"] and not loads
+    monkeypatch.setattr(cache, "_fingerprints", {})  # as in a new process
     start(*mnist)
     assert not loads
     labels = data / "MNIST/raw/train-labels-idx1-ubyte"
@@ -528,7 +535,7 @@ def test_altered_labels_do_not_get_the_true_datas_result(
         start(*mnist)
     labels.unlink()
     loads.clear()
-    # Nothing to compare with, and nothing fetched
+    # Without the file there is nothing to compare, and nothing is downloaded.
     assert start(*mnist)[0]["metrics"] == first["metrics"] and not loads
 
 
@@ -615,7 +622,10 @@ def test_under_a_root_that_is_read_only_a_finished_runs_result_is_returned(
 
 
 def _age(file: Path, recent: Path) -> None:
-    """Make files and their folder two hours old, except `recent`."""
+    """Make a file two hours old unless it is `recent`.
+
+    A folder whose name ends with `.deleted` becomes two hours old with its file.
+    """
     if file != recent:
         for path in (file, file.parent) if file.parent.name.endswith(".deleted") else (file,):
             os.utime(path, (time.time() - 7200,) * 2)
@@ -629,12 +639,12 @@ def test_launch_removes_files_of_a_killed_process(root: Path) -> None:
     memo = root / "memo" / "ab"
     gone = [
         path / f".status.json.{dead}.part",
-        path / "trace" / f".1.json.{alive}.part",  # the folder is locked by us
+        path / "trace" / f".1.json.{alive}.part",  # the new run locks the folder
         path.with_name(f".{path.name}.{dead}.deleted") / "result.json",
         memo / f".x.safetensors.{dead}.part",
         root / "tables" / "my" / "tiny" / f".report.md.{dead}.part",
     ]
-    recent = memo / f".y.safetensors.{dead}.part"  # of a container with our name, perhaps
+    recent = memo / f".y.safetensors.{dead}.part"  # another container may have our name
     kept = [
         recent,
         path.with_name(f".{path.name}.{alive}.deleted") / "result.json",
@@ -654,7 +664,7 @@ def test_launch_removes_files_of_a_killed_process(root: Path) -> None:
     locked = path / f".data.json.{dead}.part"
     locked.touch()
     _age(locked, recent)
-    with FileLock(path / "lock"):  # of a run that is being executed
+    with FileLock(path / "lock"):  # as a run that is being executed holds it
         assert (
             runs_command(["clean", "--root", str(root), "--set-aside", "--yes"]) == 0
             and locked.exists()

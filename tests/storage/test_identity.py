@@ -58,7 +58,7 @@ WHOLE_RUN = (
     Aggregator, Augment, Env, Evaluator, Experiment, FromStoredModels, ClientCache, ServerOptimizer,
     federate, run, steps, summarise,
 )  # fmt: skip
-# Config hashes of presets whose plug-ins got arguments later, from before that.
+# Config hashes of presets from before their plug-ins got further arguments.
 PRESETS = {
     "dense": "059e89fe0c32579e62e548ed4693473f",
     "dense_authors_readme": "dc6e2b75f808f1761f4c59678f4380f7",
@@ -106,7 +106,7 @@ def source_of(package: Path, module: str) -> Path:
 
 
 def edit(source: Path) -> None:
-    """Append a statement to a module and let this process read it."""
+    """Append a statement to a module and clear the cached sources."""
     source.write_text(f"{source.read_text()}\nADDED = 1\n")
     forget_sources()
 
@@ -155,7 +155,7 @@ def config() -> dict[str, Any]:
 
 
 def parent_of(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the node that has the last part of a dotted key."""
+    """Return the node that contains the last part of a dotted key."""
     *nodes, last = key.split(".")
     for node in nodes:
         config = config[node]
@@ -242,19 +242,29 @@ def test_config_hash_has_a_later_argument_only_of_its_class_and_at_another_value
     [(target, key) for target, keys in identity._LATER_ARGUMENTS.items() for key in keys],
 )
 def test_default_of_a_later_argument_is_its_neutral_value(target: str, key: str) -> None:
-    """Otherwise runs of presets would get other run IDs."""
+    """The default of an argument that was added later is its neutral value.
+
+    Otherwise runs of presets would get other run IDs.
+    """
     plugin = pkgutil.resolve_name(target)()
     assert attrgetter(key)(plugin) == identity._LATER_ARGUMENTS[target][key]
 
 
 @pytest.mark.parametrize(("method", "expected"), PRESETS.items())
 def test_config_hash_of_a_preset_keeps_its_value(method: str, expected: str) -> None:
-    """An argument that is added to a plug-in must not change the preset's run ID."""
+    """The config hash of a preset does not change.
+
+    An argument that is added to a plug-in must not change the preset's run ID.
+    """
     assert identity.config_hash(compose([f"method={method}"])) == expected
 
 
 def test_config_hash_of_a_stored_config_keeps_its_value() -> None:
-    """Stored runs are found by this hash, so its form and its omitted keys must stay."""
+    """The config hash of a stored config does not change.
+
+    Stored runs are found by this hash. So neither its form nor the keys that it omits
+    may change.
+    """
     left_out = dict.fromkeys([
         "checkpoint", "choices", "data_root", "deterministic", "device", "engine", "logger",
         "memo", "on_running", "output_root", "overrides", "reuse", "state", "threads",

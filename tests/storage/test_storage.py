@@ -153,7 +153,10 @@ def test_config_hash_ignores_place_and_speed(overrides: list[str]) -> None:
 
 
 def test_a_key_that_came_later_counts_where_it_changes_something() -> None:
-    """Results from before the key existed keep their run ID."""
+    """A key that was added later leaves the config hash as long as it has no effect.
+
+    So results from before the key existed keep their run ID.
+    """
     config = compose(["method=fed_adi"])
     for group, keys in (
         ("aggregator", {"tv"}),
@@ -235,7 +238,7 @@ def test_code_hash_sees_the_versions_of_packages_that_a_plugin_imports(
         hashes.append((identity.code_hash(config), identity.code_hash({})))
     plain, updated, unused = hashes
     assert updated[0] != plain[0] and unused == plain
-    # Without modules of the user nothing but torch and torchvision counts.
+    # Without user modules, only the versions of torch and torchvision count.
     assert updated[1] == plain[1]
     monkeypatch.undo()
     forget_sources()
@@ -305,7 +308,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     second = RunFolder(tmp_path / "run", other)
     with pytest.raises(StorageError, match="another run"):
         second.acquire("fail", print)
-    first.acquire("fail", print)  # the refused one left no lock
+    first.acquire("fail", print)  # the refused run left no lock
     write_text(first.path / "result.json", json.dumps({"status": "done", "hashes": mine}))
     assert first.result() is not None
     with pytest.raises(StorageError, match="another run"):
@@ -342,7 +345,10 @@ def test_address_names_method_and_data(tmp_path: Path) -> None:
 
 
 def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
-    """Examples are options in subfolders and methods named like a path."""
+    """The name of a run is one folder under `runs`, whatever its parts contain.
+
+    Examples are options in subfolders and methods with names that look like paths.
+    """
     config = compose([f"output_root={tmp_path}"])
     for method, dataset in (("fedavg", "sub/mine"), ("../../../x", "digits"), ("x" * 300, "..")):
         choices = {**config.choices, "dataset": dataset}
@@ -356,7 +362,10 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
 def test_replacing_flushes_the_new_file_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Metrics are flushed before the checkpoint that relies on them."""
+    """A new file is flushed to disk before it replaces the old one.
+
+    Metrics are flushed before the checkpoint that relies on them.
+    """
     done: list[str] = []
     replace = Path.replace
     monkeypatch.setattr(

@@ -64,8 +64,8 @@ def play(
 ) -> Iterator[tuple[Snapshot, Expected, bool]]:
     """Yield the snapshot, the stored models and whether a save follows, for each step.
 
-    In every step two clients get another state and model. The last two models of each
-    are stored.
+    In every step, one or two clients get a new state and a new model. The last two
+    models of each client are stored.
     """
     now: Snapshot = Snapshot(0, {"kept": {}}, saver.client_states)
     expected: Expected = {}
