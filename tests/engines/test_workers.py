@@ -28,10 +28,11 @@ from fedexp.core.runner import Snapshot, next_jobs
 from fedexp.core.trainer import Ctx, Received, Trainer
 from fedexp.core.trees import Tree, Trees
 from fedexp.engines.serial import Serial
-from fedexp.engines.workers import Workers, _fork_servers
+from fedexp.engines.workers import Workers
 from tests.engines.compare import about, distinct_methods
 from tests.engines.plugins import NoBatchingRule
 from tests.killing import kill
+from tests.reference.witness import Witness
 from tests.world import World, assert_same, make_data, make_world
 
 NUMERICS = Numerics(engine={}, threads=1, device="cpu", dtype="float64")
@@ -58,16 +59,30 @@ def jobs_of(world: World) -> list[ClientJob]:
 def pids(engine: Workers, jobs: Sequence[ClientJob], data: FederatedData) -> list[int]:
     """Return the process ids of all workers, after they have started.
 
-    A round can end while a worker is still being forked. That worker has no process id.
-    Therefore rounds of `jobs` run until each worker has one.
+    A round can end while a worker is still being forked. Therefore rounds of `jobs` run
+    until each worker has answered a probe.
     """
-    assert engine._pool is not None
-    links = engine._pool._links
+    asked = [replace(job, probes=(Witness(),)) for job in jobs]
     deadline = time.monotonic() + 60
-    while not all(link.pid for link in links):
+    found: set[int] = set()
+    while len(found) < int(engine.workers):
         assert time.monotonic() < deadline
-        list(engine.map(jobs, data))
-    return [link.pid for link in links]
+        found |= {int(result.probes[Witness.name]["pid"]) for result in engine.map(asked, data)}
+    return sorted(found)
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process. The parent of a worker is the fork server."""
+    # The name of the process, in parentheses, may contain spaces
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def shared_memory_files() -> list[int]:
+    """Return the file descriptors of this process that are memory without a name."""
+    links = {int(link.name): link for link in Path("/proc/self/fd").iterdir()}
+    return [
+        fd for fd, link in links.items() if link.is_symlink() and "memfd" in str(link.readlink())
+    ]
 
 
 def assert_equal(a: Sequence[ClientResult], b: Sequence[ClientResult]) -> None:
@@ -296,10 +311,9 @@ def test_processes_killed_between_rounds_are_replaced(
     world = make_world("method=fedavg")
     jobs = jobs_of(world)
     expected = list(pools[2].map(jobs, world.data))
-    if fork_server_too:
-        _fork_servers[0]._process.kill()
-        _fork_servers[0]._process.wait()
     before = pids(pools[2], jobs, world.data)
+    if fork_server_too:
+        kill(parent_of(before[0]))
     for pid in before:
         kill(pid)
     for _ in range(2):
@@ -366,10 +380,11 @@ def test_choices_are_the_inner_engines() -> None:
 def test_one_worker_runs_the_inner_engine_in_this_process() -> None:
     engine = Workers()
     engine.open(NUMERICS, 1)
-    assert engine._pool is None
     world = make_world("method=fedavg")
-    jobs = jobs_of(world)
-    assert_equal(list(engine.map(jobs, world.data)), list(Serial().map(jobs, world.data)))
+    jobs = [replace(job, probes=(Witness(),)) for job in jobs_of(world)]
+    results = list(engine.map(jobs, world.data))
+    assert {int(result.probes[Witness.name]["pid"]) for result in results} == {os.getpid()}
+    assert_equal(results, list(Serial().map(jobs, world.data)))
     engine.close()
 
 
@@ -397,7 +412,7 @@ def test_a_plugin_that_cannot_travel_is_told(pools: dict[int, Workers]) -> None:
 
 SCRIPT = """
 import sys, time
-from tests.engines.test_workers import jobs_of, opened, pids
+from tests.engines.test_workers import jobs_of, opened, parent_of, pids
 from tests.world import make_world
 
 world = make_world("method=fedavg", "local.epochs=100000")
@@ -409,8 +424,7 @@ if sys.argv[1] == "done":
 else:
     quick = make_world("method=fedavg", data=world.data)
     started = pids(engine, jobs_of(quick), world.data)
-    from fedexp.engines.workers import _fork_servers
-    print(*started, _fork_servers[0]._process.pid, flush=True)
+    print(*started, parent_of(started[0]), flush=True)
     list(engine.map(jobs_of(world), world.data))
 """
 
@@ -449,23 +463,28 @@ def test_no_process_outlives_its_run(signum: int) -> None:
 def test_a_stream_that_outlives_its_engine_writes_to_no_file(tmp_path: Path) -> None:
     """A stream that is closed after its engine writes to no other file.
 
-    This can happen if the traceback of an error holds the stream. By then, another file
-    has the file descriptor of the engine's closed memory.
+    This can happen if the traceback of an error holds the stream. By then, other files
+    have the file descriptors of the engine's closed memory.
     """
     world = make_world("method=fedavg", data=make_data((12, 12, 12)))
+    others = shared_memory_files()
     engine = opened(1)
     stream = engine.map(jobs_of(world), world.data)
     next(stream)
-    assert engine._pool is not None
-    number = engine._pool.board.fd
+    mine = {*shared_memory_files()} - {*others}
     engine.close()
+    # The training data stay in shared memory
+    closed = mine - {*shared_memory_files()}
+    assert closed
     with contextlib.ExitStack() as files:
-        while (file := files.enter_context((tmp_path / "other").open("wb"))).fileno() < number:
-            pass
-        file.write(b"x" * 64)
-        file.flush()
+        written = []
+        while not written or written[-1].fileno() < max(closed):
+            path = tmp_path / str(len(written))
+            written.append(files.enter_context(path.open("wb", buffering=0)))
+            written[-1].write(b"x" * 64)
+        assert closed <= {file.fileno() for file in written}
         stream.close()
-        assert file.fileno() == number and (tmp_path / "other").read_bytes() == b"x" * 64
+        assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"x" * 64}
     engine.close()
 
 
