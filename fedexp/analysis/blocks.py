@@ -154,8 +154,8 @@ def _tests(table: RunsTable) -> Block:
     several = f"; p by Holm for {tests} tests, intervals each by itself" if tests > 1 else ""
     head = (*keys, "pair", "difference", "95 %", "p", "common seeds", "verdict")
     right = frozenset((len(keys) + 1, len(keys) + 3))
-    said = (f"paired t-tests, two-sided{several}",) if tests else ()
-    return Block("tests", head, rows, records, right, said)
+    remarks = (f"paired t-tests, two-sided{several}",) if tests else ()
+    return Block("tests", head, rows, records, right, remarks)
 
 
 def _aggregates(found: Aggregates, cols: str) -> Block:
@@ -174,19 +174,19 @@ def _aggregates(found: Aggregates, cols: str) -> Block:
         own = {"rank": one.rank, "win_rate": one.win_rate, "groups": groups}
         records.append({cols: one.column, **numbers, **own})
 
-    said = [
+    remarks = [
         f"over {found.num_rows} rows; [95 % intervals] by stratified bootstrap: "
         "they describe other seeds, not other rows"
     ]
     if found.p is not None and found.critical_difference is not None:
-        said.append(
+        remarks.append(
             f"Friedman's test of the ranks: p = {found.p:.3g}. Critical difference of average "
             f"ranks (Nemenyi, 5 %): {found.critical_difference:.2f}. The ranks of a group are not "
             "distinguished"
         )
     head = (cols, "mean", "median", "IQM", "rank", "win rate", "group")
     right = frozenset(range(1, 6))
-    return Block("aggregates", head, tuple(rows), tuple(records), right, tuple(said))
+    return Block("aggregates", head, tuple(rows), tuple(records), right, tuple(remarks))
 
 
 def _improvements(found: Aggregates) -> Block:
