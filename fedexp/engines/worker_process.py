@@ -46,8 +46,8 @@ SETUP, DATA, CHUNK = range(3, 6)
 # continue. The last one is from the fork server: the exit status of a worker.
 READY, DONE, FAILED, ENDED = range(6, 10)
 
-# The board is a segment that all workers read. It has a `_HEADER` and, from this offset
-# in bytes on, the constants of a round.
+# The board is a segment that all workers read. It begins with a `_HEADER`. The
+# constants of a round start at this offset in bytes.
 BOARD_START = 64
 _HEADER = struct.Struct("<3q")
 _MESSAGE = struct.Struct("<6qd")

@@ -204,9 +204,9 @@ class Posterior:
         Args:
             units: Global unit of each of the model's units.
             model: The model's units.
-            products: For each unit of the model, the sum of v G over the widest block,
-                of shape (J,). Here v belongs to the unit, and G to its global unit
-                without this model's units.
+            products: One number per unit of the model, of shape (J,): the sum of v G
+                over the widest block. v is that of the unit. G is that of its global
+                unit, computed without this model's units.
             space: The dimensions.
             sign: 1 adds the units, -1 takes them out.
         """

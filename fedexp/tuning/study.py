@@ -317,9 +317,9 @@ class TuningStudy:
     def _promoted(self, measured: Sequence[tuple[Trial, float]], rounds: int) -> list[Trial]:
         """Store values after some rounds, and return the trials that go on.
 
-        A trial goes on if it is among the best n / factor of the n trials that were
-        trained for so many rounds so far. This is the rule of asynchronous successive
-        halving (Li et al. 2020). The other trials are stopped.
+        Let n be the number of trials that have reached `rounds` rounds so far. A trial
+        goes on if it is among the best n / factor of them. The other trials are
+        stopped. This rule is asynchronous successive halving (Li et al. 2020).
         """
         from optuna.trial import TrialState
 

@@ -430,7 +430,8 @@ def test_loss_sum_is_the_mean_times_the_samples() -> None:
             expected = result.num_examples * result.metrics["loss_last_epoch"]
             assert newest["loss"] == pytest.approx(expected, rel=1e-12)
 
-    # If all clients have 12 samples, J is 12 times the J of means with L / 12.
+    # All clients have 12 samples. With sums of losses, J is 12 times as large as with
+    # means of losses and L / 12.
     equal = make_data((12, 12, 12, 12))
     by_sum = make_world(
         *overrides, "aggregator.loss_reduction=sum", "aggregator.L=12.0", data=equal

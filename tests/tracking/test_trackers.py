@@ -28,7 +28,7 @@ from tests.fork_server import Forked
 
 @pytest.fixture(autouse=True)
 def _another_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return a sweep of which no job has tried W&B's server."""
+    """Forget that W&B's server was not reached, as in the first job of a new sweep."""
     monkeypatch.setattr("fedexp.tracking.wandb._unreached", {})
 
 

@@ -9,7 +9,7 @@ from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Report
 from fedexp.tables.report.shown_cells import ShownCell, shown_rows
 
-# Largest number of cells that are listed for the same reason.
+# If several cells have the same reason, at most this many of them are listed.
 _SHOWN = 4
 
 
