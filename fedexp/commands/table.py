@@ -60,7 +60,7 @@ def run_command(arguments: list[str]) -> int:
 
 def _refuse_tune(arguments: list[str]) -> int:
     raise ConfigError(
-        "tuning is a command of its own",
+        "tuning is a separate command",
         where="fedexp-table",
         expected="list, run, report, site",
         got="tune",

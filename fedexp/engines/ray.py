@@ -308,8 +308,8 @@ class _Sending:
     def _next_chunks(self) -> list[list[int]]:
         """Return the next batch's chunks: several if many chunks wait, else one.
 
-        A chunk whose actor died is in a batch of its own. If another actor dies, it is
-        then known which chunk the actor worked on.
+        A chunk whose actor died is sent in a separate batch. If another actor dies, it
+        is then known which chunk the actor worked on.
         """
         count = len(self._waiting) // (2 * DEPTH * len(self._pool.actors))
         chunks = [heappop(self._waiting)]

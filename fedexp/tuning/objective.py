@@ -71,7 +71,7 @@ class Objective:
 
     @property
     def text(self) -> str:
-        """The objective in words."""
+        """A readable name of the objective."""
         return f"{self.metric} ({self.rule.replace('_', ' ')})"
 
     def value(self, result: Mapping[str, Any]) -> float | None:

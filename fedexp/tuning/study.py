@@ -2,7 +2,7 @@
 
 A trial is one point of the search, which is trained with every tuning seed. With
 successive halving, a trial is trained for a few rounds first. Only the best trials are
-trained for more rounds. Each number of rounds is a run of its own, which starts from
+trained for more rounds. Each number of rounds is a separate run, which starts from
 the first round.
 """
 
