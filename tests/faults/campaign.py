@@ -354,7 +354,7 @@ class Campaign:
 
         process = place.start(arguments)
         _wait(lambda: any(p.stat().st_size for p in place.outputs.glob("runs/*/*/metrics.jsonl")))
-        victims = children(process.pid)[:1]
+        victims = [child for child in children(process.pid) if children(child)]
         if case.kind != "fork server":
             victims = [worker for fork_server in victims for worker in children(fork_server)]
         for victim in victims[:1]:

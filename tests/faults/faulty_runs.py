@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
+import multiprocessing.util
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,14 @@ def job(arguments: list[str], fault: Fault) -> None:
     """
     os.setsid()
     from fedexp.commands.run import run_command
-    from fedexp.engines import workers
     from fedexp.running import execute
 
     execute.draw_curve = lambda rows, path, title: None  # type: ignore[assignment] # takes longer than the run
     if "engine=workers" in arguments:
-        workers.subprocess = _Forking  # type: ignore[attr-defined]
-        workers._fork_server({"_target_": "fedexp.engines.serial.Serial"})
+        multiprocessing.util.spawnv_passfds = _fork_instead  # type: ignore[attr-defined]
+        # multiprocessing made this process, which therefore shares the tests' tracker
+        resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+        forkserver.ensure_running()
     counts = _armed(fault)
     code = run_command(arguments)
     if fault.kind == "count":
@@ -98,40 +100,26 @@ def job(arguments: list[str], fault: Fault) -> None:
     sys.exit(code)
 
 
-class _Forking:
-    """A replacement of `subprocess` that starts the process that forks workers.
+def _fork_instead(path: bytes, args: list[str], kept: list[int]) -> int:
+    """Fork this process where multiprocessing would start an interpreter.
 
-    It forks this process instead of starting a new one, which saves the imports.
+    This replaces `multiprocessing.util.spawnv_passfds`. It saves the imports.
+
+    Args:
+        path: Path of the interpreter.
+        args: Its arguments. The last one is the program.
+        kept: File descriptors that the new process keeps.
     """
-
-    DEVNULL = subprocess.DEVNULL
-
-    class Popen:
-        def __init__(self, command: list[str], pass_fds: Sequence[int], **_: Any) -> None:
-            from fedexp.engines.worker_process import serve_forks
-
-            (fd,) = pass_fds
-            self.pid, self.code = os.fork(), None
-            if self.pid == 0:
-                try:
-                    os.closerange(3, fd)
-                    os.closerange(fd + 1, 4096)
-                    serve_forks(fd)
-                finally:
-                    os._exit(0)
-
-        def poll(self, exit_reason: int = os.WNOHANG) -> int | None:
-            if self.code is None:
-                pid, status = os.waitpid(self.pid, exit_reason)
-                self.code = os.waitstatus_to_exitcode(status) if pid else None
-            return self.code
-
-        def wait(self) -> int | None:
-            return self.poll(0)
-
-        def kill(self) -> None:
-            if self.poll() is None:
-                os.kill(self.pid, signal.SIGKILL)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            bounds = [2, *sorted(kept), 4096]
+            for low, high in itertools.pairwise(bounds):
+                os.closerange(low + 1, high)
+            exec(args[-1], {})
+        finally:
+            os._exit(0)
+    return pid
 
 
 def _armed(fault: Fault) -> dict[str, int]:
