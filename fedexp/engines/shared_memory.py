@@ -11,6 +11,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import reduction
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Segment:
     """A segment of anonymous shared memory.
 
     The segment has no name. It can grow but never shrinks. It is freed when no process
-    holds it any more.
+    holds it any more. A process that multiprocessing starts can get it as an argument.
 
     Args:
         fd: File descriptor of a segment that another process made, or None to create a
@@ -45,6 +46,10 @@ class Segment:
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._views: dict[Place, Tensor] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pass the file descriptor to the process that is being started."""
+        return _inherited, (reduction.DupFd(self.fd),)
 
     @property
     def closed(self) -> bool:
@@ -114,7 +119,7 @@ def pack(
     Args:
         value: Value to write.
         segment: Segment to write into.
-        at: Offset of the first byte.
+        at: Offset of the first byte, which is rounded up to a multiple of 64.
         constants: Numbers of the objects that the reader already has, by the object's
             ``id``. None if the reader has no objects.
         move_tensors: Whether the CPU tensors of `value` are changed in place to use the
@@ -167,7 +172,7 @@ def unpack(
 class _Pickler(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO, at: int, constants: Mapping[int, int]) -> None:
         super().__init__(buffer, protocol=5)
-        self.end = at
+        self.end = -(-at // _ALIGN) * _ALIGN
         self.constants = constants
         self.places: dict[int, Place] = {}
         # The tensors are stored to keep them alive, because an id is valid only as long
@@ -220,6 +225,11 @@ class _Unpickler(pickle.Unpickler):
                 found = found.clone()
             self.tensors[pid] = found
         return found
+
+
+def _inherited(fd: Any) -> Segment:
+    """Return the segment in the process that was started with its file descriptor."""
+    return Segment(fd.detach())
 
 
 def _anonymous_file() -> int:

@@ -1,26 +1,27 @@
 """Local worker processes that execute client jobs in parallel.
 
 The results are bit-identical to those of the engine that each worker runs.
+
+The processes belong to a `ProcessPoolExecutor`. They are forked from multiprocessing's
+fork server, which has imported torch and fedexp. Jobs and results are written into
+shared memory, so that the executor's pipes carry only a few numbers.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import heapq
-import itertools
-import json
+import multiprocessing
 import os
-import select
 import signal
-import socket
-import subprocess
 import sys
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from multiprocessing import context, forkserver
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,20 +34,14 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.engines import worker_process as wire
 from fedexp.engines.shared_memory import Segment, pack, unpack
-from fedexp.engines.worker_process import Done, Message, Setup, Training
+from fedexp.engines.worker_process import Done, Reply, Setup, Training
 
-# Number of chunks that a worker may hold: one that it trains, and one that waits or
-# whose results are being sent.
+# Number of chunks per worker that are handed out at once. Each has a segment of shared
+# memory. A process can be started with about 250 file descriptors.
 _SLOTS = 2
-# In seconds. If the chunks of a worker take less time, it gets the next chunk in
-# advance. For longer chunks, the wait for the next chunk is negligible.
-_SHORT = 0.05
+_MOST_SLOTS = 240
 _MOST_DEATHS = 3
-_FORK_SERVER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "import importlib; importlib.import_module(sys.argv[3]); "
-    "from fedexp.engines.worker_process import serve_forks; serve_forks(int(sys.argv[1]))"
-)
+_IGNORED = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
 @dataclass
@@ -124,11 +119,7 @@ class Workers(Engine):
         node = describe(self._inner)
         kind = numerics.device
         devices = [f"{kind}:{n % gpus}" if gpus > 1 else kind for n in range(count)]
-        path = list(sys.path)
-        self._pool = _WorkerPool(
-            [Setup(node, replace(numerics, device=device), each, path) for device in devices],
-            torch.device(numerics.device),
-        )
+        self._pool = _WorkerPool(Setup(node, numerics, each), devices)
 
     def _count(self, num_threads: int, each: int, device: str) -> int:
         return (
@@ -174,22 +165,45 @@ class Workers(Engine):
             self._pool = None
 
 
-class _WorkerPool:
-    """The workers of one engine and the memory that they share."""
+class _Sent(NamedTuple):
+    """A chunk that was handed out.
 
-    def __init__(self, setups: Sequence[Setup], device: torch.device) -> None:
-        self.device = device
-        self.size = len(setups)
-        self.board = Segment()
+    Args:
+        slot: Number of the segment that holds the jobs and gets the results.
+        round: Round of the chunk.
+        chunk: Number of the chunk in its round.
+    """
+
+    slot: int
+    round: int
+    chunk: int
+
+
+class _WorkerPool:
+    """The worker processes of one engine and the memory that they share.
+
+    If a process dies, the executor ends all processes. They are then started again, and
+    the chunks that they had are handed out again.
+    """
+
+    def __init__(self, setup: Setup, devices: Sequence[str]) -> None:
+        self.device = torch.device(setup.numerics.device)
+        self.size = len(devices)
         self.stacked_steps = 0
         self.note: Callable[[str], None] = lambda text: None
+        self._setup, self._devices = setup, devices
+        self._board = Segment()
+        self._slots = [Segment() for _ in range(min(_SLOTS * self.size, _MOST_SLOTS))]
+        self._free = list(range(len(self._slots)))
+        self._data: tuple[FederatedData, Segment, tuple[int, int]] | None = None
         self._round = 0
-        self._data: tuple[FederatedData, Segment, Message] | None = None
-        self._poll = select.poll()
-        self._links = [_Link(setup, self.board) for setup in setups]
-        self._by_fd: dict[int, _Link] = {}
-        for link in self._links:
-            self._start(link)
+        self._in_flight: dict[futures.Future[Reply], _Sent] = {}
+        self._executor: futures.ProcessPoolExecutor | None = None
+        self._context = _Context()
+        self._failed_starts = 0
+        self._broken: BaseException | None = None
+        # The fork server imports torch while this process prepares the run.
+        _start_fork_server(setup.inner)
 
     def run(
         self, jobs: Sequence[ClientJob], chunks: list[list[int]], data: FederatedData
@@ -201,9 +215,9 @@ class _WorkerPool:
         """
         self._share(data)
         self._round += 1
-        work = _Work(self._round, jobs, chunks, len(self._links))
+        work = _Work(self._round, jobs, chunks, self.size)
         wire.write_header(
-            self.board, self._round, pack(work.constants, self.board, wire.BOARD_START)
+            self._board, self._round, pack(work.constants, self._board, wire.BOARD_START)
         )
 
         try:
@@ -211,45 +225,46 @@ class _WorkerPool:
                 self._collect(work, wait=False)
                 self._hand_out(work)
                 while work.position not in work.ready:
-                    self._collect(work, wait=True)
+                    if self._broken:
+                        self._repair(work)
+                    else:
+                        self._collect(work, wait=True)
                     self._hand_out(work)
                 yield work.take()
+        except KeyboardInterrupt:
+            # Otherwise the interpreter would wait for these chunks when it exits.
+            self._end_processes(kill=True)
+            raise
         finally:
             # The traceback of an error may keep a stream alive after its engine was
             # closed.
-            if not self.board.closed:
+            if not self._board.closed:
                 # Workers then skip the chunks of this round, because no process waits
                 # for their results.
-                wire.write_header(self.board, 0)
+                wire.write_header(self._board, 0)
 
     def close(self) -> None:
-        for link in self._links:
-            link.end()
-        for segment in (
-            self.board,
-            *(segment for link in self._links for segment in link.segments),
-        ):
+        self._end_processes(kill=True)
+        for segment in (self._board, *self._slots):
             segment.close()
         if self._data is not None:
             self._data[1].close()
 
-    def _start(self, link: _Link) -> None:
-        link.start()
-        self._by_fd[link.socket.fileno()] = link
-        self._poll.register(link.socket, select.POLLIN)
-        if self._data is not None:
-            link.send(self._data[2], (self._data[1].fd,))
-
     def _share(self, data: FederatedData) -> None:
-        """Move the training data into shared memory, once."""
+        """Move the training data into shared memory, once.
+
+        Processes inherit the memory when they are started. They are started again for
+        other data.
+        """
         if self._data is not None:
             if self._data[0] is data:
                 return
+            self._end_processes(kill=True)
             self._data[1].close()
 
         segment = Segment()
         train, partition = data.train, data.partition
-        offset, length = pack(
+        extent = pack(
             Training(
                 train,
                 torch.from_numpy(partition.indices.copy()),
@@ -260,73 +275,115 @@ class _WorkerPool:
             segment,
             move_tensors=True,
         )
-        self._data = data, segment, Message(wire.DATA, offset=offset, length=length)
-        for link in self._links:
-            link.send(self._data[2], (segment.fd,))
+        self._data = data, segment, extent
 
     def _hand_out(self, work: _Work) -> None:
-        """Hand out chunks to workers that have none.
+        """Hand out chunks as long as there are free slots."""
+        while (
+            not self._broken
+            and self._free
+            and (chunk := work.next(alone=not self._in_flight)) is not None
+        ):
+            slot = self._free[-1]
+            jobs = [work.jobs[position] for position in work.chunks[chunk]]
+            try:
+                extent = pack(jobs, self._slots[slot], constants=work.numbers)
+            except (TypeError, AttributeError, ValueError) as error:
+                raise ConfigError(
+                    f"a job cannot be sent to a worker process: {error}",
+                    where="engine=workers",
+                    do="use only plain values and tensors in plug-ins, or use engine=serial",
+                ) from error
 
-        Then hand out second chunks to workers whose chunks are short.
+            try:
+                future = self._submit(work.round, slot, extent)
+            except (futures.BrokenExecutor, EOFError, OSError) as error:
+                self._broken = error
+                work.give_back([chunk])
+            else:
+                self._in_flight[future] = _Sent(self._free.pop(), work.round, chunk)
+
+    def _submit(self, round: int, slot: int, extent: tuple[int, int]) -> futures.Future[Reply]:
+        """Give a chunk to the executor, which starts a process if it needs one.
+
+        Raises:
+            BrokenExecutor: A process has died.
+            EOFError: The fork server has ended.
+            OSError: The system refuses a process.
         """
-        for held in range(_SLOTS):
-            for link in self._links:
-                if link.ready and len(link.held) == held and (held == 0 or link.seconds < _SHORT):
-                    chunk = work.next()
-                    if chunk is None:
-                        return
-                    link.give(chunk, work)
+        assert self._data is not None
+        if self._executor is None:
+            _start_fork_server(self._setup.inner)
+            devices = self._context.SimpleQueue()
+            for device in self._devices:
+                devices.put(device)
+            wire.write_started(self._board, False)
+            self._executor = futures.ProcessPoolExecutor(
+                self.size,
+                mp_context=self._context,
+                initializer=wire.begin,
+                initargs=(self._setup, devices, self._board, self._slots, *self._data[1:]),
+            )
+
+        with _hidden_main():
+            return self._executor.submit(wire.run_chunk, round, slot, extent)
 
     def _collect(self, work: _Work, wait: bool) -> None:
-        """Process the messages of workers.
+        """Take the results of finished chunks.
 
-        With `wait`, wait for at least one message.
+        With `wait`, wait for at least one chunk.
         """
-        for fd, _ in self._poll.poll(None if wait else 0):
-            link = self._by_fd[fd]
-            try:
-                message, _ = wire.receive(link.socket)
-            except (EOFError, ConnectionError):
-                self._replace(link, work)
+        done = [future for future in self._in_flight if future.done()]
+        if wait and not done:
+            done = [*futures.wait(self._in_flight, return_when=futures.FIRST_COMPLETED).done]
+
+        for future in done:
+            error = future.exception()
+            if isinstance(error, futures.BrokenExecutor):
+                self._broken = error
                 continue
 
-            if message.kind == wire.READY:
-                link.ready, link.pid, link.failed_starts = True, message.fact, 0
-                continue
+            slot, round, chunk = self._in_flight.pop(future)
+            if error is not None:
+                self._free.append(slot)
+                raise error
 
-            outbox = link.outboxes[message.slot]
-            extent = (message.offset, message.length)
-            if message.kind == wire.FAILED:
-                raise unpack(outbox, extent, self.device)
-
-            _, round, chunk = link.held.popleft()
-            link.seconds = message.seconds
-            self.stacked_steps += message.fact
+            # The workers get their next chunks before the results are read.
+            self._hand_out(work)
+            extent, steps = future.result()
+            self.stacked_steps += steps
             if round == work.round:
-                # A worker without a chunk gets its next chunk before the results of
-                # its last chunk are read. It works while they are read.
-                if not link.held and (following := work.next()) is not None:
-                    link.give(following, work, avoid=message.slot)
-                done = unpack(outbox, extent, self.device, work.constants, copy=True)
-                for text in done.notes:
+                finished: Done = unpack(
+                    self._slots[slot], extent, self.device, work.constants, copy=True
+                )
+                for text in finished.notes:
                     self.note(text)
-                work.finish(chunk, done)
+                work.finish(chunk, finished)
+            self._free.append(slot)
 
-    def _replace(self, link: _Link, work: _Work) -> None:
-        """Replace a worker process that died, and hand out its chunks again."""
-        self._poll.unregister(link.socket)
-        del self._by_fd[link.socket.fileno()]
-        exit_reason = _describe_exit(link.end(ask=True))
+    def _repair(self, work: _Work) -> None:
+        """End all processes after one has died, and take back their chunks.
 
-        lost = [chunk for _, round, chunk in link.held if round == work.round]
-        suspect = link.held[0][2] if link.held and link.held[0][1] == work.round else None
-
-        failed = 0 if link.ready else link.failed_starts + 1
-        link.failed_starts = failed % _MOST_DEATHS
-        self._start(link)
+        Raises:
+            FedexpError: The processes do not start.
+            ClientError: The only chunk that was handed out has had too many deaths.
+        """
+        self._collect(work, wait=False)  # results that came before the death
+        lost = [sent.chunk for sent in self._in_flight.values() if sent.round == work.round]
+        cause, started = self._broken, wire.read_started(self._board)
+        exit_codes = self._end_processes(kill=not isinstance(cause, futures.BrokenExecutor))
+        # The executor ends the other processes with SIGTERM.
+        deaths = [code for code in exit_codes if code != -signal.SIGTERM]
+        exit_reason = (
+            _describe_exit(deaths[0] if deaths else None)
+            if isinstance(cause, futures.BrokenExecutor)
+            else str(cause)
+        )
         work.give_back(lost)
 
-        if failed == _MOST_DEATHS:
+        self._failed_starts = 0 if started else self._failed_starts + 1
+        if self._failed_starts == _MOST_DEATHS:
+            self._failed_starts = 0
             raise FedexpError(
                 f"worker processes do not start: {_MOST_DEATHS} died before they were ready",
                 where="engine=workers",
@@ -334,24 +391,45 @@ class _WorkerPool:
                 do="look at what they printed above, or use engine=serial",
             )
 
-        if suspect is not None:
-            work.deaths[suspect] += 1
-            if work.deaths[suspect] == _MOST_DEATHS:
-                names = ", ".join(
-                    str(work.jobs[position].client) for position in work.chunks[suspect]
-                )
-                raise ClientError(
-                    f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
-                    where="engine=workers",
-                    got=exit_reason,
-                    do="if memory ran out, use fewer workers (engine.workers=1), "
-                    "smaller batches or engine=serial",
-                )
-
-            warnings.warn(
-                f"a worker process died ({exit_reason}), its work is repeated",
-                stacklevel=2,
+        if not started or not lost:
+            return
+        work.deaths.update(lost)
+        if len(lost) == 1 and work.deaths[lost[0]] >= _MOST_DEATHS:
+            names = ", ".join(str(work.jobs[position].client) for position in work.chunks[lost[0]])
+            raise ClientError(
+                f"the worker process died {_MOST_DEATHS} times while it trained client {names}",
+                where="engine=workers",
+                got=exit_reason,
+                do="if memory ran out, use fewer workers (engine.workers=1), "
+                "smaller batches or engine=serial",
             )
+
+        warnings.warn(
+            f"a worker process died ({exit_reason}), its work is repeated",
+            stacklevel=2,
+        )
+
+    def _end_processes(self, kill: bool) -> list[int]:
+        """End all worker processes and forget the chunks that they had.
+
+        Args:
+            kill: Whether to kill the processes. Otherwise the executor has ended them.
+
+        Returns:
+            The exit codes: minus the number of the signal that ended the process.
+        """
+        processes = [process for process in self._context.processes if process.pid]
+        if kill:
+            for process in processes:
+                process.kill()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+        self._context.processes.clear()
+        self._in_flight.clear()
+        self._free = list(range(len(self._slots)))
+        self._broken = None
+        return [process.exitcode or 0 for process in processes]
 
 
 class _Work:
@@ -372,26 +450,42 @@ class _Work:
             position: number for number, chunk in enumerate(self.chunks) for position in chunk
         }
         self._handed = 0  # number of jobs handed out
+        self._isolated: int | None = None  # chunk that was handed out without any other
         # Maximum number of jobs after `position` that are handed out. It bounds the
         # memory for waiting results.
         self._ahead = 3 * workers * max(map(len, chunks))
 
-    def next(self) -> int | None:
-        """Return the chunk to hand out now, or None."""
+    def next(self, alone: bool) -> int | None:
+        """Return the chunk to hand out now, or None.
+
+        After two deaths, the lost chunks are handed out one at a time. After the third
+        death it is then known which chunk the process worked on.
+
+        Args:
+            alone: Whether no other chunk is handed out at the moment.
+        """
         if not self._waiting:
             return None
         first = self._waiting[0]
         if self._handed - self.position >= self._ahead and self._chunk_of[self.position] != first:
             return None
+        if self._isolated is not None:
+            return None
+        if self.deaths[first] >= _MOST_DEATHS - 1:
+            if not alone:
+                return None
+            self._isolated = first
         self._handed += len(self.chunks[first])
         return heapq.heappop(self._waiting)
 
     def give_back(self, chunks: Sequence[int]) -> None:
+        self._isolated = None
         for chunk in chunks:
             self._handed -= len(self.chunks[chunk])
             heapq.heappush(self._waiting, chunk)
 
     def finish(self, chunk: int, done: Done) -> None:
+        self._isolated = None
         positions = self.chunks[chunk]
         self.ready.update(zip(positions, done.results, strict=False))
         if done.error is not None:
@@ -416,132 +510,73 @@ def _constants(jobs: Sequence[ClientJob]) -> Iterator[Any]:
     return (value for key, value in objects.items() if counts[key] > 1)
 
 
-class _Link:
-    """The connection from the run's process to one worker."""
+class _Context(context.ForkServerContext):
+    """A multiprocessing context that holds the processes that it made.
 
-    def __init__(self, setup: Setup, board: Segment) -> None:
-        self.setup, self.board = setup, board
-        self.segments = [Segment() for _ in range(2 * _SLOTS)]
-        self.inboxes, self.outboxes = self.segments[::2], self.segments[1::2]
-        self.failed_starts = 0
+    The executor has no public list of its processes.
+    """
 
-    def start(self) -> None:
-        self.number = next(_numbers)
-        self.ready, self.pid, self.seconds = False, 0, _SHORT
-        self.held: deque[tuple[int, int, int]] = deque()  # slot, round, chunk
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self.fork_server = _fork_server(self.setup.inner)
-            self.fork_server.fork(self.number, theirs)
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[context.ForkServerProcess] = []
 
-        # The worker reads its setup before anything else is sent.
-        message = Message(wire.SETUP, 0, 0, *pack(self.setup, self.inboxes[0]))
-        self.send(message, [segment.fd for segment in (self.board, *self.segments)])
-
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        # A dead worker is noticed and replaced when its messages are read.
-        with contextlib.suppress(ConnectionError):
-            wire.send(self.socket, message, fds)
-
-    def give(self, chunk: int, work: _Work, avoid: int | None = None) -> None:
-        """Send a chunk to the worker.
-
-        Args:
-            chunk: Number of the chunk.
-            work: Call of `map` that the chunk belongs to.
-            avoid: Slot whose results have not been taken yet, or None.
-        """
-        used = {slot for slot, _, _ in self.held} | {avoid}
-        slot = next(slot for slot in range(_SLOTS) if slot not in used)
-        jobs = [work.jobs[position] for position in work.chunks[chunk]]
-
-        try:
-            extent = pack(jobs, self.inboxes[slot], constants=work.numbers)
-        except (TypeError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"a job cannot be sent to a worker process: {error}",
-                where="engine=workers",
-                do="use only plain values and tensors in plug-ins, or use engine=serial",
-            ) from error
-
-        self.held.append((slot, work.round, chunk))
-        self.send(Message(wire.CHUNK, work.round, slot, *extent))
-
-    def end(self, ask: bool = False) -> int | None:
-        """Close the connection. The worker ends at once.
-
-        Args:
-            ask: Whether to wait until the worker has ended.
-
-        Returns:
-            The worker's exit status, or None if it is unknown or `ask` is False.
-        """
-        self.socket.close()
-        return self.fork_server.end(self.number, ask)
+    def Process(self, *args: Any, **kwargs: Any) -> context.ForkServerProcess:  # type: ignore[override] # noqa: N802 - multiprocessing's name
+        self.processes.append(context.ForkServerProcess(*args, **kwargs))
+        return self.processes[-1]
 
 
-_numbers = itertools.count(1)
-_fork_servers: list[_ForkServer] = []
-
-
-def _fork_server(inner: Any) -> _ForkServer:
-    """Return the fork server of this process.
+def _start_fork_server(inner: Mapping[str, Any]) -> None:
+    """Start multiprocessing's fork server if it does not run.
 
     It lives longer than an engine. The next run of a sweep can therefore fork workers
     at once.
+
+    Raises:
+        FedexpError: The system refuses it.
     """
-    if not _fork_servers or not _fork_servers[0].alive:
-        _fork_servers[:] = [_ForkServer(inner["_target_"].rpartition(".")[0])]
-    return _fork_servers[0]
+    multiprocessing.set_forkserver_preload([wire.__name__, inner["_target_"].rpartition(".")[0]])
+    environment = {
+        # With one thread there is no thread pool, which would make a fork unsafe.
+        # Workers set their own number of threads.
+        "OMP_NUM_THREADS": "1",
+        # If the run is killed, multiprocessing removes its semaphores. It would also
+        # print a warning.
+        "PYTHONWARNINGS": ",".join([*os.environ.get("PYTHONWARNINGS", "").split(","), _IGNORED]),
+    }
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        with _hidden_main():
+            forkserver.ensure_running()
+    except OSError as error:
+        raise FedexpError(
+            "worker processes cannot be started",
+            where="engine=workers",
+            got=str(error),
+            do="check the limits of processes and open files, and that TMPDIR is a short, "
+            "writable path. Or use engine=serial",
+        ) from error
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-class _ForkServer:
-    """The process that forks workers.
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Hide the user's script from multiprocessing, so that processes do not import it.
 
-    It has imported torch and fedexp, has one thread, and shares no state with this
-    process.
+    Scripts and notebooks therefore need no `__main__` guard.
     """
-
-    def __init__(self, preload: str) -> None:
-        self._owner = os.getpid()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            # With one thread there is no thread pool, which would make a fork unsafe.
-            # Workers set their own number of threads.
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _FORK_SERVER, str(fd), json.dumps(sys.path), preload],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[fd],
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                },
-            )
-        atexit.register(self._leave)
-
-    def _leave(self) -> None:
-        if self._owner == os.getpid():
-            self._socket.close()
-            self._process.kill()
-            self._process.wait()
-
-    @property
-    def alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.poll() is None
-
-    def fork(self, number: int, theirs: socket.socket) -> None:
-        # If the fork server is gone, the worker is gone too. This is noticed when a
-        # message of the worker is awaited.
-        with contextlib.suppress(ConnectionError):
-            wire.send(self._socket, Message(wire.FORK, number), [theirs.fileno()])
-
-    def end(self, number: int, ask: bool) -> int | None:
-        try:
-            wire.send(self._socket, Message(wire.ASK if ask else wire.END, number))
-            return wire.receive(self._socket)[0].fact if ask else None
-        except (EOFError, ConnectionError):
-            return None
+    main = sys.modules["__main__"]
+    before = {name: getattr(main, name, None) for name in ("__spec__", "__file__")}
+    vars(main).update(dict.fromkeys(before))
+    try:
+        yield
+    finally:
+        vars(main).update(before)
 
 
 def _describe_exit(status: int | None) -> str:
