@@ -9,16 +9,16 @@ The cases are:
 - `gram`: the inner products of m * K ResNet-18s with each other and with the models
   that the other clients have chosen, in float64. Memory is the peak in addition to the
   candidates.
-- `peak`: a run of FedCDA with N clients, compared with FedAvg. In the last round, it
-  chooses among the K stored models of each of m clients. Models that exceed
-  --memory-gb are on disk. Each run is a separate process, and its memory is the peak
-  that the operating system reports when it ends. Models are not trained: they are the
-  start plus noise. The full size takes 13.5 GB of disk. With --clients 20 it takes a
-  fifth of that.
+- `peak`: a run of FedCDA with N clients, compared with a run of FedAvg. In its last
+  round, FedCDA chooses among the K stored models of each of m clients. Stored models
+  are kept in memory up to --memory-gb in total, and the others on disk. Each run is a
+  separate process, and its memory is the peak that the operating system reports when
+  the process ends. Models are not trained: they are the start plus noise. The full size
+  takes 13.5 GB of disk. With --clients 20 it takes a fifth of that.
 - `rounds`: seconds per round of methods on the workloads of bench_rounds.py, without
   momentum. Each method is compared with a bare loop or another method, in alternating
-  processes. W1s is W1 with 100 clients. After a few rounds, the states of all these
-  clients exist. The medians then do not contain the first use of memory pages.
+  processes. W1s is W1 with 100 clients, whose states all exist after a few rounds. The
+  median is then not affected by the time for the first use of their memory.
 - `mix`: FedLAW's mix of m ResNet-18s and the gradient of its scalars x and z, compared
   with two products with the matrix of the models.
 - `teachers`: the server's part of a FedDF round with fixed proxy samples, and how often

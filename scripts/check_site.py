@@ -8,8 +8,9 @@ these rules must hold:
 - No text is clipped, and no page is wider than the window.
 - No name is broken between two lines inside a word.
 - A table with more than eight columns can be scrolled.
-- The letters of a drawing are at least 9 pixels high in a window of 1400 pixels. An
-  image has its sizes in `data-font` (points) and `data-width` (points).
+- The letters of a drawing are at least 9 pixels high in a window of 1400 pixels. The
+  attribute `data-font` of an image is the size of its smallest letters in points. The
+  attribute `data-width` is the width of the image in points.
 - No page is twice in the navigation.
 
 The index and the largest page of every folder are also opened in the light and the dark

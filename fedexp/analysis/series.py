@@ -88,9 +88,9 @@ class Point:
     """A mean over the runs of a series that differ only in their seeds.
 
     Args:
-        x: Place on the horizontal axis. On a progress axis, it is the mean over the
-            runs, for example of the bytes until a round. NaN: the runs do not have the
-            key of the axis.
+        x: Place on the horizontal axis. If the axis shows progress, such as the bytes
+            sent until a round, it is the mean over the runs. If the axis shows a config
+            key that the runs do not have, it is NaN.
         mean: Mean of the values.
         low: Lower end of the 95 % interval of the mean, equal to `mean` for one run.
         high: Upper end of the interval.

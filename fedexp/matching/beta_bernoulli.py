@@ -623,7 +623,10 @@ def _in_order(columns: Tensor, known: int) -> Tensor:
 
 
 class _UnitPool:
-    """The local units, which all lambdas share, and the operations that assign them."""
+    """The local units and the operations that assign them to global units.
+
+    The units are the same for all values of the penalty's weight lambda.
+    """
 
     def __init__(
         self, models: Sequence[Tensor], q: Tensor, mu0: Tensor, options: BetaBernoulli

@@ -129,7 +129,11 @@ class SearchPlan:
     name: str
 
     def test_jobs(self, point: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return the overrides of the test runs of a point."""
+        """Return the overrides of each run that tests a point.
+
+        Args:
+            point: Values of the tuned keys, as overrides.
+        """
         return [(*self.search.fixed, *point, f"seed={seed}") for seed in self.test_seeds]
 
 

@@ -73,7 +73,7 @@ class Interval:
         return "upper" if share >= 1 - _EDGE else None
 
     def position(self, value: str) -> float:
-        """Return where a picture shows a value."""
+        """Return the coordinate of a value on the axis of a plot."""
         return float(value)
 
     def _text(self, value: float) -> str:
@@ -125,7 +125,10 @@ class Choice:
         return "upper" if float(value) == max(numbers) else None
 
     def position(self, value: str) -> float:
-        """Return where a picture shows a value."""
+        """Return the coordinate of a value on the axis of a plot.
+
+        A value that is no number has its index as its coordinate.
+        """
         return float(value) if self.numbers is not None else self.values.index(value)
 
 

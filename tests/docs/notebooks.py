@@ -37,7 +37,7 @@ def executed(file: Path, folder: Path, home: Path) -> Any:
     import nbclient
     import nbformat
 
-    # The folder and Jupyter's files do not depend on the user's settings.
+    # With this environment, Jupyter does not read the user's settings.
     environment = clean_environment(folder, home) | {"IPYTHONDIR": str(home / "ipython")}
     notebook = copy.deepcopy(nbformat.read(file, as_version=4))
     client = nbclient.NotebookClient(

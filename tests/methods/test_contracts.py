@@ -41,7 +41,8 @@ def data_of(method: str, *sizes: tuple[int, ...], copies: bool = False) -> Feder
 def test_every_method_declares_its_contracts() -> None:
     """Every method declares its contracts.
 
-    Each exemption has a reason and names the test that checks another property.
+    A method that does not have a common property names a reason, and a test of the
+    property that it has instead.
     """
     assert sorted(DECLARED) == METHODS
     for name, declared in DECLARED.items():

@@ -655,7 +655,8 @@ def test_clients_go_on_from_their_own_part() -> None:
     assert cohorts[0] != cohorts[1]
     for job in engine.asked[1]:
         assert job.start.spec == world.env.server_spec
-        # An absent client gets the first units of those that equally many clients have.
+        # A client that was absent before gets the global units that most clients have.
+        # Of units that equally many clients have, it gets the first ones.
         own = trained.get(job.client, trained[min(trained)])
         for name, value in job.start.params.items():
             if name.startswith("hidden"):

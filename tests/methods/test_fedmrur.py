@@ -474,7 +474,12 @@ N = "aggregator=normalized_mean"
 
 
 def aggregated(moves: list[Tensor], *overrides: str) -> tuple[Tensor, dict[str, float]]:
-    """Return the weights and metrics after the server's step for the clients' u_i."""
+    """Return the weights and metrics after one step of the server.
+
+    Args:
+        moves: Updates u_i of the clients.
+        overrides: Config overrides of the method.
+    """
     data = make_data((10,) * len(moves))
     world = make_world("method=fedavg", *(overrides or [N]), data=data, model=SOFTMAX)
     state = world.aggregator.init(world.env)

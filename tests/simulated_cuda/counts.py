@@ -158,7 +158,10 @@ class Counter:
         return getattr(self._local, "phase", "")
 
     def _line(self) -> str:
-        """Return the innermost line of the watched package."""
+        """Return the line of the watched package that made the current call.
+
+        If there are several such lines on the call stack, it is the innermost one.
+        """
         frame = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename

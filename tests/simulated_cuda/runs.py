@@ -111,7 +111,8 @@ def record(
 def record_all(path: str, runs: Sequence[Run], capacity: int = CAPACITY) -> None:
     """Execute runs in this process and write their recordings.
 
-    All runs use one simulation, because caches of fedexp may hold its tensors.
+    All runs use one simulated device, because fedexp's caches may hold tensors of the
+    device between runs.
 
     Args:
         path: JSON file to write.

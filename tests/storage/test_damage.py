@@ -624,7 +624,8 @@ def test_under_a_root_that_is_read_only_a_finished_runs_result_is_returned(
 def _age(file: Path, recent: Path) -> None:
     """Make a file two hours old unless it is `recent`.
 
-    A folder whose name ends with `.deleted` becomes two hours old with its file.
+    If the name of the file's folder ends with `.deleted`, the folder becomes two hours
+    old, too.
     """
     if file != recent:
         for path in (file, file.parent) if file.parent.name.endswith(".deleted") else (file,):

@@ -259,13 +259,13 @@ class Linear(FusedKernel):
     def _passes(
         self, stack: StackTrees, batch: StackBatch, ascent: Ascent | None
     ) -> tuple[dict[str, Tensor], Layers]:
-        """Return the measured values, and each layer's input and output gradient.
+        """Return the measured values, and the input and output gradient of each layer.
 
-        The values are measured at the current parameters w. Inputs and gradients are
-        those at w. If `ascent` is given, they are those at the point w + e that it
-        defines. Layers are yielded from the last one down to the lowest trained layer.
-        The weights of a layer are read before the layer is yielded, so the caller may
-        change them.
+        The values are measured at the current parameters w. The inputs and gradients
+        belong to w, too, unless `ascent` is given. In this case they belong to the
+        point w + e that `ascent` defines. Layers are yielded from the last one down to
+        the lowest trained layer. The weights of a layer are read before the layer is
+        yielded, so the caller may change them.
         """
         here = self._forward(stack, batch, keeps_lowest=ascent is not None)
         layers = self._backward(stack.params, here)
@@ -357,9 +357,10 @@ class Linear(FusedKernel):
         )
 
     def _anchor_of(self, stack: StackTrees, batch: StackBatch) -> Tensor:
-        """Return the batch's representations by the received models, (k, b, width).
+        """Return the received models' representations of the batch, (k, b, width).
 
-        The `FeatureTerm` names their layer. They are computed once per batch.
+        The `FeatureTerm` names the layer whose outputs are the representations. They
+        are computed once per batch.
         """
         assert self._term is not None
         if self._anchor is None or self._anchor[0] is not batch:

@@ -47,7 +47,7 @@ class ShownCell:
         interval: 95 % interval of the difference.
         best_paper: Whether the paper's number is the best of its row.
         best_ours: Whether our mean is the best of its row.
-        same_as: Label of the column that this one equals by construction.
+        same_as: Label of another column whose numbers are equal by construction.
         runs: The values behind the mean.
         parts: (metric, numbers) as text. The numbers are those of each class, or the
             mean and the worst 10 % of the clients. Each is a mean over the runs.
