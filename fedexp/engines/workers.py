@@ -325,7 +325,7 @@ class _WorkerPool:
                 initargs=(self._setup, devices, self._board, self._slots, *self._data[1:]),
             )
 
-        with _hidden_main():
+        with _separated():
             return self._executor.submit(wire.run_chunk, round, slot, extent)
 
     def _collect(self, work: _Work, wait: bool) -> None:
@@ -546,7 +546,7 @@ def _start_fork_server(inner: Mapping[str, Any]) -> None:
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        with _hidden_main():
+        with _separated():
             forkserver.ensure_running()
     except OSError as error:
         raise FedexpError(
@@ -565,18 +565,22 @@ def _start_fork_server(inner: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Hide the user's script from multiprocessing, so that processes do not import it.
+def _separated() -> Iterator[None]:
+    """Hide the user's script and start method from processes that are being started.
 
-    Scripts and notebooks therefore need no `__main__` guard.
+    Processes then do not import the script, so that scripts and notebooks need no
+    `__main__` guard. The start method of joblib's workers is unknown to new processes.
     """
     main = sys.modules["__main__"]
     before = {name: getattr(main, name, None) for name in ("__spec__", "__file__")}
+    method = multiprocessing.get_start_method(allow_none=True)
     vars(main).update(dict.fromkeys(before))
+    multiprocessing.set_start_method("forkserver", force=True)
     try:
         yield
     finally:
         vars(main).update(before)
+        multiprocessing.set_start_method(method, force=True)
 
 
 def _describe_exit(status: int | None) -> str:

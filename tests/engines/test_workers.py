@@ -7,6 +7,7 @@ interruptions.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -518,3 +519,25 @@ def test_a_worker_says_why_it_does_not_stack() -> None:
             said.clear()
     finally:
         engine.close()
+
+
+def test_the_start_method_of_the_caller_does_not_matter() -> None:
+    """Workers start in a process whose start method new processes do not know.
+
+    joblib's workers are such processes.
+    """
+    pytest.importorskip("joblib")
+    from joblib.externals import loky
+
+    assert "loky" in loky.backend.context.START_METHODS
+    world = make_world("method=fedavg")
+    engine = opened(1)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("loky", force=True)
+    try:
+        results = list(engine.map(jobs_of(world), world.data))
+        assert multiprocessing.get_start_method() == "loky"
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+        engine.close()
+    assert_equal(results, list(Serial().map(jobs_of(world), world.data)))
