@@ -9,6 +9,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
+pytest.importorskip("pandas")
 
 from tests.docs.blocks import ROOT  # noqa: E402
 from tests.docs.notebooks import executed, is_stale, notebooks  # noqa: E402
