@@ -15,12 +15,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
-from multiprocessing import context, forkserver
+from multiprocessing import context, forkserver, resource_tracker
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -325,7 +326,7 @@ class _WorkerPool:
                 initargs=(self._setup, devices, self._board, self._slots, *self._data[1:]),
             )
 
-        with _separated():
+        with _separated(), _uninterrupted():
             return self._executor.submit(wire.run_chunk, round, slot, extent)
 
     def _collect(self, work: _Work, wait: bool) -> None:
@@ -546,8 +547,15 @@ def _start_fork_server(inner: Mapping[str, Any]) -> None:
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        with _separated():
-            forkserver.ensure_running()
+        with _separated(), _uninterrupted():
+            resource_tracker.ensure_running()
+            # The fork server and the workers inherit blocked signals. The run's process
+            # handles Ctrl-C and the end of the terminal.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except OSError as error:
         raise FedexpError(
             "worker processes cannot be started",
@@ -581,6 +589,33 @@ def _separated() -> Iterator[None]:
     finally:
         vars(main).update(before)
         multiprocessing.set_start_method(method, force=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delay the handlers of signals until a process has been started.
+
+    If the start was interrupted, the new process would print a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    arrived: list[int] = []
+    handlers = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(handler := signal.getsignal(number))
+    }
+    for number in handlers:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)
 
 
 def _describe_exit(status: int | None) -> str:

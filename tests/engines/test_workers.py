@@ -7,7 +7,7 @@ interruptions.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import subprocess
@@ -541,3 +541,29 @@ def test_the_start_method_of_the_caller_does_not_matter() -> None:
         multiprocessing.set_start_method(before, force=True)
         engine.close()
     assert_equal(results, list(Serial().map(jobs_of(world), world.data)))
+
+
+def test_an_interruption_waits_for_the_start_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose start was interrupted would print a traceback."""
+    started = []
+    whole = multiprocessing.context.ForkServerProcess.start
+
+    def start(process: multiprocessing.context.ForkServerProcess) -> None:
+        signal.raise_signal(signal.SIGINT)
+        whole(process)
+        started.append(process)
+
+    world = make_world("method=fedavg")
+    engine = opened(2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(multiprocessing.context.ForkServerProcess, "start", start)
+            list(engine.map(jobs_of(world), world.data))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [process.exitcode for process in started] == [-signal.SIGKILL]
+    assert_equal(
+        list(engine.map(jobs_of(world), world.data)), list(Serial().map(jobs_of(world), world.data))
+    )
+    engine.close()
