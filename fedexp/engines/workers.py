@@ -283,7 +283,7 @@ class _WorkerPool:
         while (
             not self._broken
             and self._free
-            and (chunk := work.next(alone=not self._in_flight)) is not None
+            and (chunk := work.next(are_idle=not self._in_flight)) is not None
         ):
             slot = self._free[-1]
             jobs = [work.jobs[position] for position in work.chunks[chunk]]
@@ -456,14 +456,14 @@ class _Work:
         # memory for waiting results.
         self._ahead = 3 * workers * max(map(len, chunks))
 
-    def next(self, alone: bool) -> int | None:
+    def next(self, are_idle: bool) -> int | None:
         """Return the chunk to hand out now, or None.
 
         After two deaths, the lost chunks are handed out one at a time. After the third
         death it is then known which chunk the process worked on.
 
         Args:
-            alone: Whether no other chunk is handed out at the moment.
+            are_idle: Whether the workers have no chunks at the moment.
         """
         if not self._waiting:
             return None
@@ -473,7 +473,7 @@ class _Work:
         if self._isolated is not None:
             return None
         if self.deaths[first] >= _MOST_DEATHS - 1:
-            if not alone:
+            if not are_idle:
                 return None
             self._isolated = first
         self._handed += len(self.chunks[first])
