@@ -18,7 +18,7 @@ import torch
 from fedexp.core.client_states import ClientStates
 from fedexp.core.errors import StorageError
 from fedexp.core.trees import Tree, Trees, checksum, joined, num_bytes
-from fedexp.storage.tensors import opened, read_facts, save_tree
+from fedexp.storage.tensors import opened, read_facts, read_tensor, save_tree
 
 # Maximum number of states per segment. A larger number means fewer files. A smaller
 # number means shorter file headers. The header is read with every state.
@@ -265,7 +265,7 @@ class StoredClientStates(ClientStates):
         with self._open(number) as (file, facts):
             for client in clients:
                 states[client] = state = {
-                    group: {name: file.get_tensor(f"{client}/{group}/{name}") for name in names}
+                    group: {name: read_tensor(file, f"{client}/{group}/{name}") for name in names}
                     for group, names in facts["layout"][str(client)].items()
                 }
                 if number <= self._inherited and (number, client) not in self._verified:

@@ -29,7 +29,7 @@ from fedexp.core.user_code import is_ours
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.client_data import CLIENT_DATA
 from fedexp.storage.files import damaged, file_sha256, read_json, write_text
-from fedexp.storage.tensors import read_facts, save_tree
+from fedexp.storage.tensors import read_facts, read_tensor, save_tree
 
 MODELS, CLIENTS, SPLIT = "model.safetensors", "clients.json", "partition.safetensors"
 
@@ -202,7 +202,7 @@ class ModelFolder:
         with _reading(self.path, device) as file:
             for name, key in self.keys[number].items():
                 tree = buffers if key in self.buffers else params
-                tree[name] = file.get_tensor(key)
+                tree[name] = read_tensor(file, key)
         return Weights(self.specs[number], params, buffers)
 
     def layouts(self) -> list[dict[str, tuple[str, tuple[int, ...]]]]:

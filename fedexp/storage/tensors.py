@@ -27,6 +27,8 @@ from fedexp.core.trees import Tree, digest
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.storage.files import damaged, replacing
 
+_ALIGN = 64  # bytes
+
 
 def save_tree(path: Path, tree: Tree, facts: dict[str, Any] | None = None) -> int:
     """Write a tree as one safetensors file, atomically.
@@ -79,7 +81,7 @@ def load_tree(path: Path, device: torch.device, verify: bool = True) -> tuple[Tr
     """
     with opened(path, device) as file:
         facts = read_facts(file)
-        tree = {key: file.get_tensor(key) for key in facts.pop("order")}
+        tree = {key: read_tensor(file, key) for key in facts.pop("order")}
     seal = facts.pop(_SEAL, None)  # files of earlier versions have no seal
     if verify and seal and seal != _seal(tree, facts):
         raise damaged(path)
@@ -158,6 +160,16 @@ def read_facts(file: Any) -> dict[str, Any]:
     return facts
 
 
+def read_tensor(file: Any, key: str) -> Tensor:
+    """Return a tensor of an open file, in memory that is aligned as torch aligns it.
+
+    The bits of a matrix product depend on the alignment of its factors on some
+    processors. A tensor that was stored must give the same bits as the original.
+    """
+    value: Tensor = file.get_tensor(key)
+    return value if value.data_ptr() % _ALIGN == 0 else value.clone()
+
+
 class TensorStore:
     """A store with one file per tree. The file's name is a hash of the tree.
 
@@ -232,8 +244,7 @@ class TensorStore:
         if name not in self._trusted:
             return self.get(name, device)[key]
         with self._reading(name), opened(self._path(name), device) as file:
-            found: Tensor = file.get_tensor(key)
-            return found
+            return read_tensor(file, key)
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:

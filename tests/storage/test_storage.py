@@ -381,3 +381,16 @@ def test_replacing_flushes_the_new_file_before_the_rename(
     journal.sync()
     journal.close()
     assert done[2:] == ["metrics.jsonl"]
+
+
+def test_loaded_tensors_are_aligned_like_new_ones(tmp_path: Path) -> None:
+    """On some processors the bits of a matrix product depend on the alignment."""
+    tree = {str(size): torch.arange(size, dtype=torch.float32) for size in range(1, 40)}
+    save_tree(tmp_path / "tree", tree)
+    loaded, _ = load_tree(tmp_path / "tree", CPU)
+    store = TensorStore(tmp_path)
+    single = [store.tensor(store.put(tree), key, CPU) for key in tree]
+    for value in (*loaded.values(), *single):
+        assert value.data_ptr() % 64 == tree["1"].data_ptr() % 64 == 0
+    for key, value in tree.items():
+        assert torch.equal(loaded[key], value)
