@@ -334,8 +334,9 @@ def _shift(scale: Tensor, posterior: Posterior, q: Tensor) -> QuadraticForm:
 def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     """Return the penalty ``code2020`` of `penalty`.
 
-    A new global unit has no members, so its G is a_0. In ``G - c a_0``, its c counts as
-    1. The difference ``G - c a_0`` is then 0, and the squared term is ``(v - a_0)^2``.
+    c is the number of local units that are assigned to a global unit. A new global unit
+    has none, but counts as one with c = 1. Its G is a_0, so ``G - c a_0`` is 0, and the
+    squared term is ``(v - a_0)^2``.
     """
     S = posterior.S
     once = posterior.c.clamp(min=1)[:, None]

@@ -648,7 +648,8 @@ def interrupt_on_sigterm() -> Iterator[None]:
             case _:
                 previous_hook(unraisable)
                 return
-        # The handler must not run inside this hook, where its exception is ignored too.
+        # Python ignores exceptions inside this hook. The signal is therefore sent again
+        # a moment later, and its handler raises the exception outside the hook.
         threading.Timer(0.01, os.kill, (os.getpid(), signum)).start()
 
     previous_hook = sys.unraisablehook

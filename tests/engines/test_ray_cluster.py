@@ -104,7 +104,7 @@ def test_node_that_joins_is_used(cluster: Any, engine: Ray, world: World) -> Non
     assert len(nodes_used(world, engine)) == 2
 
     third = cluster.add_node(num_cpus=1, object_store_memory=STORE, node_ip_address="127.0.0.6")
-    # One actor was already waiting for a node.
+    # The pool asked for this third actor before there was a node for it.
     pool.wait_for_start(120, 120)
     assert len(pool.ready) == 3
     used = nodes_used(world, engine)

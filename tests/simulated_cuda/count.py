@@ -72,7 +72,9 @@ class Interval:
         ]
 
     def step(self, recordings: Sequence[Recording], file: str = "", operator: str = "") -> Count:
-        """Return the counts per unit of the number.
+        """Return the counts that an increase of the number by one adds.
+
+        This is the difference of the runs' counts, divided by that of their numbers.
 
         Args:
             recordings: Recordings of the two runs.
@@ -83,7 +85,7 @@ class Interval:
         return (long - short) * (1 / (self.long - self.short))
 
     def rest(self, recordings: Sequence[Recording]) -> Count:
-        """Return what the first run counted besides its steps."""
+        """Return the counts of the first run that do not depend on the number."""
         first: Count = recordings[0].rows.total(ROUND)
         return first - self.step(recordings) * self.short
 
