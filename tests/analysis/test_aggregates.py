@@ -48,9 +48,9 @@ def test_intervals_describe_seeds_and_not_rows() -> None:
 
 def test_interval_of_the_mean_is_that_of_the_normal_distribution() -> None:
     numbers = np.random.default_rng(1)
-    rows = [list(numbers.normal(mean, 1.0, 400)) for mean in (0.0, 5.0)]
+    rows = [list(numbers.normal(mean, 1.0, 100)) for mean in (0.0, 5.0)]
     mean = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
-    deviation = math.sqrt(sum(statistics.variance(row) / 400 for row in rows)) / 2
+    deviation = math.sqrt(sum(statistics.variance(row) / 100 for row in rows)) / 2
     assert (mean.high - mean.low) / 2 == pytest.approx(1.96 * deviation, rel=0.1)
     assert mean.low < mean.value < mean.high
 
