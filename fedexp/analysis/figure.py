@@ -33,7 +33,8 @@ _DECADES = 1.3
 _TICKED = 8
 # Largest number of notes below the panels. The command prints all of them.
 _NOTES = 6
-# Bands may leave the range of the values by this fraction of its width.
+# Bands may extend beyond the range of the values, on each side by at most this fraction
+# of the width of the range.
 _OVERHANG = 0.3
 _WIDTHS = {1: 5.2, 2: 7.4}
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_HEIGHT = 2.7, 2.5, 0.7

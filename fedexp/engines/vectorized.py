@@ -242,9 +242,10 @@ class Vectorized(Engine):
                 if not on_cpu(data.train.x.device):
                     results = iter(list(results))
         except UnlikeJobsError as error:
-            # Clients with equally many samples may agree in the value that differs
-            # here, so the stack is divided by numbers of samples. Other stacks are not
-            # changed, because they may be trained in other processes.
+            # The jobs differ in a value that must be equal within a stack. Clients with
+            # the same number of samples often have the same value, so the stack is
+            # divided by numbers of samples. Other stacks are not changed, because they
+            # may be trained in other processes.
             parts = _by_size(jobs, data)
             if len(parts) in (1, len(jobs)):
                 self.note(_one_by_one(jobs[0], str(error)))

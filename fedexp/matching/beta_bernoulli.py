@@ -343,7 +343,7 @@ def _surrogate(posterior: Posterior, q: Tensor, space: Space) -> QuadraticForm:
     capped = posterior.c.clamp(max=_MEMBERS)[:, None]
     A = (capped + 1) * q / (q + S).square()
 
-    # Sum over a block of (G - times a_0)^2
+    # For each block of dimensions, the sum of (G - t a_0)^2, where t is `times`
     def squared(times: Tensor) -> Tensor:
         return posterior.square - 2 * times * posterior.prior + times.square() * space.square
 

@@ -300,7 +300,7 @@ def _held_out(first: CheckedJob, fixed: Sequence[str]) -> tuple[tuple[str, ...],
     """Return the override that holds out samples, if the config holds out none.
 
     Returns:
-        The override, and words about the held-out data.
+        The override, and a description of the held-out data.
     """
     config, experiment = first.config, first.experiment
     if experiment.partitioner.val_fraction:

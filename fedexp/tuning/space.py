@@ -116,7 +116,12 @@ class Choice:
         return str(trial.suggest_categorical(self.key, self.values))
 
     def edge(self, value: str) -> str | None:
-        """Return ``lower`` or ``upper`` if a number is the smallest or largest one."""
+        """Return the edge of the range on which a value lies.
+
+        Returns:
+            ``lower`` for the smallest value, ``upper`` for the largest value, and None
+            for other values and for values that are no numbers.
+        """
         numbers = self.numbers
         if numbers is None:
             return None

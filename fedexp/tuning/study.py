@@ -47,14 +47,16 @@ _RUNGS = 3  # largest number of different numbers of rounds
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how.
+    """The settings of a study.
+
+    Tuning runs choose the best point. Test runs then repeat it with other seeds.
 
     Args:
         fixed: Overrides of all runs.
-        deciding: Overrides of the runs that decide, and not of the test runs.
+        deciding: Overrides of the tuning runs that the test runs do not have.
         space: Ranges of the hyper-parameters.
-        objective: Number that decides.
-        seeds: Seeds of the runs that decide.
+        objective: Number by which points are compared.
+        seeds: Seeds of the tuning runs.
         sampler: Rule that chooses the points.
         rungs: Numbers of rounds for which a trial is trained, ascending. A single
             number means that no trial is stopped early.
@@ -77,7 +79,7 @@ class Search:
     seed: int
 
     def job(self, point: Sequence[str], seed: int, rounds: int) -> tuple[str, ...]:
-        """Return the overrides of a run that decides."""
+        """Return the overrides of a tuning run."""
         early = (f"rounds={rounds}",) if rounds < self.rungs[-1] else ()
         fixed = [one for one in self.fixed if not (early and one.startswith("rounds="))]
         return (*fixed, *early, *self.deciding, *point, f"seed={seed}")
@@ -159,7 +161,7 @@ class TuningStudy:
     """A study in a file, which continues where it was interrupted.
 
     Args:
-        search: What is searched.
+        search: Settings of the study.
         launch: Function that runs jobs.
         say: Function that shows the user a line.
     """

@@ -37,9 +37,9 @@ class Summary:
 
     Args:
         command: Command that made it.
-        objective: Number that decided.
-        held_out: Words about the held-out data.
-        seeds: Seeds of the runs that decided.
+        objective: Number by which points were compared.
+        held_out: Description of the held-out data.
+        seeds: Seeds of the tuning runs.
         rows: All trials.
         best: Best trial.
         space: Ranges.

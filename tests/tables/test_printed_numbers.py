@@ -89,7 +89,7 @@ def test_one_round_of_ten_local_epochs_is_above_one_shot_of_two_hundred_in_four_
                 "table1", **where
             )
     assert above["cifar10", 0.5] and sum(above.values()) == 4 and len(above) == 6
-    assert says("one round with 10 local epochs is above 200 in four of six cells")
+    assert says("In four of six cells, the accuracy with 10 local epochs is higher than with 200")
     later = [
         cell("table5", dataset="cifar10", alpha=0.1, communication_rounds=r, method="fedsyn")
         for r in (2, 3)
@@ -116,8 +116,10 @@ def test_the_row_that_fusefl_copies_otherwise() -> None:
         cell("table4", dataset="cifar10", clients=50, method=m)
         for m in ("fedavg", "feddf", "fed_dafl", "fed_adi")
     ]
-    assert printed == sorted(printed) and says("FuseFL", f"prints as {printed[0]} to {printed[-1]}")
-    (copied,) = re.findall(r"has ([\d.]+) to ([\d.]+) for\s+the row of 50 clients", PAGE)
+    assert printed == sorted(printed) and says("FuseFL", f"prints {printed[0]} to {printed[-1]}")
+    (copied,) = re.findall(
+        r"For 50 clients on CIFAR-10, it has values of ([\d.]+) to\s+([\d.]+)", PAGE
+    )
     assert list(map(float, copied)) == [23.01, 29.52] and float(copied[1]) < printed[0]
 
 
