@@ -118,7 +118,7 @@ def test_the_row_that_fusefl_copies_otherwise() -> None:
     ]
     assert printed == sorted(printed) and says("FuseFL", f"prints {printed[0]} to {printed[-1]}")
     (copied,) = re.findall(
-        r"For 50 clients on CIFAR-10, it has values of ([\d.]+) to\s+([\d.]+)", PAGE
+        r"For 50 clients on CIFAR-10, it has values of ([\d.]+) to\s+([\d.]+\d)", PAGE
     )
     assert list(map(float, copied)) == [23.01, 29.52] and float(copied[1]) < printed[0]
 
