@@ -282,8 +282,7 @@ def _tune_file(
     name: str, methods: Sequence[str], overrides: Sequence[str], options: argparse.Namespace
 ) -> int:
     """Tune the methods of a file of ``conf/tuned``."""
-    from fedexp.tables.sweeps import plan_tuning, run_tuning
-    from fedexp.tuning.study import is_stored
+    from fedexp.tables.sweeps import count_runs, plan_tuning, run_tuning
     from fedexp.tuning.tuned_files import tuned_files
 
     if own := [one for one in overrides if one.partition("=")[0] in SEARCH_KEYS]:
@@ -304,12 +303,8 @@ def _tune_file(
     hydra = [one for one in overrides if one.startswith("hydra")]
     others = [one for one in overrides if one not in hydra]
     plan = plan_tuning(name, methods, others, options.out)
-    configs = [config for own in plan.configs.values() for config in own]
-    done = sum(map(is_stored, configs))
-    print(
-        f"conf/tuned/{name}.yaml: {len(configs)} runs - {done} done, {len(configs) - done} to run",
-        flush=True,
-    )
+    total, done = count_runs(plan)
+    print(f"conf/tuned/{name}.yaml: {total} runs - {done} done, {total - done} to run", flush=True)
     if options.dry_run:
         return 0
 

@@ -19,14 +19,24 @@ def with_tuned(table: Table) -> Table:
     """Add a tuned column for every method that is swept in the table's tuning file.
 
     In such a sweep, several values of one coefficient of the method are tried. The
-    column uses the value that was chosen. If no value has been chosen yet, the column
-    has no runs and shows the reason.
+    column uses the values that were chosen. If none has been chosen yet, the column has
+    no runs and shows the reason.
+
+    Raises:
+        ConfigError: The file sweeps an unknown column, or it has a seed of the table.
     """
     if table.tuned is None:
         return table
     tuning, columns = load_tuning(table.tuned), list(table.methods)
 
     require_known(tuning.sweeps, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
+    reduced = () if table.reduced is None else table.reduced.seeds or ()
+    if shared := sorted({*tuning.seeds} & {*table.seeds, *reduced}):
+        raise ConfigError(
+            "coefficients must not be chosen with the seeds of the table",
+            where=f"conf/tuned/{table.tuned}.yaml, seeds",
+            got=", ".join(map(str, shared)),
+        )
     for key in tuning.sweeps:
         base, setting = table.columns[key], tuning.setting(key)
         rules = [*table.rules, *(table.reduced.rules if table.reduced else ())]
@@ -40,7 +50,7 @@ def with_tuned(table: Table) -> Table:
             replace(
                 base,
                 key=f"{key}_tuned",
-                label=f"{base.label}, tuned" + (f" ({setting[0]})" if setting else ""),
+                label=f"{base.label}, tuned" + (f" ({', '.join(setting)})" if setting else ""),
                 role="ours",
                 overrides=setting and (*(base.overrides or ()), *own, *setting),
                 why="" if setting else f"not chosen yet: run fedexp-tune {table.tuned} {key}",

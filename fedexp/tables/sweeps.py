@@ -1,13 +1,15 @@
 """Sweeps of a tuning file: check and launch their runs, and choose the best values.
 
-A sweep tries several values, called points, of one coefficient of a method.
+A sweep tries several values, called points, of one coefficient of a method. A point has
+one run per seed. These runs also have the values that earlier sweeps of the method
+chose.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedexp.config.compose import compose
@@ -19,7 +21,7 @@ from fedexp.tables.cells import key_of, planned_cells
 from fedexp.tables.load import load_table
 from fedexp.tables.lookup import read_path
 from fedexp.tuning.space import Choice
-from fedexp.tuning.study import Launch, read_run
+from fedexp.tuning.study import Launch, is_stored, read_run
 from fedexp.tuning.summary import edge_warnings
 from fedexp.tuning.tuned_files import (
     Swept,
@@ -40,41 +42,57 @@ class TuningPlan:
     """The checked runs of a tuning, and the files that it reads and writes.
 
     Args:
-        tuning: The sweeps, and the results of earlier runs.
+        tuning: The sweeps, and the results of earlier commands.
         source: File with the hand-written part.
         target: File that receives the results.
-        configs: Resolved configs by method, one per point of its sweep.
+        methods: Methods to tune.
+        extra: Overrides of all runs.
     """
 
     tuning: Tuning
     source: Path
     target: Path
-    configs: dict[str, list[ResolvedConfig]]
+    methods: tuple[str, ...]
+    extra: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _PointRuns:
+    """The runs of one point of a sweep.
+
+    Args:
+        label: Name of the point, for messages.
+        configs: Resolved configs of its runs, one per seed.
+    """
+
+    label: str
+    configs: tuple[ResolvedConfig, ...]
+
+
+# Returns the number of each point (None for a failure), or None to stop the tuning.
+_Measure = Callable[[list[_PointRuns]], list[float | None] | None]
 
 
 def sweep_overrides(
-    tuning: Tuning, method: str, extra: Sequence[str] = ()
+    tuning: Tuning, method: str, setting: Sequence[str], extra: Sequence[str] = ()
 ) -> list[tuple[str, ...]]:
-    """List the overrides of a method's runs, one run per point of its sweep.
+    """List the overrides of the runs of one point, one run per seed.
 
     Args:
         tuning: Tuning that sweeps the method.
         method: Column of the table.
+        setting: Overrides of the coefficients.
         extra: Overrides that are appended to every run.
-
-    Returns:
-        The overrides of each run, in the order of the points.
     """
-    sweep, table = tuning.sweeps[method], load_table(tuning.table)
     only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
-
-    runs = []
-    for point in sweep.points:
-        added = [*tuning.overrides, f"{sweep.over}={point}", *extra]
-        (planned,) = planned_cells(table, "reduced", only=only, seeds=[tuning.seed], extra=added)
-        (job,) = planned.jobs
-        runs.append(job.overrides)
-    return runs
+    (planned,) = planned_cells(
+        load_table(tuning.table),
+        tuning.variant,
+        only=only,
+        seeds=tuning.seeds,
+        extra=[*tuning.overrides, *setting, *extra],
+    )
+    return [job.overrides for job in planned.jobs]
 
 
 def plan_tuning(
@@ -111,16 +129,36 @@ def plan_tuning(
         )
     target = output_file(name, out)
 
-    configs: dict[str, list[ResolvedConfig]] = {}
-    for method in methods or tuning.sweeps:
-        configs[method] = []
-        runs = sweep_overrides(tuning, method, extra)
-        for point, overrides in zip(tuning.sweeps[method].points, runs, strict=True):
-            with name_job_in_errors(_run_name(tuning, method, point)):
-                configs[method].append(compose(list(overrides)))
+    plan = TuningPlan(tuning, source, target, tuple(methods or tuning.sweeps), tuple(extra))
+    _check(plan)
+    return plan
 
-    _check(tuning, configs)
-    return TuningPlan(tuning, source, target, configs)
+
+def count_runs(plan: TuningPlan) -> tuple[int, int]:
+    """Return the number of a tuning's runs, and the number of those that are stored.
+
+    Which runs a later sweep has depends on the results of the earlier sweeps. Runs that
+    are not known yet count as not stored, and extensions that are not known yet do not
+    count.
+    """
+    total = stored = 0
+    for method in plan.methods:
+        known: list[ResolvedConfig] = []
+
+        def measure(
+            points: list[_PointRuns], known: list[ResolvedConfig] = known
+        ) -> list[float | None] | None:
+            here = [config for point in points for config in point.configs]
+            known += here
+            values = [_value(point, plan.tuning.by)[0] for point in points]
+            has_value = any(value is not None for value in values)
+            return values if has_value and all(map(is_stored, here)) else None
+
+        _sweep_method(plan, method, measure)
+        declared = sum(len(sweep.points) for sweep in plan.tuning.sweeps[method])
+        total += max(len(known), declared * len(plan.tuning.seeds))
+        stored += sum(map(is_stored, known))
+    return total, stored
 
 
 def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> int:
@@ -138,71 +176,173 @@ def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> 
         FedexpError: If all runs of a sweep failed.
     """
     results = dict(plan.tuning.results)
-    for method, configs in plan.configs.items():
-        sweep = plan.tuning.sweeps[method]
-        if code := launch([config.overrides for config in configs]):
-            return code
+    code = 0
+
+    def measure(points: list[_PointRuns]) -> list[float | None] | None:
+        nonlocal code
+        code = launch([config.overrides for point in points for config in point.configs])
+        if code:
+            return None
         values = []
-        for point, config in zip(sweep.points, configs, strict=True):
-            value, reason = _value(config, plan.tuning.by)
+        for point in points:
+            value, reason = _value(point, plan.tuning.by)
             values.append(value)
             if reason is not None:
-                say(f"{_run_name(plan.tuning, method, point)}  failed: {reason}")
-        results[method] = Swept(tuple(values), _best(plan.tuning, method, values))
+                say(f"{point.label}  failed: {reason}")
+        return values
+
+    for method in plan.methods:
+        found = _sweep_method(plan, method, measure)
+        if found is None:
+            return code
 
         # The remaining methods may take hours. If they are interrupted, the results of
         # this method must not be lost.
+        results[method] = found
         write_results(plan.tuning, results, plan.source, plan.target)
-        chosen = str(results[method].chosen)
-        say(f"{method}: {sweep.over}={chosen}, written to {plan.target}")
-        points = tuple(map(str, sweep.points))
-        space = Choice(sweep.over, points, f"{sweep.over}={','.join(points)}")
-        for warning in edge_warnings([space], {sweep.over: chosen}):
+        chosen = replace(plan.tuning, results=results).setting(method)
+        say(f"{method}: {' '.join(chosen or ())}, written to {plan.target}")
+        for warning in _edge_warnings(found):
             say(f"note: {method}: {warning}")
     return 0
 
 
-def _check(tuning: Tuning, configs: dict[str, list[ResolvedConfig]]) -> None:
+def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swept, ...] | None:
+    """Go through the sweeps of a method.
+
+    Args:
+        plan: The plan.
+        method: The method.
+        measure: Function that returns the number of each point.
+
+    Returns:
+        The results of all sweeps, or None if `measure` stopped the tuning.
+
+    Raises:
+        FedexpError: If all runs of the first sweep failed.
+    """
+    setting: dict[str, int | float] = {}
+    best: float | None = None
+    left, found = plan.tuning.extension, []
+
+    for sweep in plan.tuning.sweeps[method]:
+        points = [*sweep.points]
+        if sweep.relative:
+            points = [_rounded(setting[sweep.over] * factor) for factor in sweep.points]
+        tried: list[int | float] = []
+        values: list[float | None] = []
+        while points:
+            runs = [_point_runs(plan, method, {**setting, sweep.over: one}) for one in points]
+            measured = measure(runs)
+            if measured is None:
+                return None
+            tried, values = [*tried, *points], [*values, *measured]
+            points = _beyond(tried, values, left)
+            left -= len(points)
+
+        done = [value for value in values if value is not None]
+        if not done and best is None:
+            raise FedexpError("all runs of a sweep failed", where=method, got=sweep.over)
+        chosen = None
+        if done and (best is None or max(done) > best):
+            best = max(done)
+            chosen = setting[sweep.over] = tried[values.index(best)]
+        found.append(Swept(sweep.over, tuple(tried), tuple(values), chosen))
+    return tuple(found)
+
+
+def _beyond(
+    points: Sequence[int | float], values: Sequence[float | None], count: int
+) -> list[float]:
+    """Return values that continue a sweep beyond its best point.
+
+    They continue the ratio of the two outermost points. There are none if the best
+    point is neither the lowest nor the highest one, or if a point is not positive.
+
+    Args:
+        points: Points of the sweep.
+        values: Number at every point, None for a failure.
+        count: Number of values.
+    """
+    done = [value for value in values if value is not None]
+    ordered = sorted(points)
+    if not done or ordered[0] <= 0:
+        return []
+    best = points[values.index(max(done))]
+    for end, inner in ((ordered[0], ordered[1]), (ordered[-1], ordered[-2])):
+        if best == end:
+            return [_rounded(end * (end / inner) ** k) for k in range(1, count + 1)]
+    return []
+
+
+def _rounded(value: float) -> float:
+    """Round a value to six digits, so that its text is short."""
+    return float(f"{value:.6g}")
+
+
+def _point_runs(plan: TuningPlan, method: str, setting: Mapping[str, int | float]) -> _PointRuns:
+    """Compose the runs of one point."""
+    overrides = [f"{key}={value}" for key, value in setting.items()]
+    label = f"{method} with {' '.join(overrides)}"
+    with name_job_in_errors(label):
+        jobs = sweep_overrides(plan.tuning, method, overrides, plan.extra)
+        return _PointRuns(label, tuple(compose(list(job)) for job in jobs))
+
+
+def _check(plan: TuningPlan) -> None:
     """Check every run before the first one starts.
 
     The experiment of every run is built. If a run has no stored result, its data split
-    is also sampled.
+    is also sampled. The values that earlier sweeps will choose are not known, so each
+    sweep is checked without them.
     """
+    points = [
+        _point_runs(plan, method, {sweep.over: point})
+        for method in plan.methods
+        for sweep in plan.tuning.sweeps[method]
+        for point in sweep.points
+    ]
+
     # This import loads torch, which takes seconds. It comes after the first checks, so
     # a mistyped key is reported at once.
     from fedexp.tables.paths import check_path
     from fedexp.tuning.objective import refuse_used_samples
 
     missing = []
-    for method, of_method in configs.items():
-        for point, config in zip(tuning.sweeps[method].points, of_method, strict=True):
-            label = _run_name(tuning, method, point)
-            with name_job_in_errors(label):
+    for one in points:
+        for config in one.configs:
+            with name_job_in_errors(one.label):
                 experiment = CheckedJob.of(config).experiment
-                check_path(tuning.by, experiment, "by")
+                check_path(plan.tuning.by, experiment, "by")
                 refuse_used_samples(experiment)
             if not (config["reuse"] and read_result_and_status(RunFolder.of(config))[0]):
-                missing.append((label, experiment))
+                missing.append((one.label, experiment))
     check_splits(missing)
 
 
-def _run_name(tuning: Tuning, method: str, point: float) -> str:
-    return f"{method} with {tuning.sweeps[method].over}={point}"
+def _value(point: _PointRuns, by: str) -> tuple[float | None, str | None]:
+    """Return the mean over the seeds of the number at the path `by`.
+
+    If a run has no number, the result is None and the reason.
+    """
+    values = []
+    for config in point.configs:
+        result, reason = read_run(config)
+        if result is None:
+            return None, reason
+        values.append(read_path(result, by))
+    mean = sum(values) / len(values)
+    return (None, f"{by} is not a number") if math.isnan(mean) else (mean, None)
 
 
-def _value(config: ResolvedConfig, by: str) -> tuple[float | None, str | None]:
-    """Read the number at the path `by`, or return None and why there is none."""
-    result, reason = read_run(config)
-    if result is None:
-        return None, reason
-    value = read_path(result, by)
-    return (None, f"{by} is not a number") if math.isnan(value) else (value, None)
-
-
-def _best(tuning: Tuning, method: str, values: Sequence[float | None]) -> int | float:
-    """Return the first point with the highest value."""
-    sweep = tuning.sweeps[method]
-    done = [value for value in values if value is not None]
-    if not done:
-        raise FedexpError("all runs of a sweep failed", where=method, got=sweep.over)
-    return sweep.points[values.index(max(done))]
+def _edge_warnings(results: Sequence[Swept]) -> list[str]:
+    """Return a warning for each chosen value that is the lowest or highest tried."""
+    warnings = []
+    for key in dict.fromkeys(swept.over for swept in results):
+        own = [swept for swept in results if swept.over == key]
+        chosen = [swept.chosen for swept in own if swept.chosen is not None]
+        if chosen:
+            tried = tuple(str(point) for swept in own for point in swept.points)
+            space = Choice(key, tried, f"{key}={','.join(tried)}")
+            warnings += edge_warnings([space], {key: str(chosen[-1])})
+    return warnings

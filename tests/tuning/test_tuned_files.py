@@ -45,15 +45,26 @@ TABLE = {**TINY, "reference": [], "tuned": "mine"} | {
     ],
     "reduced": {"what": "less", "grids": [{"clients": 2, "start": "same", "beta": 1}]},
 }
+POINTS = [0.1, 0.2, 0.4]
 TUNING: dict[str, Any] = {
     "table": "my/tiny",
     "cell": {"clients": 2, "start": "same", "beta": 1},
     "overrides": ["eval.held_out=50"],
-    "seed": 7,
+    "seeds": [7],
     "by": "metrics.val/local/acc_mean",
     "where": {"start": "same"},
-    "sweeps": {"local": {"over": "local.lr", "points": [0.1, 0.2, 0.4]}},
+    "sweeps": {"local": [{"over": "local.lr", "points": [0.1, 0.2, 0.4]}]},
 }
+
+
+FOUND = Swept("local.lr", (0.1, 0.2, 0.4), (0.4, 0.5, None), 0.2)
+
+
+def result(
+    points: list[float], values: list[float | None], chosen: float, over: str = "local.lr"
+) -> dict[str, Any]:
+    """Return the results of a sweep as a tuning file has them."""
+    return {"over": over, "points": points, "values": values, "chosen": chosen}
 
 
 @pytest.fixture
@@ -78,7 +89,7 @@ def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """
     folder = tmp_path / "installed"
     (folder / "tuned").mkdir(parents=True)
-    content = two_methods(results={"momentum": {"values": [0.5, 0.6], "chosen": 0.2}})
+    content = two_methods(results={"momentum": [result([0.1, 0.2], [0.5, 0.6], 0.2)]})
     mine.unlink()
     mine.parent.rmdir()
     path = folder / "tuned" / "mine.yaml"
@@ -89,7 +100,7 @@ def built_in(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def two_methods(**changes: Any) -> str:
     """Return the text of a file that tunes two methods."""
-    more = {"momentum": {"over": "local.lr", "points": [0.1, 0.2]}}
+    more = {"momentum": [{"over": "local.lr", "points": [0.1, 0.2]}]}
     content = TUNING | {"sweeps": TUNING["sweeps"] | more} | changes
     return yaml.safe_dump(content, sort_keys=False)
 
@@ -135,7 +146,7 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
     assert column(missing) == {(2, "same"): (), (3, "same"): (), (4, "same"): ()}
     assert missing.columns["local_tuned"].why == "not chosen yet: run fedexp-tune mine local"
     mine.write_text(
-        yaml.safe_dump(TUNING | {"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.2}}})
+        yaml.safe_dump(TUNING | {"results": {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}})
     )
     table = load_table("my/tiny")
     first = column(table)[2, "same"]
@@ -147,11 +158,17 @@ def test_a_column_has_what_was_chosen_and_says_so_where_nothing_was(mine: Path) 
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"results": {"local": {"values": [0.3, 0.6], "chosen": 0.2}}}, "results.local has other points"),
-    ({"results": {"local": {"values": [0.3, 0.6, 0.5], "chosen": 0.3}}}, "results.local has other points"),
+    ({"results": {"local": [result(POINTS[:2], [0.3, 0.6], 0.2)]}}, "results.local has other points"),
+    ({"results": {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.3)]}}, "chosen value is one of the points"),
+    ({"results": {"local": [result(POINTS, [0.3, 0.6], 0.2)]}}, "a value for each point"),
+    ({"results": {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2, "local.momentum")]}}, "has other points"),
+    ({"seeds": [7, 0]}, "seeds of the table"),
+    ({"seeds": [7, 7]}, "each once"),
+    ({"extension": -1}, "must not be negative"),
+    ({"sweeps": {"local": [{"over": "local.lr", "points": [1, 2], "relative": True}]}}, "comes after the first sweep"),
     ({"by": "metrics.test/global/acc"}, "held-out data has val/"),
-    ({"sweeps": {"locl": {"over": "local.lr", "points": [1, 2]}}}, "did you mean 'local'"),
-    ({"sweeps": {"local": {"over": "local.lr", "points": [1, 1]}}}, "each once"),
+    ({"sweeps": {"locl": [{"over": "local.lr", "points": [1, 2]}]}}, "did you mean 'local'"),
+    ({"sweeps": {"local": [{"over": "local.lr", "points": [1, 1]}]}}, "each once"),
 ])  # fmt: skip
 def test_what_was_chosen_from_other_points_or_on_test_data_is_refused(
     mine: Path, changes: dict[str, Any], said: str
@@ -177,7 +194,7 @@ def test_tune_writes_the_best_point_below_the_hand_written_part(
 
     written = mine.read_text()
     assert written.startswith(by_hand) and written.splitlines().count(MARK) == 1
-    assert load_tuning("mine").results["local"] == Swept((0.4, 0.5, None), 0.2)
+    assert load_tuning("mine").results["local"] == (FOUND,)
     assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
     assert run_command(["mine"]) == 0 and mine.read_text() == written
 
@@ -193,15 +210,17 @@ def test_tune_of_a_built_in_name_writes_the_working_directory(
     assert written.read_text().startswith("# by hand\n")
     found = load_tuning("mine").results
     assert found == {
-        "local": Swept((0.4, 0.5, None), 0.2),
-        "momentum": Swept((0.5, 0.6), 0.2),
+        "local": (FOUND,),
+        "momentum": (Swept("local.lr", (0.1, 0.2), (0.5, 0.6), 0.2),),
     }
 
     # The user's file is the source of the next command.
     written.write_text(written.read_text().replace("# by hand", "# by the user"))
     assert run_command(["mine", "momentum"]) == 0
     assert written.read_text().startswith("# by the user\n")
-    assert load_tuning("mine").results["momentum"] == Swept((0.4, 0.5), 0.2)
+    assert load_tuning("mine").results["momentum"] == (
+        Swept("local.lr", (0.1, 0.2), (0.4, 0.5), 0.2),
+    )
 
 
 def test_tuned_file_with_a_built_in_name_takes_precedence(
@@ -226,7 +245,7 @@ def test_tune_with_out_leaves_the_tuning_unchanged(
     assert run_command(["mine", "rounds=2", "--out", str(out)]) == 0
 
     assert mine.read_text() == before and [config["rounds"] for config in runs] == [2, 2, 2]
-    assert yaml.safe_load(out.read_text())["results"]["local"]["chosen"] == 0.2
+    assert yaml.safe_load(out.read_text())["results"]["local"][0]["chosen"] == 0.2
     assert {path.name for path in out.parent.iterdir()} == {"first.yaml"}
 
 
@@ -309,14 +328,14 @@ def test_tune_rewrites_a_file_with_another_commands_mark(
 ) -> None:
     by_hand = mine.read_text()
     old = "# Results; generated by scripts/tune.py: the number at every point."
-    result = {"results": {"local": {"values": [0.3, 0.2, None], "chosen": 0.1}}}
-    mine.write_text(f"{by_hand}{old}\n{yaml.safe_dump(result)}")
-    assert load_tuning("mine").results["local"].chosen == 0.1
+    older = {"results": {"local": [result(POINTS, [0.3, 0.2, None], 0.1)]}}
+    mine.write_text(f"{by_hand}{old}\n{yaml.safe_dump(older)}")
+    assert load_tuning("mine").setting("local") == ("local.lr=0.1",)
 
     assert run_command(["mine"]) == 0
     written = mine.read_text()
     assert written.startswith(f"{by_hand}{MARK}\nresults:\n") and old not in written
-    assert load_tuning("mine").results["local"].chosen == 0.2
+    assert load_tuning("mine").setting("local") == ("local.lr=0.2",)
 
 
 def test_interrupted_tune_keeps_the_methods_that_are_done(
@@ -346,7 +365,7 @@ def test_interrupted_tune_keeps_the_methods_that_are_done(
 def test_tune_without_any_result_gives_1_and_writes_nothing(
     mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sweeps = {"local": {"over": "local.lr", "points": [0.4, 0.5]}}
+    sweeps = {"local": [{"over": "local.lr", "points": [0.4, 0.5]}]}
     mine.write_text(yaml.safe_dump(TUNING | {"sweeps": sweeps}, sort_keys=False))
     before = mine.read_text()
     assert run_command(["mine"]) == 1
@@ -360,7 +379,7 @@ def test_tune_reads_stored_runs_and_does_not_repeat_them(
     written = mine.read_text()
     results = [json.loads(path.read_text()) for path in Path().glob("outputs/runs/*/*/result.json")]
     assert sorted(result["metrics"]["val/local/acc_mean"] for result in results) == pytest.approx(
-        sorted(load_tuning("mine").results["local"].values), abs=1e-4
+        sorted(load_tuning("mine").results["local"][0].values), abs=1e-4
     )
 
     capfd.readouterr()
@@ -369,26 +388,122 @@ def test_tune_reads_stored_runs_and_does_not_repeat_them(
     assert {result["attempts"] for result in results} == {1}
 
 
+def sweeps_of(*sweeps: dict[str, Any], **changes: Any) -> str:
+    """Return the text of a tuning file with several sweeps of one method."""
+    return yaml.safe_dump(TUNING | {"sweeps": {"local": [*sweeps]}} | changes, sort_keys=False)
+
+
+def test_a_later_sweep_starts_from_the_best_point_of_the_earlier_ones(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = {"over": "local.lr", "points": POINTS}
+    second = {"over": "local.momentum", "points": [0.3, 0.6]}
+    finer = {"over": "local.lr", "points": [0.75, 1.25], "relative": True}
+    mine.write_text(sweeps_of(first, second, finer))
+
+    assert run_command(["mine"]) == 0
+    tried = [(lr_of(config), config["local"]["momentum"]) for config in runs]
+    # The momentum does not change the formula. No point is better, so it is not chosen.
+    assert tried == [(0.1, 0), (0.2, 0), (0.4, 0), (0.2, 0.3), (0.2, 0.6), (0.15, 0), (0.25, 0)]
+    found = load_tuning("mine")
+    assert [swept.chosen for swept in found.results["local"]] == [0.2, None, None]
+    assert found.setting("local") == ("local.lr=0.2",)
+    assert "7 runs - 0 done, 7 to run" in capfd.readouterr().out
+
+
+def test_a_better_point_of_a_later_sweep_replaces_the_earlier_one(
+    mine: Path, runs: list[dict[str, Any]]
+) -> None:
+    first = {"over": "local.lr", "points": [0.1, 0.16]}
+    finer = {"over": "local.lr", "points": [0.5, 1.25], "relative": True}
+    mine.write_text(sweeps_of(first, finer))
+    assert run_command(["mine"]) == 0
+    assert load_tuning("mine").setting("local") == ("local.lr=0.2",)
+    assert "local.lr=0.2" in column(load_table("my/tiny"))[2, "same"]
+
+
+def test_the_number_of_a_point_is_the_mean_over_the_seeds(
+    mine: Path, runs: list[dict[str, Any]]
+) -> None:
+    mine.write_text(sweeps_of(*TUNING["sweeps"]["local"], seeds=[7, 8]))
+    assert run_command(["mine"]) == 0
+    seeds = [(lr_of(config), config["seed"]) for config in runs]
+    assert seeds == [(0.1, 7), (0.1, 8), (0.2, 7), (0.2, 8), (0.4, 7), (0.4, 8)]
+
+    # With another result of one seed, the mean changes.
+    folder = RunFolder.of(next(one for one in runs if (lr_of(one), one["seed"]) == (0.1, 8)))
+    other = {"metrics": {"val/local/acc_mean": 0.9}, "hashes": folder.hashes}
+    write_json(folder.path / "result.json", {"status": "done", **other}, seal=True)
+    assert run_command(["mine"]) == 0
+    (found,) = load_tuning("mine").results["local"]
+    assert found.values == (pytest.approx((0.4 + 0.9) / 2), 0.5, None) and found.chosen == 0.1
+
+
+@pytest.mark.parametrize(
+    ("points", "tried", "chosen", "edge"),
+    [
+        ([0.05, 0.1], [0.05, 0.1, 0.2, 0.4], 0.2, False),
+        ([0.1, 0.2, 0.25], [0.1, 0.2, 0.25], 0.2, False),
+        ([0.21, 0.22], [0.21, 0.22, 0.200455, 0.191343], 0.200455, False),
+        ([0.02, 0.03], [0.02, 0.03, 0.045, 0.0675], 0.0675, True),
+    ],
+)
+def test_a_sweep_is_extended_once_beyond_its_best_end(
+    mine: Path,
+    runs: list[dict[str, Any]],
+    points: list[float],
+    tried: list[float],
+    chosen: float,
+    edge: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mine.write_text(sweeps_of({"over": "local.lr", "points": points}, extension=2))
+    assert run_command(["mine"]) == 0
+    assert [lr_of(config) for config in runs] == tried
+    (found,) = load_tuning("mine").results["local"]
+    assert found.points == tuple(tried) and found.chosen == chosen
+    assert ("edge of" in capfd.readouterr().out) == edge
+
+
+def test_only_the_first_sweep_with_its_best_point_at_an_end_is_extended(
+    mine: Path, runs: list[dict[str, Any]]
+) -> None:
+    sweeps = (
+        {"over": "local.lr", "points": [0.05, 0.1]},
+        {"over": "local.lr", "points": [0.18, 0.19]},
+    )
+    mine.write_text(sweeps_of(*sweeps, extension=1))
+    assert run_command(["mine"]) == 0
+    assert [lr_of(config) for config in runs] == [0.05, 0.1, 0.2, 0.18, 0.19]
+
+
 @pytest.mark.parametrize("name", list(tuned_files()))
-def test_every_sweep_is_of_keys_that_exist_and_has_the_first_columns_point(name: str) -> None:
+def test_all_methods_of_a_tuning_have_as_many_trials(name: str) -> None:
+    trials = {sum(len(one.points) for one in own) for own in load_tuning(name).sweeps.values()}
+    assert len(trials) == 1
+
+
+@pytest.mark.parametrize("name", list(tuned_files()))
+def test_every_sweep_is_of_keys_that_exist_and_has_the_value_of_its_column(name: str) -> None:
     tuning = load_tuning(name)
-    assert tuning.seed not in load_table(tuning.table).seeds
-    for method, sweep in {
-        str(sweep): (method, sweep) for method, sweep in tuning.sweeps.items()
-    }.values():
-        assert len(sweep.points) == 4
+    table = load_table(tuning.table)
+    distinct = {
+        str(sweep): (method, sweep) for method, own in tuning.sweeps.items() for sweep in own
+    }
+    for method, sweep in distinct.values():
         only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
-        (planned,) = planned_cells(
-            load_table(tuning.table), "reduced", only=only, seeds=[tuning.seed]
-        )
+        (planned,) = planned_cells(table, tuning.variant, only=only, seeds=tuning.seeds[:1])
         node: Any = compose([*planned.jobs[0].overrides])
         for key in sweep.over.split("."):
             node = node[key]
-        assert node in sweep.points
-        runs = zip(sweep.points, sweep_overrides(tuning, method), strict=True)
-        assert all(f"{sweep.over}={point}" in run for point, run in runs)
+        assert sweep.relative or node in sweep.points
+        for point in sweep.points:
+            setting = f"{sweep.over}={point}"
+            runs = sweep_overrides(tuning, method, [setting])
+            assert len(runs) == len(tuning.seeds) and all(setting in run for run in runs)
 
 
 def test_small_numbers_are_read_back_as_numbers() -> None:
-    text = file_text("", {"one": Swept((0.5, None), 1e-05)})
-    assert yaml.safe_load(text)["results"]["one"] == {"values": [0.5, None], "chosen": 1e-05}
+    found = Swept("local.lr", (1e-05, 1e-04), (0.5, None), 1e-05)
+    (read,) = yaml.safe_load(file_text("", {"one": (found,)}))["results"]["one"]
+    assert read == result([1e-05, 1e-04], [0.5, None], 1e-05)
