@@ -20,7 +20,8 @@ from fedexp.data.dataset import Arrays, Dataset
 # Number of samples drawn at a time. It affects the values, because each chunk has a
 # separate random stream
 _CHUNK = 65_536
-_UNIT = 24.0  # byte steps per standard deviation
+# A standard deviation of the values is this many of the 256 levels of a stored byte.
+_UNIT = 24.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,8 @@ class PartlyMatched:
         models: At least one model.
         units: For each matched group, in forward order: the common unit of each of the
             n units of each model, of shape (models, n), int64, on the CPU.
-        pending: Number of common units of each group that is matched, but over whose
-            common units the models are not laid out yet.
+        pending: Groups that are matched, but whose match is not applied to the models
+            yet, with the number of common units of each.
     """
 
     models: Sequence[Weights]

@@ -65,8 +65,8 @@ def flows_of(spec: ModelSpec, input_shape: tuple[int, ...]) -> Flows:
     """Trace the units of a network from layer to layer.
 
     Raises:
-        ConfigError: An input depends on several units of one layer at once, or a layer
-            cannot be traced.
+        ConfigError: An input of a layer depends on several units of one earlier layer,
+            or a layer cannot be traced.
     """
     with torch.no_grad():
         module = spec.module().eval()

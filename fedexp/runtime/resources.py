@@ -55,7 +55,7 @@ def take_gpu(job: int) -> None:
 
     Args:
         job: Number of the job in the sweep. It selects the GPU if the launcher does not
-            number its workers (submitit).
+            number its workers, as with submitit. Otherwise the worker's number does.
     """
     from fedexp.core.device import has_started_cuda, num_devices
 

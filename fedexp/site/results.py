@@ -34,8 +34,8 @@ from fedexp.tables.report.report import (
 )
 from fedexp.tables.report.shown_cells import shown_rows
 
-# Largest number of columns whose results the first page prints for a table with a
-# single row.
+# For a table with a single row, the first page prints the results of this many columns.
+# It names the number of further columns.
 _FEW = 6
 # If a table has more columns than this, a hint says that it can be scrolled.
 _MOST_COLUMNS = 8

@@ -89,7 +89,7 @@ class Tuning:
         by: Path in ``result.json`` of the number by which a point is chosen. The point
             with the highest mean over the seeds is chosen, and the first one if several
             are equal.
-        where: Conditions of the rows in which tables show the tuned columns.
+        where: Tables show the tuned columns only in rows that meet these conditions.
         sweeps: Sweeps by column, in their order.
         variant: Variant of the table that contains the cell.
         extension: Number of further values that each method may try. They are used by
