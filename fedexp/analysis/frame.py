@@ -63,7 +63,7 @@ class Runs(pd.DataFrame):  # type: ignore[misc]
 
 def runs_frame(runs: Sequence[StoredRun]) -> Runs:
     """Return a data frame with one row per run of `runs`."""
-    # The first group that has a name decides its value.
+    # A name may occur in several of these mappings. The first one gives the value.
     parts = [
         (
             {name: fact(run) for name, fact in _FACTS.items()},

@@ -16,7 +16,7 @@ from fedexp.storage.stored_run import StoredRun
 
 # Parts of a run that do not belong to the method. Their seconds are not counted.
 _UNCOUNTED = ("evaluate", "log", "checkpoint")
-# Columns that identify a run. Config keys in which the runs differ follow.
+# Columns that identify a run. The config keys in which the runs differ come after them.
 _IDENTITY = ("method", "dataset", "partition", "model", "seed")
 
 

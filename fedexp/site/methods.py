@@ -64,7 +64,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Averaging: local training, weights and the server's step", (Averaging,)),
 )
 
-# Explanations of the needs that a part of a method may declare.
+# Explanations of what a part of a method may declare as its needs.
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
     "proxy_labels": "labels of the server's data: `proxy.labelled`",

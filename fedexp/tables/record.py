@@ -37,7 +37,7 @@ from fedexp.tables.schema import Table
 _SPREAD = ("conditions", "pooled", "phases", "parts")
 _SECONDS, _METRIC = "seconds.", "metric."
 _ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
-# Names in runs.csv and record.json of fields that have another name in the code.
+# Some fields have other names in runs.csv and record.json than in the code.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
 _STORED_NAMES = {"variant": "form", "figures": "drawn"}
 # Identifies a run by its row, its column, its split seed and its point of a grid. A row

@@ -11,7 +11,7 @@ from typing import Any
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.running.experiment import Experiment
 
-# Share of the training samples that is held out if the config holds out none.
+# If the config holds out no samples, one training sample in this many is held out.
 _SHARE = 10
 # Key of result.json that has the values of `headline.rule`.
 _PLACES = {"last": "metrics", "mean_last_10": "mean_last_10", "best_on_val": "best"}

@@ -15,8 +15,8 @@ from fedexp.core.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
-# Functions of a range of numbers: whether the scale is logarithmic, and whether the
-# values are whole numbers.
+# Names of ranges of numbers. For each: whether its scale is logarithmic, and whether
+# its values are whole numbers.
 _INTERVALS = {
     "log": (True, False),
     "uniform": (False, False),
@@ -24,9 +24,10 @@ _INTERVALS = {
     "logint": (True, True),
 }
 _CALL = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)\)")
-# Functions of Hydra's override grammar.
+# Names of functions in Hydra's overrides. A value that calls one of them is no range.
 _HYDRA = ("choice", "range", "interval", "glob", "sort", "shuffle", "tag", "int", "float", "str")
-# Part of a range, on its scale, in which an optimum counts as an optimum at the edge.
+# A value counts as at the edge of a range if its distance from the end is at most this
+# fraction of the range, measured on the range's scale.
 _EDGE = 0.05
 _SYNTAX = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), logint(LOW,HIGH) or values: A,B,C"
 
