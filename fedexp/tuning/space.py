@@ -24,7 +24,7 @@ _INTERVALS = {
     "logint": (True, True),
 }
 _CALL = re.compile(r"(?P<name>\w+)\((?P<arguments>.*)\)")
-# Names of functions in Hydra's overrides. A value that calls one of them is no range.
+# Names of functions in Hydra's overrides. A call of one of them is no misspelled range.
 _HYDRA = ("choice", "range", "interval", "glob", "sort", "shuffle", "tag", "int", "float", "str")
 # A value counts as at the edge of a range if its distance from the end is at most this
 # fraction of the range, measured on the range's scale.
