@@ -68,8 +68,9 @@ class ColumnAggregate:
 class Improvement:
     """The probability that a run of column b is better than a run of column a.
 
-    It is the mean over rows of the share of pairs of runs in which b is better. A tie
-    counts half.
+    In each row, every run of a is paired with every run of b, and the share of pairs in
+    which b is better is computed. A tie counts half. The probability is the mean of
+    these shares over the rows.
     """
 
     a: str

@@ -64,8 +64,8 @@ class Ldam(Trainer):
             With 0 the loss equals plain cross-entropy bit-exactly.
         s: Scale of the logits. The network outputs s z.
         drw: Start of deferred re-weighting, as a share of a round's local steps in
-            [0, 1]. From this step on, the loss weights the classes. None: it never
-            does.
+            [0, 1]. From this step on, classes are weighted in the loss. None: classes
+            are never weighted.
         beta: Parameter of the class weights (`class_weights`), in [0, 1). With 0 all
             weights are equal.
     """

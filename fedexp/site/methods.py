@@ -391,7 +391,10 @@ def _kinds(method: Method) -> Iterator[tuple[str, type]]:
 
 
 def _labelled(label: str, described: Sequence[_Described], title: str) -> Iterator[str]:
-    """Yield the texts of a label, each with its part's name if there are several."""
+    """Yield the texts that the parts of a method have under a label.
+
+    If several parts have one, each text begins with the name of its part.
+    """
     texts = {
         one.name: one.parts.labelled[label] for one in described if label in one.parts.labelled
     }
