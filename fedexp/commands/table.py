@@ -211,6 +211,13 @@ class _Request:
             seeds=options.seeds,
             extra=[o for o in options.overrides if not key_of(o).startswith("hydra")],
         )
+        untuned = [column.why for column in self.table.methods if not column.is_tuned]
+        if untuned and not any(planned.jobs for planned in self.cells):
+            raise ConfigError(
+                "no coefficients have been chosen for these columns",
+                where=f"table {self.table.name}",
+                do=untuned[0].partition(": ")[2],
+            )
         self.find_runs()
 
     def find_runs(self) -> None:
@@ -251,8 +258,11 @@ def _run(options: argparse.Namespace) -> int:
     waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
     failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
-    absent = sum(not planned.jobs for planned in request.cells)
+    lacking = [request.table.columns[one.method] for one in request.cells if not one.jobs]
+    untuned = sum(not column.is_tuned for column in lacking)
+    absent = len(lacking) - untuned
     without = f"; {absent} cells have no method yet" if absent else ""
+    without += f"; {untuned} cells are not tuned yet" if untuned else ""
 
     print(
         f"table {options.name}: {len(request.cells)} cells, {len(jobs)} runs - "

@@ -111,8 +111,11 @@ def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) 
 
     The variant of the table declares cells, seeds and overrides. The result is True if
     the user asked for only some of these cells, for other seeds, or for overrides that
-    may change the runs. It is also True if some runs have no number.
+    may change the runs. It is also True if some runs have no number, or if a column has
+    no runs because its coefficients have not been chosen.
     """
+    if record.variant != "smoke" and any(not column.is_tuned for column in table.methods):
+        return True
     if record.only or any(_alters(override, table) for override in record.extra):
         return True
     asked = set(record.seeds or ())

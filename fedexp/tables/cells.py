@@ -109,7 +109,7 @@ def planned_cells(
                 continue
             place = table.row_key(full), column.key
             jobs = found.setdefault(place, [])
-            if column.overrides is None:
+            if column.overrides is None or not (column.is_tuned or variant == "smoke"):
                 continue
             fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
             left = [override for override in fitting if key_of(override) in table.given]

@@ -68,12 +68,15 @@ def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     except FedexpError as error:
         return _broken_row(name, error) | {"cells": 0, "without_method": 0, "runs": 0}
 
+    untuned = sum(not column.is_tuned for column in table.methods)
     jobs = {job.overrides: job for planned in cells for job in planned.jobs}
     runs = list(map(find_run, jobs.values()))
     statuses = [run.status for run in runs]
     done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
     state = (
-        "done"
+        f"{untuned} columns not tuned"
+        if untuned
+        else "done"
         if done == len(runs)
         else f"{failed} failed"
         if failed

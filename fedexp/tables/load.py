@@ -10,9 +10,9 @@ from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.storage.yaml_files import read_yaml_mapping
 from fedexp.tables.checks import check_table
-from fedexp.tables.plot_styles import read_plot_styles
-from fedexp.tables.schema import Table, fits, require_known
-from fedexp.tuning.tuned_files import load_tuning
+from fedexp.tables.plot_styles import read_method_styles, read_plot_styles
+from fedexp.tables.schema import OverrideRule, Table, fits, require_known
+from fedexp.tuning.tuned_files import Tuning, load_tuning
 
 
 def with_tuned(table: Table) -> Table:
@@ -27,16 +27,8 @@ def with_tuned(table: Table) -> Table:
     """
     if table.tuned is None:
         return table
-    tuning, columns = load_tuning(table.tuned), list(table.methods)
+    tuning, columns = _tuning(table, table.tuned), list(table.methods)
 
-    require_known(tuning.sweeps, table.columns, f"conf/tuned/{table.tuned}.yaml, sweeps")
-    reduced = () if table.reduced is None else table.reduced.seeds or ()
-    if shared := sorted({*tuning.seeds} & {*table.seeds, *reduced}):
-        raise ConfigError(
-            "coefficients must not be chosen with the seeds of the table",
-            where=f"conf/tuned/{table.tuned}.yaml, seeds",
-            got=", ".join(map(str, shared)),
-        )
     for key in tuning.sweeps:
         base, setting = table.columns[key], tuning.setting(key)
         rules = [*table.rules, *(table.reduced.rules if table.reduced else ())]
@@ -53,13 +45,69 @@ def with_tuned(table: Table) -> Table:
                 label=f"{base.label}, tuned" + (f" ({', '.join(setting)})" if setting else ""),
                 role="ours",
                 overrides=setting and (*(base.overrides or ()), *own, *setting),
-                why="" if setting else f"not chosen yet: run fedexp-tune {table.tuned} {key}",
+                why="" if setting else _not_tuned(table.tuned, key),
                 where={**base.where, **tuning.where},
                 equals=None,
             )
         )
 
     return replace(table, methods=tuple(columns))
+
+
+def with_equal_tuning(table: Table) -> Table:
+    """Apply the values that tuning files chose to the table's own columns.
+
+    Every file chooses values for every column, from equally many points. The values
+    apply to the rows that the file names. If a file has not chosen a column's values
+    yet, the column has no runs and shows the reason.
+
+    Raises:
+        ConfigError: A file has a seed of the table, or does not sweep each column over
+            equally many points, with ``local.lr`` first.
+    """
+    rules, columns = [*table.rules], table.columns
+    for name in table.equal_tuning:
+        tuning = _tuning(table, name)
+        where = f"conf/tuned/{name}.yaml, sweeps"
+        if unswept := [key for key in columns if key not in tuning.sweeps]:
+            raise ConfigError(
+                f"column '{unswept[0]}' is not tuned",
+                where=where,
+                expected=f"a sweep of each column: {', '.join(columns)}",
+            )
+        counts = {key: sum(len(one.points) for one in own) for key, own in tuning.sweeps.items()}
+        for key, own in tuning.sweeps.items():
+            if own[0].over != "local.lr" or counts[key] != min(counts.values()):
+                raise ConfigError(
+                    f"column '{key}' is not tuned as the others are",
+                    where=where,
+                    expected=f"{min(counts.values())} points, the first ones over local.lr",
+                    got=f"{counts[key]} points, the first ones over {own[0].over}",
+                )
+            setting = tuning.setting(key)
+            if setting is None:
+                columns[key] = replace(columns[key], is_tuned=False, why=_not_tuned(name, key))
+            else:
+                rules.append(OverrideRule({**tuning.where, "method": key}, setting))
+    return replace(table, methods=tuple(columns.values()), rules=tuple(rules))
+
+
+def _tuning(table: Table, name: str) -> Tuning:
+    """Load a tuning file of a table, and check its columns and seeds."""
+    tuning = load_tuning(name)
+    require_known(tuning.sweeps, table.columns, f"conf/tuned/{name}.yaml, sweeps")
+    reduced = () if table.reduced is None else table.reduced.seeds or ()
+    if shared := sorted({*tuning.seeds} & {*table.seeds, *reduced}):
+        raise ConfigError(
+            "coefficients must not be chosen with the seeds of the table",
+            where=f"conf/tuned/{name}.yaml, seeds",
+            got=", ".join(map(str, shared)),
+        )
+    return tuning
+
+
+def _not_tuned(name: str, key: str) -> str:
+    return f"not chosen yet: run fedexp-tune {name} {key}"
 
 
 def table_names() -> dict[str, Path]:
@@ -77,8 +125,12 @@ def table_names() -> dict[str, Path]:
     return found
 
 
-def load_table(name: str) -> Table:
+def load_table(name: str, *, tuned: bool = True) -> Table:
     """Load a table by its name.
+
+    Args:
+        name: Name of the table.
+        tuned: Whether the values of tuning files are applied.
 
     Raises:
         ConfigError: There is no such table (the message has the nearest name), or its
@@ -93,18 +145,20 @@ def load_table(name: str) -> Table:
             expected=", ".join(known) or "a file in conf/table",
             do=f"did you mean '{near}'?" if near else "fedexp-table list prints all tables",
         )
-    return read_table(known[name], name)
+    return read_table(known[name], name, tuned=tuned)
 
 
-def read_table(path: Path, name: str) -> Table:
+def read_table(path: Path, name: str, *, tuned: bool = True) -> Table:
     """Read and check the table in the file `path`."""
     node = read_yaml_mapping(path, "a table's file")
     try:
         table = build(Table, {**node, "name": name}, "")
         check_table(table)
-        table = with_tuned(table)
-        check_table(table)
-        return replace(table, plot_styles=read_plot_styles(path.parent))
+        if tuned:
+            table = with_equal_tuning(with_tuned(table))
+            check_table(table)
+        styles = read_plot_styles(path.parent) or read_method_styles()
+        return replace(table, plot_styles=styles)
     except ValueError as error:
         raise ConfigError(str(error), where=f"{path}") from error
     except ConfigError as error:

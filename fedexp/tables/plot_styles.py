@@ -1,7 +1,7 @@
 """The styles of methods in pictures, read from files ``_plot_styles.yaml``.
 
-All tables and figures of a paper use the styles in ``conf/table/<paper>``. Pictures of
-other runs use those in ``conf/table``.
+All tables and figures of a paper use the styles in ``conf/table/<paper>``. Tables in
+folders without such a file, and pictures of other runs, use those in ``conf/table``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedexp.core.build import require
+from fedexp.core.build import NOT_A_KEY, require
 from fedexp.core.errors import ConfigError, suggest
 from fedexp.tables.report.report import Method, PlotStyle, Role, Value, Variant
 
@@ -127,6 +127,8 @@ class Column:
             is added automatically. Empty: nothing else uses test data.
         published: Keys and values that identify the column's rows in the file of
             published numbers (`Table.published`). Empty: ``{method: <key>}``.
+        is_tuned: Whether all coefficients of the column have been chosen. If not, the
+            column has runs only in the smoke variant, and `why` has the reason.
     """
 
     key: str
@@ -143,6 +145,7 @@ class Column:
     equals: Equal | None = None
     oracle: str = ""
     published: dict[str, Any] = field(default_factory=dict)
+    is_tuned: bool = field(default=True, metadata=NOT_A_KEY)
 
     def __post_init__(self) -> None:
         require(
@@ -454,6 +457,10 @@ class Table:
         tuned: Name of a file in ``conf/tuned``. For each method in this file, the table
             has a second column with a tuned coefficient
             (`fedexp.tables.load.with_tuned`).
+        equal_tuning: Names of files in ``conf/tuned``. Each chooses the coefficients of
+            all methods with equally many runs. The chosen values apply to the columns
+            themselves, in the rows that the file names
+            (`fedexp.tables.load.with_equal_tuning`).
         drawings: Figures made from the runs. The ``_target_`` of each node is a
             `fedexp.tables.drawing.Drawing`.
         flop: Floating-point operations of the local training of all runs of the full
@@ -497,6 +504,7 @@ class Table:
     published: dict[str, Any] = field(default_factory=dict)
     given: dict[str, Where] = field(default_factory=dict)
     tuned: str | None = None
+    equal_tuning: tuple[str, ...] = ()
     drawings: tuple[dict[str, Any], ...] = ()
     flop: float | None = None
     data: tuple[str, ...] = ()

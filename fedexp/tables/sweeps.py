@@ -86,7 +86,7 @@ def sweep_overrides(
     """
     only = {**{key: [value] for key, value in tuning.cell.items()}, "method": [method]}
     (planned,) = planned_cells(
-        load_table(tuning.table),
+        load_table(tuning.table, tuned=False),
         tuning.variant,
         only=only,
         seeds=tuning.seeds,

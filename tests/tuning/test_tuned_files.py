@@ -15,13 +15,17 @@ import pytest
 import yaml
 
 from fedexp.commands import launching
+from fedexp.commands.table import run_command as run_table
 from fedexp.commands.tune import run_command
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.storage.files import write_json
 from fedexp.storage.run_folder import RunFolder
+from fedexp.tables.build_report import is_partial
 from fedexp.tables.cells import planned_cells
+from fedexp.tables.listing import list_runs
 from fedexp.tables.load import load_table
+from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Table
 from fedexp.tables.sweeps import sweep_overrides
 from fedexp.tuning.tuned_files import MARK, Swept, file_text, load_tuning, tuned_files
@@ -486,7 +490,7 @@ def test_all_methods_of_a_tuning_have_as_many_trials(name: str) -> None:
 @pytest.mark.parametrize("name", list(tuned_files()))
 def test_every_sweep_is_of_keys_that_exist_and_has_the_value_of_its_column(name: str) -> None:
     tuning = load_tuning(name)
-    table = load_table(tuning.table)
+    table = load_table(tuning.table, tuned=False)
     first = {str(own[0]): (method, own[0]) for method, own in tuning.sweeps.items()}
     later = {str(one): (method, one) for method, own in tuning.sweeps.items() for one in own[1:]}
     for method, sweep in {**first, **later}.values():
@@ -508,3 +512,94 @@ def test_small_numbers_are_read_back_as_numbers() -> None:
     found = Swept("local.lr", (1e-05, 1e-04), (0.5, None), 1e-05)
     (read,) = yaml.safe_load(file_text("", {"one": (found,)}))["results"]["one"]
     assert read == result([1e-05, 1e-04], [0.5, None], 1e-05)
+
+
+EQUAL = {
+    **{key: value for key, value in TABLE.items() if key not in ("tuned", "rules")},
+    "equal_tuning": ["mine"],
+    "smoke": {"what": "less", "seeds": [0]},
+}
+
+
+@pytest.fixture
+def equal(mine: Path) -> Path:
+    """Make the table one whose own columns are tuned, and return the tuning file."""
+    mine.parents[1].joinpath("table/my/tiny.yaml").write_text(yaml.safe_dump(EQUAL))
+    mine.write_text(equal_tuning())
+    return mine
+
+
+def equal_tuning(**changes: Any) -> str:
+    """Return the text of a file that tunes both columns with three points each."""
+    (own,) = TUNING["sweeps"]["local"]
+    sweeps = {"local": [own], "momentum": [own]}
+    return yaml.safe_dump(TUNING | {"sweeps": sweeps} | changes, sort_keys=False)
+
+
+def test_columns_of_a_leaderboard_have_runs_once_all_values_are_chosen(equal: Path) -> None:
+    untuned = load_table("my/tiny")
+    assert not any(cell.jobs for cell in planned_cells(untuned))
+    assert all(cell.jobs for cell in planned_cells(untuned, "smoke"))
+    assert untuned.columns["local"].why == "not chosen yet: run fedexp-tune mine local"
+
+    equal.write_text(equal_tuning(results={"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}))
+    cells = planned_cells(load_table("my/tiny"))
+    assert {cell.method for cell in cells if cell.jobs} == {"local"}
+    # The values apply to the rows that the file names.
+    lrs = {
+        cell.conditions["start"]: "local.lr=0.2" in cell.jobs[0].overrides
+        for cell in cells
+        if cell.jobs
+    }
+    assert lrs["same"] and not lrs.get("different", False)
+
+
+def test_a_leaderboard_without_chosen_values_is_refused_with_the_command_to_enter(
+    equal: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_table(["run", "my/tiny"]) == 2
+    said = capfd.readouterr().err
+    assert "no coefficients have been chosen" in said and "run fedexp-tune mine local" in said
+    assert list_runs("my/tiny", [])["state"] == "2 columns not tuned"
+
+
+def test_a_leaderboard_with_an_untuned_column_is_partial(equal: Path) -> None:
+    equal.write_text(equal_tuning(results={"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}))
+    table = load_table("my/tiny")
+    for variant, partial in (("full", True), ("smoke", False)):
+        cells = planned_cells(table, variant)  # type: ignore[arg-type]
+        done = {
+            run_key(table, planned, job): RunRecord({}, planned.method, 0, "seed=0", value=1.0)
+            for planned in cells
+            for job in planned.jobs
+        }
+        record = TableRecord(variant, {}, None, [], "", done)  # type: ignore[arg-type]
+        assert is_partial(table, cells, record) is partial
+
+
+def test_values_that_were_chosen_do_not_change_the_runs_of_the_tuning(
+    equal: Path, runs: list[dict[str, Any]]
+) -> None:
+    found = {"local": [result(POINTS, [0.3, 0.2, 0.1], 0.1)]}
+    equal.write_text(equal_tuning(results=found))
+    tuning = load_tuning("mine")
+    (chosen,) = sweep_overrides(tuning, "local", ["local.momentum=0.5"])
+    assert not any(override.startswith("local.lr=") for override in chosen)
+    assert run_command(["mine"]) == 0
+    assert [lr_of(config) for config in runs] == [0.1, 0.2, 0.4] * 2
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"sweeps": TUNING["sweeps"]}, "column 'momentum' is not tuned"),
+    ({"sweeps": {**TUNING["sweeps"], "momentum": [{"over": "local.lr", "points": [0.1, 0.2]}]}},
+     "'local' is not tuned as the others"),
+    ({"sweeps": {**TUNING["sweeps"], "momentum": [{"over": "local.momentum", "points": POINTS}]}},
+     "'momentum' is not tuned as the others"),
+    ({"seeds": [0, 7]}, "seeds of the table"),
+])  # fmt: skip
+def test_unequal_tuning_of_a_leaderboard_is_refused(
+    equal: Path, changes: dict[str, Any], said: str
+) -> None:
+    equal.write_text(equal_tuning(**changes))
+    with pytest.raises(ConfigError, match=said):
+        load_table("my/tiny")
