@@ -6,9 +6,14 @@ already loaded in the forked processes.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import tempfile
 import threading
+
+# torch imports this module, which takes seconds, when normal random numbers initialise a model
+# on the device "meta".
+import torch._dynamo  # noqa: F401
 
 import fedexp.commands.launching
 import fedexp.commands.run
@@ -20,6 +25,9 @@ from fedexp.running.execute import execute
 from tests.conftest import unflushed
 
 os.fsync = unflushed
+# Runs with a plug-in read the files of all installed packages, which takes a second.
+packages = importlib.metadata.packages_distributions()
+importlib.metadata.packages_distributions = lambda: packages
 with tempfile.TemporaryDirectory() as folder:
     execute(
         compose(["method=scaffold", "rounds=1", "threads=1", f"output_root={folder}"]), say=None

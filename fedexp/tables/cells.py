@@ -9,6 +9,7 @@ computation are launched one after the other.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import shlex
@@ -136,6 +137,25 @@ def planned_cells(
     )
 
 
+def planned_rows(table: Table, variant: Variant) -> list[dict[str, Value]]:
+    """Return the conditions of a variant's rows, each once.
+
+    They are those of `planned_cells`, which also lists the jobs and takes much longer.
+
+    Raises:
+        ConfigError: The table has no such variant.
+    """
+    table.check(variant)
+    return [
+        dict(zip(table.keys, place, strict=True))
+        for place in dict.fromkeys(
+            table.row_key(full)
+            for full in _points(table, variant)
+            if any(fits(column.where, full, column.key) for column in table.methods)
+        )
+    ]
+
+
 def _check_reserved(
     table: Table, found: Mapping[tuple[tuple[Value, ...], str], Sequence[Job]]
 ) -> None:
@@ -256,6 +276,7 @@ def command(
     )
 
 
+@functools.lru_cache(maxsize=1024, typed=True)
 def _typed(value: Value) -> str:
     """Return a value as a text that YAML reads back as the same value."""
     text = label(value)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scipy.stats import binom, t
 
-from fedexp.tables.cells import planned_cells
+from fedexp.tables.cells import planned_cells, planned_rows
 from fedexp.tables.report.report import (
     Cell,
     ClaimResult,
@@ -283,11 +283,7 @@ def _groups(claim: Claim, table: Table, variant: Variant) -> list[_Group]:
     A row is in a group if the claim is about it, and if it has all columns of the
     claim.
     """
-    rows = [
-        planned.conditions
-        for planned in planned_cells(table, "full" if variant == "partial" else variant)
-    ]
-    places = {repr(row): row for row in rows}.values()
+    places = planned_rows(table, "full" if variant == "partial" else variant)
     columns = [table.columns[name] for name in (*claim.a, *claim.b)]
     wanted = [(claim.only, ""), *((column.where, column.key) for column in columns)]
     meant = [p for p in places if all(fits(_of_row(where, p), p, key) for where, key in wanted)]

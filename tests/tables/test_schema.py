@@ -15,7 +15,7 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError
 from fedexp.running.experiment import Experiment
-from fedexp.tables.cells import command, launch_order, parse_only, planned_cells
+from fedexp.tables.cells import command, launch_order, parse_only, planned_cells, planned_rows
 from fedexp.tables.load import load_table, read_table, table_names
 from fedexp.tables.lookup import find
 from fedexp.tables.paths import check_path
@@ -457,6 +457,8 @@ def test_every_table_loads_and_its_keys_exist(name: str) -> None:
     for variant in ("full", "reduced", "smoke"):
         if variant == "full" or made.smaller(variant) is not None:  # type: ignore[arg-type]
             cells = planned_cells(made, variant, seeds=[0])  # type: ignore[arg-type]
+            rows = dict.fromkeys(tuple(cell.conditions.items()) for cell in cells)
+            assert planned_rows(made, variant) == [dict(row) for row in rows]  # type: ignore[arg-type]
             jobs |= {
                 _decisive(tuple(map(_without_value, job.overrides))): job.overrides
                 for job in launch_order(cells)
