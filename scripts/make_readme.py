@@ -62,12 +62,15 @@ def reproduced() -> str:
         compared = {report.name for report in full}
         only_reduced = {report.name for report in own} - compared
         not_run = len(tables[paper]) - len(compared) - len(only_reduced)
-        cells = Counter(cell.verdict for report in full for cell in layout.judged_cells(report))
-        claims = Counter(claim.state for report in full for claim in report.paper_claims)
+        # A folder may have tables of other papers. Their numbers are not this paper's.
+        cited = Counter(report.paper for report in own).most_common(1)[0][0]
+        judged = [report for report in full if report.paper == cited]
+        cells = Counter(cell.verdict for report in judged for cell in layout.judged_cells(report))
+        claims = Counter(claim.state for report in judged for claim in report.paper_claims)
         all_cells += cells
         all_claims += claims
         hours = max(cost.hours for table in tables[paper] for cost in table.cost.values())
-        title = own[0].paper.partition(",")[0]
+        title = cited.partition(",")[0]
         if cells:
             compared_papers.append(title)
         proposed = PROPOSED[paper]
