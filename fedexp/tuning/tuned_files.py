@@ -35,8 +35,8 @@ class Sweep:
     Args:
         over: The key.
         points: The values.
-        relative: Whether the points are factors of the best value so far. The key is
-            then that of the method's first sweep.
+        relative: Whether each point is multiplied by the best value so far. Only a
+            later sweep over the key of the method's first sweep can be relative.
     """
 
     over: str

@@ -151,11 +151,10 @@ class Linear(FusedKernel):
         """Return whether an ascent should use the factors of gradients (`_Climb`).
 
         The alternative is to compute the gradients themselves. Factors are less work if
-        the batch size b is small compared with the layers. In a layer with i inputs and
-        o outputs, factors cost 3 b (i + o) products per sample, and save the i o
-        products of one gradient. The saving is counted twice, because the gradient
-        would also be stored, enter a norm and be added to the parameters. The factor of
-        two is a first estimate.
+        the batch size b is small compared with the layers. Both are counted per sample,
+        in products. In a layer with i inputs and o outputs, factors cost 3 b (i + o).
+        A gradient costs i o for its computation. It would also be stored, enter a norm
+        and be added to the parameters. As a first estimate, this costs i o again.
         """
         shapes = [
             job.start.params[weight].shape for weight, _ in self._chain if weight in self._trained
