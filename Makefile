@@ -27,7 +27,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## run the main job and a small table on the embedded digits
+demo: $(STAMP) ## run the main job and a small table on scikit-learn's digits
 	@$(BIN)/fedexp
 	@$(BIN)/fedexp-table run demo/digits
 

@@ -45,7 +45,7 @@ def draw(data: PlotData, title: str) -> dict[str, bytes]:
 
     Args:
         data: The numbers.
-        title: Title of the picture in its files.
+        title: Title in the metadata of the files.
 
     Returns:
         The contents of the files, by their suffixes ``.png``, ``.svg`` and ``.pdf``.

@@ -27,7 +27,7 @@ conf/config.yaml comments every key and its default (fedexp --help KEY).
 fedexp --cfg job prints all of them resolved.
 
 Examples:
-  fedexp                                                   the defaults, on the embedded digits
+  fedexp                                                   the defaults, on scikit-learn's digits
   fedexp method=NAME dataset=mnist model=mlp_784_200       another method, data set, model
   fedexp -m method=NAME,NAME seed=0,1,2                    a sweep, resumed by the same command
   fedexp debug=smoke method=NAME                           any experiment in seconds

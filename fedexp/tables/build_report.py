@@ -605,9 +605,8 @@ def _mixed_splits(
 ) -> Iterable[str]:
     """Yield warnings if runs that are compared used different data.
 
-    All methods of a row must use the same data split if their runs have the same split
-    seed (seed and pooled conditions). A data set must have the same fingerprint in all
-    runs.
+    Runs of one row must use the same data split if they have the same seed and the same
+    `RunRecord.pooled`. A data set must have the same fingerprint in all runs.
 
     Args:
         done: Runs with a result.
