@@ -121,7 +121,7 @@ def listed_methods() -> str:
                 f"`{method.name}`",
                 *_paper(reference),
                 method.kind.partition(":")[0],
-                ", ".join(_needs(method, bool(counted.client))) or "-",
+                ", ".join(methods.needs(method, counted)) or "-",
                 _sent(method, counted),
                 ", ".join(f"`{name}`" for name in variants if name != method.name) or "-",
             ]
@@ -161,20 +161,6 @@ def _paper(reference: str) -> tuple[str, str]:
         raise ValueError(f"a reference without authors or venue: {text}")
     name = f"{authors[1]} & {authors[2]}" if authors[2] else f"{authors[1]} et al."
     return f"[{name}]({_link(text)})", f"{venue[1] or 'arXiv'} {venue[2]}"
-
-
-def _needs(method: methods.Method, client_state: bool) -> list[str]:
-    """Return what a method needs, in the terms of the README."""
-    needs = [part.needs for part in method.parts.values()]
-    found = {
-        "same architecture": any(n.same_architecture or n.same_clients for n in needs),
-        "server data": any(n.proxy or n.validation for n in needs),
-        "labels of the server data": any(n.proxy_labels for n in needs),
-        "class counts": any(n.class_counts for n in needs),
-        "client inputs": any(n.client_inputs for n in needs),
-        "client state": client_state,
-    }
-    return [name for name, needed in found.items() if needed]
 
 
 def _sent(method: methods.Method, counted: traffic.Counted) -> str:

@@ -28,6 +28,7 @@ from fedexp.site import (
     build,
     command_reference,
     config_reference,
+    leaderboards,
     methods,
     records,
     results,
@@ -55,6 +56,11 @@ def _results() -> dict[str, list[records.Result]]:
 
 
 @cache
+def _leaderboards() -> list[leaderboards.Shown]:
+    return leaderboards.read(RECORDS)
+
+
+@cache
 def _pages(docs: Path) -> list[Page]:
     """Return all generated pages.
 
@@ -67,6 +73,7 @@ def _pages(docs: Path) -> list[Page]:
     return [
         *methods.pages(results.mentions(_results()), _results(), formulas),
         *results.pages(_results()),
+        *leaderboards.pages(_leaderboards(), with_methods=True),
         *config_reference.pages(),
         *command_reference.pages(help_text(conf_dir()), parsers),
         *api_reference.pages(),
@@ -109,7 +116,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
     for page in _pages(Path(config.docs_dir)):
         add(page.path, page.text)
-    for path, content in [*build.assets(), *results.files_of(_results())]:
+    pictures = [*results.files_of(_results()), *leaderboards.files_of(_leaderboards())]
+    for path, content in [*build.assets(), *pictures]:
         add(path, content)
     for picture in RECORDS.glob("*.png"):
         add(f"benchmarks/{picture.name}", picture.read_bytes())

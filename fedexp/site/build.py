@@ -18,12 +18,15 @@ from typing import Any
 
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import ConfigError, FedexpError
-from fedexp.site import records, results
+from fedexp.site import leaderboards, records, results
 from fedexp.site.page import Page
 from fedexp.storage.files import write_bytes, write_json, write_text
 
-_HOME = "# fedexp\n\nThis site has the [results of papers' tables](results/index.md).\n"
-_ASSETS = ("site.css", "iframe-worker.js", "reachable.js")
+_HOME = (
+    "# fedexp\n\nThis site has the [results of papers' tables](results/index.md) and the "
+    "[leaderboards](leaderboards/index.md).\n"
+)
+_ASSETS = ("site.css", "iframe-worker.js", "reachable.js", "sortable.js")
 
 
 def build(out: Path, folder: Path | None = None) -> Path:
@@ -64,14 +67,19 @@ def build(out: Path, folder: Path | None = None) -> Path:
     out = out.resolve()
     folder = folder or conf_dir().parent / "scripts" / "results"
     read = records.read(folder)
-    pages = [Page("index.md", "Home", _HOME), *results.pages(read)]
+    boards = leaderboards.read(folder)
+    pages = [
+        Page("index.md", "Home", _HOME),
+        *results.pages(read),
+        *leaderboards.pages(boards, with_methods=False),
+    ]
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         docs, made = Path(scratch) / "docs", Path(scratch) / "site"
         for page in pages:
             write_text(docs / page.path, page.text)
-        for path, data in results.files_of(read):
+        for path, data in [*results.files_of(read), *leaderboards.files_of(boards)]:
             write_bytes(docs / path, data)
 
         make(pages, docs, made)

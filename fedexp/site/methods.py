@@ -205,6 +205,25 @@ def presets() -> list[Method]:
     return [_method(path, base, small) for path in sorted((conf_dir() / "method").glob("*.yaml"))]
 
 
+def needs(method: Method, counted: traffic.Counted) -> list[str]:
+    """Return what a method needs besides the clients' data, in a few words each.
+
+    Args:
+        method: The method.
+        counted: The sizes of its traffic and state.
+    """
+    own = [part.needs for part in method.parts.values()]
+    found = {
+        "same architecture": any(n.same_architecture or n.same_clients for n in own),
+        "server data": any(n.proxy or n.validation for n in own),
+        "labels of the server data": any(n.proxy_labels for n in own),
+        "class counts": any(n.class_counts for n in own),
+        "client inputs": any(n.client_inputs for n in own),
+        "client state": bool(counted.client),
+    }
+    return [name for name, needed in found.items() if needed]
+
+
 def _plain(family: Sequence[Method]) -> Method:
     """Return the preset with the shortest name. The other presets are its variants."""
     return min(family, key=lambda method: len(method.name))

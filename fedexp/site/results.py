@@ -281,11 +281,11 @@ def files_of(results: Mapping[str, Sequence[Result]]) -> Iterator[tuple[str, byt
             yield f"{folder}/report.html", result.page.encode()
             yield from ((f"{folder}/{file}", data) for file, data in result.files.items())
             for picture in result.report.pictures:
-                for ending, data in _image_files(picture).items():
+                for ending, data in image_files(picture).items():
                     yield f"{folder}/{picture.name}{ending}", data
 
 
-def _image_files(picture: Picture) -> dict[str, bytes]:
+def image_files(picture: Picture) -> dict[str, bytes]:
     """Return the files of a picture by their endings.
 
     If a picture uses the colour of the surrounding text, it has one file for the light
@@ -505,8 +505,8 @@ def _rendered(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(values)
 
 
-@cache
-def _environment() -> Environment:
+def site_environment() -> Environment:
+    """Return a new environment for the templates of the site."""
     folder = files("fedexp.site").joinpath("templates")
     environment = template_environment(
         lambda name: folder.joinpath(name).read_text(encoding="utf-8")
@@ -514,12 +514,18 @@ def _environment() -> Environment:
     # Templates escape values for use in HTML blocks. Outside of HTML blocks, the filter
     # `md` escapes text for Markdown.
     environment.filters["md"] = lambda text: Markup(escaped(text))
+    return environment
+
+
+@cache
+def _environment() -> Environment:
+    environment = site_environment()
     environment.filters["cell_counts"] = cell_counts
     environment.globals |= {
         "finding": finding,
         "claims_sentence": claims_sentence,
         "rows": shown_rows,
-        "endings": lambda picture: list(_image_files(picture)),
+        "endings": lambda picture: list(image_files(picture)),
         "sizes": lambda picture: sizes_of_svg(picture.svg),
         "headline": headline,
         "cost": cost,

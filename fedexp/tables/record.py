@@ -33,9 +33,11 @@ from fedexp.tables.report.picture_sizes import sizes_of_png, with_sizes
 from fedexp.tables.report.report import Picture, Value, Variant
 from fedexp.tables.schema import Table
 
+# Fields of `RunRecord` with one column of runs.csv for each name that they contain, and
+# the beginning of these columns' headings.
+_BY_NAME = {"phases": "seconds.", "parts": "metric.", "rounds_to": "rounds_to."}
 # Fields of `RunRecord` that are spread over several columns of runs.csv.
-_SPREAD = ("conditions", "pooled", "phases", "parts")
-_SECONDS, _METRIC = "seconds.", "metric."
+_SPREAD = ("conditions", "pooled", *_BY_NAME)
 _ASKED = ("variant", "only", "seeds", "extra", "command", "figures", "missed")
 # Some fields have other names in runs.csv and record.json than in the code.
 _STORED_RUN_NAMES = {"split_seed": "draw", "criterion": "by"}
@@ -93,9 +95,14 @@ class RunRecord:
         torch: Version of torch.
         fedexp_version: Version of fedexp.
         date: Date of the result.
+        rounds: Number of rounds of the run. 0: not recorded.
+        bytes_up: Bytes that all clients sent in all rounds. 0: not recorded.
+        bytes_down: Bytes that all clients received in all rounds. 0: not recorded.
         pooled: Conditions of the run that do not identify its row.
         phases: Seconds by phase.
         parts: Metrics of single classes, and summaries over clients, by name.
+        rounds_to: For each target of the headline, the first evaluated round that
+            reaches it. Infinite: no round reaches it.
     """
 
     conditions: dict[str, Value]
@@ -131,9 +138,13 @@ class RunRecord:
     torch: str = ""
     fedexp_version: str = ""
     date: str = ""
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     pooled: dict[str, Value] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
+    rounds_to: dict[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -321,7 +332,9 @@ def _run_record(
     except FedexpError as error:
         row = replace(row, value=None, error=error.what)
 
-    about, numerics = result.get("environment", {}), result.get("numerics", {})
+    about, numerics, traffic = (
+        result.get(name, {}) for name in ("environment", "numerics", "bytes")
+    )
 
     return replace(
         row,
@@ -344,8 +357,12 @@ def _run_record(
         torch=str(about["packages"]["torch"]),
         fedexp_version=str(result.get("fedexp_version", "0.1")),
         date=run.date,
+        rounds=int(result.get("rounds", 0)),
+        bytes_up=int(traffic.get("up", 0)),
+        bytes_down=int(traffic.get("down", 0)),
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
         parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},
+        rounds_to={name: float(own) for name, own in result.get("rounds_to", {}).items()},
     )
 
 
@@ -460,9 +477,12 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
     ``curves.csv`` is written only if claims need curves.
     """
     pooled = [key for key in table.conditions if key not in table.keys]
-    phases = list(dict.fromkeys(name for run in record.runs.values() for name in run.phases))
-    parts = list(dict.fromkeys(name for run in record.runs.values() for name in run.parts))
-    spread = [*(f"{_SECONDS}{name}" for name in phases), *(f"{_METRIC}{name}" for name in parts)]
+    spread = {
+        (group, name): f"{heading}{name}"
+        for group, heading in _BY_NAME.items()
+        for run in record.runs.values()
+        for name in getattr(run, group)
+    }
 
     head = [
         "table",
@@ -470,7 +490,7 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
         *pooled,
         *(_heading(table, name) for name in _FIELDS),
         "unit",
-        *spread,
+        *spread.values(),
     ]
     rows = []
     for run in record.runs.values():
@@ -481,8 +501,7 @@ def write(table: Table, record: TableRecord, folder: Path) -> None:
                 *(_condition_text(run.pooled[key]) if key in run.pooled else "" for key in pooled),
                 *(_value_text(getattr(run, name)) for name in _FIELDS),
                 table.unit,
-                *(_value_text(run.phases.get(name)) for name in phases),
-                *(_value_text(run.parts.get(name)) for name in parts),
+                *(_value_text(getattr(run, group).get(name)) for group, name in spread),
             ]
         )
 
@@ -558,15 +577,15 @@ def read(table: Table, folder: Path) -> TableRecord:
             for name, kind in _FIELDS.items()
             if (text := _there(row, table, name)) is not None
         }
-        phases, parts = (
-            {
-                name.removeprefix(kind): float(text)
+        by_name: dict[str, Any] = {
+            group: {
+                name.removeprefix(heading): float(text)
                 for name, text in row.items()
-                if name.startswith(kind) and text
+                if name.startswith(heading) and text
             }
-            for kind in (_SECONDS, _METRIC)
-        )
-        run = RunRecord(conditions, **values, phases=phases, parts=parts)
+            for group, heading in _BY_NAME.items()
+        }
+        run = RunRecord(conditions, **values, **by_name)
         runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
 
     points = _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -47,6 +48,16 @@ def test_spearman_of_nothing_to_rank_is_none() -> None:
     )
 
 
+def test_record_has_rounds_bytes_and_rounds_to_targets(tmp_path: Path) -> None:
+    one = asked(tmp_path)
+    write(one.table, one.record, tmp_path / "record")
+    again = read(one.table, tmp_path / "record").runs
+    assert again == one.record.runs
+    run = next(run for run in again.values() if run.method == "local")
+    assert (run.rounds, run.bytes_up, run.bytes_down) == (7, 10**13 + 1, 5)
+    assert run.rounds_to == {"0.5": math.inf, "0.25": 3.0}
+
+
 def test_methods_that_lie_close_together_are_tied() -> None:
     assert tied([24.65, 20.97, 80.31, 20.97, 50.5], 5) == [20.97, 20.97, 80.31, 20.97, 50.5]
     assert tied([1, 5, 9], 4.5) == [1, 1, 1]  # The middle value links the other two.
@@ -66,6 +77,9 @@ def result(
             "val/clients/acc_worst_10": value / 2,
         },
         "seconds": {"total": 1.5},
+        "rounds": 7,
+        "bytes": {"up": 10**13 + 1, "down": 5},
+        "rounds_to": {"0.5": math.inf, "0.25": 3.0},
         "partition": {"sha256": split, "data_sha256": data},
         "hashes": {"config": "c", "code": "abcdef12"},
         "environment": {"commit": "1234", "packages": {"torch": "2"}, "processor": "x"},

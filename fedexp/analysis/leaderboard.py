@@ -1,0 +1,256 @@
+"""A leaderboard: the results of all methods of a table in all of its rows.
+
+A table is a leaderboard if `Table.equal_tuning` names files in ``conf/tuned``. The
+coefficients of all its columns are then chosen with equally many runs. Its first column
+is the reference, with which all other methods are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from fedexp.analysis.aggregates import Aggregates, ColumnAggregate, aggregate
+from fedexp.analysis.series import mean_interval
+from fedexp.tables.cells import PlannedCell
+from fedexp.tables.record import RunRecord, TableRecord
+from fedexp.tables.report.csv import csv_text
+from fedexp.tables.report.report import Value
+from fedexp.tables.schema import Table
+from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
+
+# Metric of `RowResult.worst_tenth`.
+WORST_TENTH = "train/clients/acc_worst_10"
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """The results of a method in one row of a leaderboard.
+
+    All numbers are means over runs, unless it says otherwise.
+
+    Args:
+        n: Number of runs.
+        mean: Mean of the table's numbers.
+        low: Lower end of the 95 % interval of the mean (Student's t).
+        high: Upper end of this interval.
+        worst_tenth: Accuracy on the training data of the 10 % of clients with the
+            lowest accuracy, in the table's unit. None if the runs do not measure it.
+        rounds_to_target: Median over runs of the first round that reaches the target.
+            It is infinite if at most half of the runs reach it, and None if the runs
+            have no target.
+        bytes_to_target: `rounds_to_target` times the bytes that all clients send and
+            receive in a round.
+        num_bytes: Bytes that all clients send and receive in a run.
+        round_seconds: Seconds of a round, without the evaluation: local training of all
+            clients, and aggregation. None if it was not timed.
+        server_seconds: Seconds of aggregation in a round. None if it was not timed.
+    """
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    worst_tenth: float | None
+    rounds_to_target: float | None
+    bytes_to_target: float | None
+    num_bytes: float
+    round_seconds: float | None
+    server_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of a leaderboard.
+
+    Args:
+        column: Key of the table's column.
+        label: Label of the column.
+        method: Option of ``method``, empty if no run is done.
+        rows: Results in the rows of the leaderboard. None: a run of the row is missing,
+            or its number is not finite.
+        aggregate: Aggregates over the rows. None if the results of a row are missing.
+        difference: Comparison of the method with the reference. The number of a seed is
+            the mean over the rows. The p values are adjusted for the number of methods.
+            None for the reference, and if the results of a row are missing.
+    """
+
+    column: str
+    label: str
+    method: str
+    rows: tuple[RowResult | None, ...]
+    aggregate: ColumnAggregate | None
+    difference: Comparison | None
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """A leaderboard.
+
+    Args:
+        table: The table.
+        rows: Conditions of the rows.
+        entries: The methods, by average rank. Methods without a rank come last.
+        aggregates: Aggregates over the rows. None if fewer than two methods have
+            results in all rows.
+    """
+
+    table: Table
+    rows: tuple[Mapping[str, Value], ...]
+    entries: tuple[Entry, ...]
+    aggregates: Aggregates | None
+
+    @property
+    def reference(self) -> Entry:
+        """The entry of the table's first column."""
+        first = self.table.methods[0].key
+        return next(entry for entry in self.entries if entry.column == first)
+
+
+def leaderboard(
+    table: Table,
+    cells: Sequence[PlannedCell],
+    record: TableRecord,
+    timing: TableRecord | None = None,
+) -> Leaderboard:
+    """Compare the methods of a table.
+
+    Args:
+        table: The table.
+        cells: All cells of the recorded variant.
+        record: The record of the table's runs.
+        timing: The record of runs that were made for their times only, on a machine
+            that computed nothing else. None: there are no such runs.
+    """
+    places = {table.row_key(cell.conditions): cell.conditions for cell in cells}
+    runs: dict[str, dict[tuple[Value, ...], list[RunRecord]]] = {}
+    for cell in cells:
+        own = runs.setdefault(cell.method, {})
+        own[table.row_key(cell.conditions)] = record.runs_of(table, cell)
+
+    scores: dict[str, list[dict[Seeds, float]]] = {
+        column: [
+            {(run.split_seed,): run.value for run in own[place] if run.value is not None}
+            for place in places
+        ]
+        for column, own in runs.items()
+        if all(_is_complete(own.get(place, ())) for place in places)
+    }
+    aggregates = aggregate(scores, table.higher_is_better) if len(scores) > 1 else None
+    ranked = {one.column: one for one in aggregates.columns} if aggregates else {}
+    differences = _differences(table.methods[0].key, scores)
+    timed = {} if timing is None else {key[:2]: run for key, run in timing.runs.items() if run.done}
+
+    entries = [
+        Entry(
+            column,
+            table.columns[column].label,
+            next((run.choice for found in own.values() for run in found if run.choice), ""),
+            tuple(
+                _row_result(own.get(place, ()), table.headline.scale, timed.get((place, column)))
+                for place in places
+            ),
+            ranked.get(column),
+            differences.get(column),
+        )
+        for column, own in runs.items()
+    ]
+    entries.sort(key=lambda entry: entry.aggregate.rank if entry.aggregate else math.inf)
+    return Leaderboard(table, tuple(places.values()), tuple(entries), aggregates)
+
+
+def _differences(
+    reference: str, scores: Mapping[str, Sequence[Mapping[Seeds, float]]]
+) -> dict[str, Comparison]:
+    """Compare each column with the reference, on means over the rows."""
+    means = {
+        column: {
+            seeds: statistics.fmean(row[seeds] for row in rows)
+            for seeds in rows[0]
+            if all(seeds in row for row in rows)
+        }
+        for column, rows in scores.items()
+    }
+    if reference not in means:
+        return {}
+    found = [
+        compare(reference, column, means[reference], own)
+        for column, own in means.items()
+        if column != reference
+    ]
+    return {comparison.b: comparison for comparison in adjusted(found)}
+
+
+def _is_complete(runs: Sequence[RunRecord]) -> bool:
+    """Return whether there are runs, and all have a finite number."""
+    return bool(runs) and all(run.value is not None and math.isfinite(run.value) for run in runs)
+
+
+def _row_result(
+    runs: Sequence[RunRecord], scale: float, timed: RunRecord | None
+) -> RowResult | None:
+    if not _is_complete(runs):
+        return None
+    worst = [run.parts[WORST_TENTH] for run in runs if WORST_TENTH in run.parts]
+    traffic = statistics.fmean(run.bytes_up + run.bytes_down for run in runs)
+    # A leaderboard has at most one target per row.
+    reached = [first for run in runs for first in run.rounds_to.values()]
+    rounds = statistics.median_high(reached) if reached else None
+    return RowResult(
+        len(runs),
+        *mean_interval([run.value for run in runs if run.value is not None]),
+        statistics.fmean(worst) * scale if len(worst) == len(runs) else None,
+        rounds,
+        None if rounds is None else rounds * traffic / runs[0].rounds,
+        traffic,
+        None
+        if timed is None
+        else (timed.phases["train"] + timed.phases["aggregate"]) / timed.rounds,
+        None if timed is None else timed.phases["aggregate"] / timed.rounds,
+    )
+
+
+# Columns of the CSV file that name a result.
+_NAMES = ("leaderboard", "row", "method", "label")
+# Columns with the fields of `RowResult`.
+_ROW = tuple(field.name for field in fields(RowResult))
+# Columns with the results of a method over all rows.
+_OVERALL = (
+    "rank",
+    "win_rate",
+    "mean_of_rows",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p",
+)
+
+
+def to_csv(leaderboards: Iterable[Leaderboard]) -> str:
+    """Return leaderboards as CSV, one line per method and row.
+
+    Numbers have full precision. ``rank``, ``win_rate`` and ``mean_of_rows`` are those
+    of the method over all rows, so they are equal in all its lines.
+    """
+    lines = []
+    for board in leaderboards:
+        for entry in board.entries:
+            own = entry.aggregate
+            overall = [own.rank, own.win_rate, own.mean.value] if own else [None] * 3
+            if entry.difference is None:
+                overall += [None] * 4
+            else:
+                ends = entry.difference.interval or (None, None)
+                overall += [entry.difference.difference, *ends, entry.difference.p]
+            for conditions, row in zip(board.rows, entry.rows, strict=True):
+                results = [None if row is None else getattr(row, name) for name in _ROW]
+                names = [board.table.name, row_text(conditions), entry.column, entry.label]
+                lines.append([*names, *results, *overall])
+    return csv_text([*_NAMES, *_ROW, *_OVERALL], lines)
+
+
+def row_text(conditions: Mapping[str, Value]) -> str:
+    """Return the conditions of a row as text, such as ``clients=5 alpha=0.1``."""
+    return " ".join(f"{key}={value}" for key, value in conditions.items())

@@ -1,0 +1,95 @@
+"""Picture of a leaderboard: the accuracy of the methods against their costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+
+from fedexp.analysis.leaderboard import Entry, Leaderboard, RowResult
+from fedexp.tables.report import canvas
+from fedexp.tables.report.report import Picture
+
+_WIDTH, _HEIGHT = 7.4, 3.6
+_NOTE = (
+    "Points are means over the rows. A method has a name if no other method has a higher mean at "
+    "the same or a lower cost. The other methods are grey points."
+)
+
+# A point of the picture: cost, mean over the rows, label.
+Point = tuple[float, float, str]
+# Costs of a method in a row, by the label of the axis.
+_COSTS: dict[str, Callable[[RowResult], float | None]] = {
+    "bytes of a run": lambda row: row.num_bytes or None,
+    "seconds of a round": lambda row: row.round_seconds,
+}
+
+
+def picture(board: Leaderboard) -> Picture | None:
+    """Draw the accuracy against bytes and, if rounds were timed, against seconds.
+
+    Methods without results in all rows, or without the cost, are left out.
+
+    Returns:
+        The picture, or None if no method has a cost.
+    """
+    panels = {
+        label: points
+        for label, cost in _COSTS.items()
+        if (points := [one for entry in board.entries if (one := _point(entry, cost))])
+    }
+    if not panels:
+        return None
+    title = f"{board.table.metric.capitalize()} against costs"
+    with canvas.use_style():
+        figure = canvas.figure(_WIDTH, _HEIGHT)
+        for at, (label, points) in enumerate(panels.items()):
+            axes = figure.add_subplot(1, len(panels), at + 1)
+            axes.set(xlabel=label, ylabel=f"{board.table.metric}, {board.table.unit}")
+            canvas.set_log_scale(axes, "x")
+            _draw(axes, points, higher_is_better=board.table.higher_is_better)
+        return canvas.render_picture("costs", title, figure, [_NOTE])
+
+
+def front(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
+    """Return the points that no other point beats, by ascending cost.
+
+    A point beats another if its cost is not higher, its number is not worse, and one of
+    both is better.
+    """
+    sign = 1 if higher_is_better else -1
+    found: list[Point] = []
+    for point in sorted(points, key=lambda one: (one[0], -sign * one[1])):
+        if not found or sign * point[1] > sign * found[-1][1]:
+            found.append(point)
+    return found
+
+
+def _point(entry: Entry, cost: Callable[[RowResult], float | None]) -> Point | None:
+    if entry.aggregate is None:
+        return None
+    costs = [None if row is None else cost(row) for row in entry.rows]
+    known = [value for value in costs if value is not None]
+    if len(known) < len(costs):
+        return None
+    return statistics.fmean(known), entry.aggregate.mean.value, entry.label
+
+
+def _draw(axes: Axes, points: Sequence[Point], *, higher_is_better: bool) -> None:
+    best = front(points, higher_is_better=higher_is_better)
+    for cost, number, label in points:
+        named = (cost, number, label) in best
+        colour = canvas.COLOURS["blue" if named else "grey"]
+        axes.plot(cost, number, "o", markersize=5, color=colour, zorder=3 if named else 2)
+    axes.plot(*zip(*[one[:2] for one in best], strict=True), color=canvas.FAINT, zorder=1)
+    for cost, number, label in best:
+        axes.annotate(
+            canvas.plot_label(label),
+            (cost, number),
+            xytext=(4, 4),
+            textcoords="offset points",
+            fontsize=8,
+            color=canvas.INK,
+        )
+    axes.margins(x=0.25, y=0.1)

@@ -1,0 +1,287 @@
+"""The pages of the leaderboards.
+
+The first page says what was found and how methods are compared. Each leaderboard has a
+page with sortable tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from fedexp.analysis.leaderboard import Entry, Leaderboard, leaderboard, row_text
+from fedexp.analysis.leaderboard_picture import picture
+from fedexp.site import methods, traffic
+from fedexp.site.page import Page
+from fedexp.site.results import figure, image_files, site_environment
+from fedexp.tables import record
+from fedexp.tables.cells import planned_cells
+from fedexp.tables.load import load_table, table_names
+from fedexp.tables.record import TableRecord
+from fedexp.tables.report import layout
+from fedexp.tables.report.report import Picture
+from fedexp.tables.schema import Table
+from fedexp.tracking.terminal import size_text
+from fedexp.tuning.tuned_files import Tuning, load_tuning
+
+# Folder of the records of runs that were made for their times only. It is beside the
+# leaderboards' records.
+_TIMING = "timing"
+# Largest number of methods that a sentence names.
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A leaderboard and what its page shows besides.
+
+    Args:
+        table: The table.
+        board: The leaderboard. None: there are no runs.
+        tunings: How the coefficients of the columns were chosen.
+        needs: What each column's method needs, by the column's key.
+        costs: The picture of accuracies and costs, None if no costs are known.
+        command: Command that executes the runs.
+    """
+
+    table: Table
+    board: Leaderboard | None
+    tunings: Sequence[Tuning]
+    needs: Mapping[str, Sequence[str]]
+    costs: Picture | None
+    command: str
+
+    @property
+    def page(self) -> str:
+        """Name of the page without folder and suffix."""
+        return self.table.name.rpartition("/")[2]
+
+
+def read(folder: Path) -> list[Shown]:
+    """Read the leaderboards.
+
+    Args:
+        folder: Folder of the records. The record of a leaderboard is in
+            ``<folder>/<table>``, and that of its timing in
+            ``<folder>/leaderboard/timing/<table>``.
+    """
+    found = []
+    for name in sorted(table_names()):
+        table = load_table(name)
+        if not table.equal_tuning:
+            continue
+        made = _board(table, folder)
+        entries = () if made is None else made.entries
+        found.append(
+            Shown(
+                table,
+                made,
+                [load_tuning(tuning) for tuning in table.equal_tuning],
+                {entry.column: _needs(entry.method) for entry in entries if entry.method},
+                None if made is None else picture(made),
+                f"fedexp-table run {name}",
+            )
+        )
+    return found
+
+
+def _board(table: Table, folder: Path) -> Leaderboard | None:
+    own, timing = folder / table.name, folder / Path(table.name).parent / _TIMING
+    if not (own / record.ABOUT).is_file():
+        return None
+    kept = timing / Path(table.name).name
+    timed = record.read(table, kept) if (kept / record.ABOUT).is_file() else None
+    found: TableRecord = record.read(table, own)
+    return leaderboard(table, planned_cells(table, found.variant), found, timed)
+
+
+def _needs(method: str) -> list[str]:
+    preset = next(one for one in methods.presets() if one.name == method)
+    return methods.needs(preset, traffic.first_step(preset.experiment))
+
+
+def pages(shown: Sequence[Shown], *, with_methods: bool) -> list[Page]:
+    """Return the first page, and one page per leaderboard that was run.
+
+    Args:
+        shown: The leaderboards.
+        with_methods: Whether the site has pages of the methods, to which names link.
+    """
+    made = [
+        Page("leaderboards/index.md", "Leaderboards", _rendered("leaderboards.md", shown=shown))
+    ]
+    for one in shown:
+        if one.board is not None:
+            text = _rendered("leaderboard.md", one=one, board=one.board, with_methods=with_methods)
+            made.append(Page(f"leaderboards/{one.page}.md", one.page.replace("_", " "), text))
+    return made
+
+
+def files_of(shown: Sequence[Shown]) -> Iterator[tuple[str, bytes]]:
+    """Yield the path and content of each picture that the pages show."""
+    for one in shown:
+        if one.costs is not None:
+            for ending, data in image_files(one.costs).items():
+                yield f"leaderboards/{one.page}/{one.costs.name}{ending}", data
+
+
+# --- sentences
+
+
+def finding(board: Leaderboard) -> str:
+    """Return in plain words what a leaderboard found, with intervals."""
+    ranked = [entry for entry in board.entries if entry.aggregate is not None]
+    if len(ranked) < 2:
+        return "Fewer than two methods have results in all rows."
+
+    best, reference = ranked[0], board.reference
+    seeds = max((row.n for entry in ranked for row in entry.rows if row), default=0)
+    parts = [
+        f"{len(ranked)} methods were compared in {len(board.rows)} settings with {seeds} seeds "
+        f"each. {best.label} has the best average rank, {_rank(best)}: its mean over the settings "
+        f"is {_mean(board, best)}."
+    ]
+    if reference.aggregate is None:
+        return parts[0]
+    if best is not reference:
+        parts.append(
+            f"{reference.label} has rank {_rank(reference)} and {_mean(board, reference)}."
+        )
+
+    above, below, open_ = (
+        [entry for entry in ranked if entry.difference and _side(board, entry) == side]
+        for side in ("better", "worse", "undecided")
+    )
+    parts.append(
+        f"By a paired t-test over seeds, adjusted for the number of methods, "
+        f"{_named(above, board)} better than {reference.label}, and {_named(below, board)} worse."
+    )
+    if open_:
+        parts.append(f"For the other {len(open_)}, the difference is not significant.")
+    return " ".join(parts)
+
+
+def _side(board: Leaderboard, entry: Entry) -> str:
+    """Return whether a method is better or worse than the reference, or undecided."""
+    found = entry.difference
+    assert found is not None
+    verdict = found.verdict.removeprefix(f"{found.b} ")
+    if verdict not in ("higher", "lower"):
+        return "undecided"
+    return "better" if (verdict == "higher") == board.table.higher_is_better else "worse"
+
+
+def _named(entries: Sequence[Entry], board: Leaderboard) -> str:
+    """Return the names of methods, each with its difference from the reference."""
+    if not entries:
+        return "no method is"
+    verb = "is" if len(entries) == 1 else "are"
+    if len(entries) > _FEW:
+        return f"{len(entries)} methods {verb}"
+    texts = [f"{entry.label} ({difference(board, entry)})" for entry in entries]
+    return f"{', '.join(texts[:-1])} and {texts[-1]} are" if texts[1:] else f"{texts[0]} is"
+
+
+def difference(board: Leaderboard, entry: Entry) -> str:
+    """Return the difference of a method from the reference, with its interval."""
+    found = entry.difference
+    if found is None or found.difference is None:
+        return ""
+    places = _places(board)
+    text = layout.signed(found.difference, places)
+    if found.interval is not None:
+        low, high = (layout.signed(end, places) for end in found.interval)
+        text = f"{text}, {low} to {high}"
+    return layout.minus(text)
+
+
+def _mean(board: Leaderboard, entry: Entry) -> str:
+    assert entry.aggregate is not None
+    mean, places = entry.aggregate.mean, _places(board)
+    low, value, high = (layout.number(x, places) for x in (mean.low, mean.value, mean.high))
+    return layout.minus(f"{value} {_unit(board)} (95 % interval {low} to {high})")
+
+
+def _rank(entry: Entry) -> str:
+    assert entry.aggregate is not None
+    return f"{entry.aggregate.rank:.1f}"
+
+
+def _places(board: Leaderboard) -> int:
+    return 2 if board.table.unit == "percent" else 4
+
+
+def _unit(board: Leaderboard) -> str:
+    return "%" if board.table.unit == "percent" else board.table.unit
+
+
+def rounds_text(value: float | None) -> str:
+    """Return a number of rounds, which is infinite if the target was not reached."""
+    if value is None:
+        return ""
+    return "not reached" if math.isinf(value) else f"{value:.0f}"
+
+
+def bytes_text(value: float | None) -> str:
+    """Return a number of bytes, which is infinite if the target was not reached."""
+    if value is None:
+        return ""
+    return "not reached" if math.isinf(value) else size_text(value)
+
+
+def seconds_text(value: float | None) -> str:
+    """Return seconds with three significant digits, "" for None."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def mean_over_rows(entry: Entry, name: str) -> float | None:
+    """Return the mean over the rows of a field of `RowResult`.
+
+    Returns:
+        The mean, or None if a row does not have the field.
+    """
+    values = [None if row is None else getattr(row, name) for row in entry.rows]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def points(tuning: Tuning) -> int:
+    """Return the number of points that a method tries. All methods have as many."""
+    sweeps = next(iter(tuning.sweeps.values()))
+    return sum(len(sweep.points) for sweep in sweeps)
+
+
+def _rendered(name: str, **values: Any) -> str:
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = site_environment()
+    environment.globals |= {
+        "finding": finding,
+        "figure": lambda one: Markup(figure(one.costs, one.page)),
+        "difference": difference,
+        "row_text": row_text,
+        "rounds_text": rounds_text,
+        "bytes_text": bytes_text,
+        "seconds_text": seconds_text,
+        "mean": mean_over_rows,
+        "points": points,
+        "has_target": lambda board: any(
+            row is not None and row.rounds_to_target is not None
+            for entry in board.entries
+            for row in entry.rows
+        ),
+        "places": _places,
+        "unit": _unit,
+        "number": lambda value, places: layout.minus(layout.number(value, places)),
+    }
+    return environment

@@ -1,0 +1,189 @@
+"""Tests of leaderboards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.stats import ttest_rel
+
+from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, to_csv
+from fedexp.analysis.leaderboard_picture import front, picture
+from fedexp.site import leaderboards
+from fedexp.site.leaderboards import Shown, finding
+from fedexp.tables.cells import Job, PlannedCell
+from fedexp.tables.record import RunRecord, TableRecord, run_key
+from fedexp.tables.schema import Column, Table
+
+ROWS = ({"alpha": 0.1}, {"alpha": 0.5})
+# Accuracies of each column: one list per row, one number per seed.
+VALUES = {
+    "fedavg": ([60.0, 61.0, 62.0], [80.0, 81.0, 82.0]),
+    "better": ([63.0, 64.1, 65.0], [83.0, 84.0, 85.0]),
+    "mixed": ([66.0, 60.0, 61.0], [79.0, 83.0, 80.0]),
+}
+# Bytes per round, and the first rounds that reach the target.
+BYTES = {"fedavg": 100, "better": 300, "mixed": 100}
+REACHED = {"fedavg": [4, 5, 9], "better": [2, 3, 3], "mixed": [8, math.inf, math.inf]}
+ROUNDS = 10
+
+
+def made(
+    values: dict[str, Sequence[Sequence[float | None]]],
+    *,
+    timing: bool = False,
+    reached: dict[str, list[float]] = REACHED,
+) -> Leaderboard:
+    table = Table(
+        title="All methods",
+        paper="none",
+        source="leaderboard",
+        metric="test accuracy",
+        unit="percent",
+        higher_is_better=True,
+        keys=("alpha",),
+        methods=tuple(Column(key, key.capitalize(), ()) for key in values),
+        conditions={"alpha": "partition.alpha={alpha}"},
+        grids=({"alpha": [0.1, 0.5]},),
+        seeds=(0, 1, 2),
+        name="leaderboard/small",
+    )
+    cells, runs = [], {}
+    for column, rows in values.items():
+        for conditions, numbers in zip(ROWS, rows, strict=True):
+            jobs = [Job(seed, {}, (), (column, str(seed))) for seed in range(len(numbers))]
+            cells.append(PlannedCell(dict(conditions), column, tuple(jobs)))
+            for job, number, first in zip(jobs, numbers, reached[column], strict=True):
+                runs[run_key(table, cells[-1], job)] = RunRecord(
+                    dict(conditions),
+                    column,
+                    job.seed,
+                    f"seed={job.seed}",
+                    value=number,
+                    status="missing" if number is None else "done",
+                    run=f"runs/{column}-{conditions['alpha']}-{job.seed}",
+                    choice="fedavg",
+                    rounds=ROUNDS,
+                    bytes_up=ROUNDS * BYTES[column] // 2,
+                    bytes_down=ROUNDS * BYTES[column] // 2,
+                    phases={"train": 20.0, "aggregate": 5.0, "evaluate": 9.0},
+                    parts={WORST_TENTH: 0.4},
+                    rounds_to={"0.5": first},
+                )
+    found = TableRecord("full", {}, None, [], "", runs)
+    table = replace(table, headline=replace(table.headline, scale=100))
+    return leaderboard(table, cells, found, found if timing else None)
+
+
+def test_methods_are_sorted_by_rank_and_compared_with_the_first_column() -> None:
+    board = made(VALUES)
+    assert [entry.column for entry in board.entries] == ["better", "fedavg", "mixed"]
+    assert board.reference.column == "fedavg"
+    assert board.reference.difference is None
+
+    by_seed = {
+        column: [statistics.fmean(pair) for pair in zip(*rows, strict=True)]
+        for column, rows in VALUES.items()
+    }
+    for column, other in (("better", "mixed"), ("mixed", "better")):
+        entry = next(entry for entry in board.entries if entry.column == column)
+        tests = {name: ttest_rel(by_seed[name], by_seed["fedavg"]) for name in (column, other)}
+        low, high = tests[column].confidence_interval()
+        mean = statistics.fmean(by_seed[column]) - statistics.fmean(by_seed["fedavg"])
+        found = entry.difference
+        assert found is not None and found.interval is not None and found.p is not None
+        assert found.difference == pytest.approx(mean)
+        assert found.interval == pytest.approx((low, high))
+        # Holm: the smaller of two p values is doubled.
+        smaller = tests[column].pvalue < tests[other].pvalue
+        expected = tests[column].pvalue * (2 if smaller else 1)
+        assert found.p == pytest.approx(max(expected, 2 * min(t.pvalue for t in tests.values())))
+
+
+def test_target_is_the_median_and_half_of_the_runs_must_reach_it() -> None:
+    board = made(VALUES)
+    found = {entry.column: entry.rows[0] for entry in board.entries}
+    rounds = {column: row.rounds_to_target for column, row in found.items() if row}
+    assert rounds == {"fedavg": 5, "better": 3, "mixed": math.inf}
+    sent = {column: row.bytes_to_target for column, row in found.items() if row}
+    assert sent == {"fedavg": 500, "better": 900, "mixed": math.inf}
+
+
+def test_target_that_half_of_the_runs_reach_is_not_reached() -> None:
+    values = {column: [row[:2] for row in rows] for column, rows in VALUES.items()}
+    board = made(values, reached={"fedavg": [4, 5], "better": [3, math.inf], "mixed": [2, 2]})
+    rows = {entry.column: entry.rows[0] for entry in board.entries}
+    rounds = {column: row.rounds_to_target for column, row in rows.items() if row}
+    assert rounds == {"fedavg": 5, "better": math.inf, "mixed": 2}
+
+
+def test_numbers_of_a_row_are_in_the_units_of_the_table() -> None:
+    row = made(VALUES, timing=True).reference.rows[0]
+    assert row is not None
+    assert (row.n, row.mean, row.num_bytes) == (3, pytest.approx(61.0), 1000)
+    assert row.worst_tenth == pytest.approx(40.0)
+    # A round without its evaluation: (20 + 5) / 10
+    assert (row.round_seconds, row.server_seconds) == (pytest.approx(2.5), pytest.approx(0.5))
+    untimed = made(VALUES).reference.rows[0]
+    assert untimed is not None and untimed.round_seconds is None
+
+
+@pytest.mark.parametrize("number", [None, math.inf, math.nan])
+def test_method_without_a_number_in_a_row_has_no_rank(number: float | None) -> None:
+    board = made(VALUES | {"better": ([63.0, number, 65.0], VALUES["better"][1])})
+    last = board.entries[-1]
+    assert (last.column, last.aggregate, last.difference) == ("better", None, None)
+    assert last.rows[0] is None and last.rows[1] is not None
+    assert board.aggregates is not None
+    assert {one.column for one in board.aggregates.columns} == {"fedavg", "mixed"}
+
+
+def test_csv_has_one_line_per_method_and_row() -> None:
+    board = made(VALUES)
+    lines = list(csv.DictReader(io.StringIO(to_csv([board]))))
+    assert len(lines) == len(VALUES) * len(ROWS)
+    (line,) = (one for one in lines if one["method"] == "mixed" and one["row"] == "alpha=0.5")
+    assert float(line["mean"]) == pytest.approx(statistics.fmean(VALUES["mixed"][1]))
+    assert line["rounds_to_target"] == "inf"
+    (one,) = {line["rank"] for line in lines if line["method"] == "better"}
+    assert float(one) == 1.0
+
+
+def test_finding_names_the_methods_that_differ_significantly() -> None:
+    text = finding(made(VALUES))
+    assert text.startswith("3 methods were compared in 2 settings with 3 seeds each. Better has")
+    assert "Better (+3.02, " in text and "is better than Fedavg, and no method is worse" in text
+    assert text.endswith("For the other 1, the difference is not significant.")
+
+
+def test_front_has_the_points_that_no_other_beats() -> None:
+    points = [(1.0, 5.0, "a"), (2.0, 4.0, "dear"), (2.0, 7.0, "b"), (1.0, 3.0, "poor")]
+    assert [label for *_, label in front(points, higher_is_better=True)] == ["a", "b"]
+    assert [label for *_, label in front(points, higher_is_better=False)] == ["poor"]
+
+
+def test_pages_show_all_methods_and_their_picture() -> None:
+    board = made(VALUES, timing=True)
+    shown = Shown(board.table, board, [], {"better": ["server data"]}, picture(board), "command")
+    first, page = leaderboards.pages([shown], with_methods=False)
+    assert finding(board) in first.text and finding(board) in page.text
+    for column in VALUES:
+        assert column.capitalize() in page.text
+    assert "server data" in page.text and "not reached" in page.text
+    assert "methods/fedavg.html" not in page.text
+    names = dict(leaderboards.files_of([shown]))
+    assert [*names] == ["leaderboards/small/costs.svg", "leaderboards/small/costs-dark.svg"]
+
+
+def test_a_leaderboard_that_was_not_run_is_listed_with_its_commands() -> None:
+    read = leaderboards.read(Path("no records"))
+    assert {one.table.name for one in read} == {"leaderboard/many_rounds", "leaderboard/one_shot"}
+    (first,) = leaderboards.pages(read, with_methods=True)
+    assert "fedexp-table run leaderboard/one_shot" in first.text
+    assert "fedexp-tune many_rounds_pathological" in first.text
