@@ -25,7 +25,7 @@ from fedexp.tables import record
 from fedexp.tables.cells import planned_cells
 from fedexp.tables.load import load_table, table_names
 from fedexp.tables.record import TableRecord
-from fedexp.tables.report import layout
+from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Picture
 from fedexp.tables.schema import Table
 from fedexp.tracking.terminal import size_text
@@ -46,7 +46,7 @@ class Shown:
         table: The table.
         board: The leaderboard. None: there are no runs.
         tunings: How the coefficients of the columns were chosen.
-        needs: What each column's method needs, by the column's key.
+        needs: What each column's method needs and FedAvg does not, by the column's key.
         costs: The picture of accuracies and costs, None if no costs are known.
         command: Command that executes the runs.
     """
@@ -103,8 +103,10 @@ def _board(table: Table, folder: Path) -> Leaderboard | None:
 
 
 def _needs(method: str) -> list[str]:
+    """Return what a method needs and FedAvg does not."""
     preset = next(one for one in methods.presets() if one.name == method)
-    return methods.needs(preset, traffic.first_step(preset.experiment))
+    found = methods.needs(preset, traffic.first_step(preset.experiment))
+    return [need for need in found if need != "same architecture"]
 
 
 def pages(shown: Sequence[Shown], *, with_methods: bool) -> list[Page]:
@@ -144,12 +146,13 @@ def finding(board: Leaderboard) -> str:
     best, reference = ranked[0], board.reference
     seeds = max((row.n for entry in ranked for row in entry.rows if row), default=0)
     parts = [
-        f"{len(ranked)} methods were compared in {len(board.rows)} settings with {seeds} seeds "
-        f"each. {best.label} has the best average rank, {_rank(best)}: its mean over the settings "
-        f"is {_mean(board, best)}."
+        f"{len(ranked)} methods were compared in {texts.count(len(board.rows), 'setting')} with "
+        f"{texts.count(seeds, 'seed')} each.",
+        f"{best.label} has the best average rank, {_rank(best)}: its mean over the settings is "
+        f"{_mean(board, best)}.",
     ]
     if reference.aggregate is None:
-        return parts[0]
+        return " ".join(parts)
     if best is not reference:
         parts.append(
             f"{reference.label} has rank {_rank(reference)} and {_mean(board, reference)}."
@@ -185,8 +188,8 @@ def _named(entries: Sequence[Entry], board: Leaderboard) -> str:
     verb = "is" if len(entries) == 1 else "are"
     if len(entries) > _FEW:
         return f"{len(entries)} methods {verb}"
-    texts = [f"{entry.label} ({difference(board, entry)})" for entry in entries]
-    return f"{', '.join(texts[:-1])} and {texts[-1]} are" if texts[1:] else f"{texts[0]} is"
+    named = [f"{entry.label} ({difference(board, entry)})" for entry in entries]
+    return f"{', '.join(named[:-1])} and {named[-1]} are" if named[1:] else f"{named[0]} is"
 
 
 def difference(board: Leaderboard, entry: Entry) -> str:
