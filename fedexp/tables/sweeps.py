@@ -231,12 +231,14 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
             points = [_rounded(setting[sweep.over] * factor) for factor in sweep.points]
         tried: list[int | float] = []
         values: list[float | None] = []
+        commits: set[str] = set()
         while points:
             runs = [_point_runs(plan, method, {**setting, sweep.over: one}) for one in points]
             measured = measure(runs)
             if measured is None:
                 return None
             tried, values = [*tried, *points], [*values, *measured]
+            commits |= _commits(runs)
             points = _beyond(tried, values, left)
             left -= len(points)
 
@@ -247,7 +249,9 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
         if done and (best is None or max(done) > best):
             best = max(done)
             chosen = setting[sweep.over] = tried[values.index(best)]
-        found.append(Swept(sweep.over, tuple(tried), tuple(values), chosen))
+        found.append(
+            Swept(sweep.over, tuple(tried), tuple(values), chosen, tuple(sorted(commits)))
+        )
     return tuple(found)
 
 
@@ -333,6 +337,13 @@ def _value(point: _PointRuns, by: str) -> tuple[float | None, str | None]:
         values.append(read_path(result, by))
     mean = sum(values) / len(values)
     return (None, f"{by} is not a number") if math.isnan(mean) else (mean, None)
+
+
+def _commits(points: Sequence[_PointRuns]) -> set[str]:
+    """Return the commits of fedexp that made the runs of points."""
+    results = [read_run(config)[0] or {} for point in points for config in point.configs]
+    commits = (result.get("environment", {}).get("commit") for result in results)
+    return {commit for commit in commits if commit}
 
 
 def _edge_warnings(results: Sequence[Swept]) -> list[str]:

@@ -59,12 +59,15 @@ class Swept:
         values: The number at every point, or None if one of its runs failed.
         chosen: The best point. None: no point is better than the best point of the
             earlier sweeps of the method, which is then kept.
+        commits: Commits of fedexp that made the runs, as `git` abbreviates them. A run
+            of an installed package has none.
     """
 
     over: str
     points: tuple[int | float, ...]
     values: tuple[float | None, ...]
     chosen: int | float | None
+    commits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(
@@ -231,12 +234,14 @@ def file_text(text: str, results: Mapping[str, tuple[Swept, ...]]) -> str:
 def _flow(swept: Swept) -> str:
     """Return the results of a sweep as YAML on one line."""
     values = [None if value is None else round(value, 4) for value in swept.values]
-    node = {
+    node: dict[str, Any] = {
         "over": swept.over,
         "points": [*swept.points],
         "values": values,
         "chosen": swept.chosen,
     }
+    if swept.commits:
+        node["commits"] = [*swept.commits]
     # YAML would read Python's 1e-05 as text, so numbers are formatted by YAML.
     text: str = yaml.safe_dump(node, default_flow_style=True, sort_keys=False, width=math.inf)
     return text.strip()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Table
 from fedexp.tables.sweeps import sweep_overrides
-from fedexp.tuning.tuned_files import MARK, Swept, file_text, load_tuning, tuned_files
+from fedexp.tuning.tuned_files import MARK, Swept, Tuning, file_text, load_tuning, tuned_files
 from tests.tables.test_schema import TINY
 
 QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
@@ -49,6 +50,8 @@ TABLE = {**TINY, "reference": [], "tuned": "mine"} | {
     ],
     "reduced": {"what": "less", "grids": [{"clients": 2, "start": "same", "beta": 1}]},
 }
+COMMIT = "1234abcd"
+ROOT = Path(__file__).resolve().parents[2]
 POINTS = [0.1, 0.2, 0.4]
 TUNING: dict[str, Any] = {
     "table": "my/tiny",
@@ -61,7 +64,7 @@ TUNING: dict[str, Any] = {
 }
 
 
-FOUND = Swept("local.lr", (0.1, 0.2, 0.4), (0.4, 0.5, None), 0.2)
+FOUND = Swept("local.lr", (0.1, 0.2, 0.4), (0.4, 0.5, None), 0.2, (COMMIT,))
 
 
 def result(
@@ -128,7 +131,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 folder.set_status("failed", error="client 3 diverged")
                 continue
             value = 0.5 - abs(lr_of(config) - 0.2)
-            result = {"metrics": {"val/local/acc_mean": value}, "hashes": folder.hashes}
+            result = {
+                "metrics": {"val/local/acc_mean": value},
+                "hashes": folder.hashes,
+                "environment": {"commit": COMMIT},
+            }
             write_json(folder.path / "result.json", {"status": "done", **result}, seal=True)
         return 0
 
@@ -223,7 +230,7 @@ def test_tune_of_a_built_in_name_writes_the_working_directory(
     assert run_command(["mine", "momentum"]) == 0
     assert written.read_text().startswith("# by the user\n")
     assert load_tuning("mine").results["momentum"] == (
-        Swept("local.lr", (0.1, 0.2), (0.4, 0.5), 0.2),
+        Swept("local.lr", (0.1, 0.2), (0.4, 0.5), 0.2, (COMMIT,)),
     )
 
 
@@ -512,6 +519,69 @@ def test_small_numbers_are_read_back_as_numbers() -> None:
     found = Swept("local.lr", (1e-05, 1e-04), (0.5, None), 1e-05)
     (read,) = yaml.safe_load(file_text("", {"one": (found,)}))["results"]["one"]
     assert read == result([1e-05, 1e-04], [0.5, None], 1e-05)
+
+
+def git(root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command, or None if it fails."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    command = ["git", "-C", str(root), *who, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout.strip()
+
+
+def changed_after_first_run(root: Path, path: str, tuning: Tuning) -> list[str]:
+    """Return the methods whose points differ from those at the commits of their runs.
+
+    Args:
+        root: A Git repository.
+        path: Path of the tuning's file in it.
+        tuning: The tuning in its present state.
+    """
+
+    def rules(text: str | None, method: str) -> list[Any]:
+        node = yaml.safe_load(text or "{}")
+        shared = [node.get(key) for key in ("cell", "seeds", "by", "overrides")]
+        return [*shared, node.get("sweeps", {}).get(method)]
+
+    now = (root / path).read_text()
+    return [
+        method
+        for method, results in tuning.results.items()
+        for commit in sorted({commit for swept in results for commit in swept.commits})
+        # A + after the commit stands for files that were not committed.
+        if commit.endswith("+")
+        or rules(git(root, "show", f"{commit}:{path}"), method) != rules(now, method)
+    ]
+
+
+def test_points_that_were_changed_after_their_first_run_are_found(mine: Path) -> None:
+    root, path = mine.parents[2], mine.relative_to(mine.parents[2]).as_posix()
+    mine.write_text(yaml.safe_dump(TUNING))
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "points"]):
+        assert git(root, *arguments) is not None
+    commit = git(root, "rev-parse", "--short=8", "HEAD")
+
+    def with_results(commit: str | None, **changes: Any) -> list[str]:
+        found = {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2) | {"commits": [commit]}]}
+        mine.write_text(yaml.safe_dump(TUNING | {"results": found} | changes))
+        return changed_after_first_run(root, path, load_tuning("mine"))
+
+    assert with_results(commit) == []
+    assert with_results(f"{commit}+") == ["local"]
+    assert with_results("0" * 8) == ["local"]
+    assert with_results(commit, seeds=[8, 9]) == ["local"]
+    (sweep,) = TUNING["sweeps"]["local"]
+    other = {**TUNING["sweeps"], "local": [{**sweep, "points": [*POINTS[:-1], 0.6]}]}
+    found = {"local": [result([*POINTS[:-1], 0.6], [0.3, 0.6, 0.5], 0.2) | {"commits": [commit]}]}
+    assert with_results(commit, sweeps=other, results=found) == ["local"]
+
+
+@pytest.mark.parametrize("name", list(tuned_files()))
+def test_points_were_committed_before_their_first_run(name: str) -> None:
+    path = f"conf/tuned/{name}.yaml"
+    if git(ROOT, "rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("the checkout does not have the commits of the runs")
+    assert changed_after_first_run(ROOT, path, load_tuning(name)) == []
 
 
 EQUAL = {
