@@ -164,7 +164,8 @@ def read_tensor(file: Any, key: str) -> Tensor:
     """Return a tensor of an open file, in memory that is aligned as torch aligns it.
 
     The bits of a matrix product depend on the alignment of its factors on some
-    processors. A tensor that was stored must give the same bits as the original.
+    processors. With the same alignment, a tensor that was stored gives the same results
+    as the original.
     """
     value: Tensor = file.get_tensor(key)
     return value if value.data_ptr() % _ALIGN == 0 else value.clone()
