@@ -64,6 +64,10 @@ _KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("Averaging: local training, weights and the server's step", (Averaging,)),
 )
 
+# Values of keys of an aggregator in `Method.small`: numbers of optimizer steps, and the
+# width of the generator. They do not change the names of the logged metrics.
+_SHORT = {"T_G": 1, "N_inv": 1, "iterations": 1, "ngf": 4}
+
 # Explanations of what a part of a method may declare as its needs.
 NEEDS = {
     "proxy": "data on the server: `proxy.source`",
@@ -118,8 +122,8 @@ class Method:
         config: The resolved config of a run with this preset.
         settings: The values that are set by the preset and its parts, by dotted key.
         experiment: The experiment with the default data set and model.
-        small: The same experiment, with the limits of ``debug=smoke``. The server takes
-            one step.
+        small: The same experiment, with the limits of ``debug=smoke`` and other limits
+            on the server's training.
     """
 
     name: str
@@ -280,7 +284,9 @@ def _method(path: Path, base: ResolvedConfig, small: ResolvedConfig) -> Method:
     own = {key: config[key] for key in read_yaml(path) if key in config.values and key != "method"}
     settings = flat(own | {group: config[group] for group in _PARTS})
     choices = {group: config.choices[group] for group in _PARTS}
-    experiments = [Experiment.of(config), Experiment.of(composed(path, small))]
+    short = composed(path, small)
+    short["aggregator"].update((key, _SHORT[key]) for key in _SHORT if key in short["aggregator"])
+    experiments = [Experiment.of(config), Experiment.of(short)]
     return Method(path.stem, choices, config, settings, *experiments)
 
 

@@ -249,9 +249,7 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
         if done and (best is None or max(done) > best):
             best = max(done)
             chosen = setting[sweep.over] = tried[values.index(best)]
-        found.append(
-            Swept(sweep.over, tuple(tried), tuple(values), chosen, tuple(sorted(commits)))
-        )
+        found.append(Swept(sweep.over, tuple(tried), tuple(values), chosen, tuple(sorted(commits))))
     return tuple(found)
 
 
