@@ -151,7 +151,7 @@ def _tests(table: RunsTable) -> Block:
         for place, c in table.comparisons
     )
     tests = sum(c.p is not None for _, c in table.comparisons)
-    several = f"; p by Holm for {tests} tests, intervals each by itself" if tests > 1 else ""
+    several = f"; p adjusted for {tests} tests (Holm), intervals not adjusted" if tests > 1 else ""
     head = (*keys, "pair", "difference", "95 %", "p", "common seeds", "verdict")
     right = frozenset((len(keys) + 1, len(keys) + 3))
     remarks = (f"paired t-tests, two-sided{several}",) if tests else ()

@@ -17,6 +17,11 @@ from fedexp.tables.seeds import Seeds
 # For a key, all keys that change together with it. A method's preset chooses the
 # method's parts, so these keys change with ``method``.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
+# Keys that are named first if runs differ in them. The method sets many other keys.
+# The trials of ``fedexp-tune`` differ from all other runs in ``eval.held_out``.
+_FIRST = ("method", "eval.held_out")
+# Largest number of names in a message.
+_SHOWN = 4
 
 
 def finished(runs: Iterable[StoredRun]) -> list[StoredRun]:
@@ -81,11 +86,10 @@ def differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> di
             always left out.
 
     Returns:
-        For each of these keys, its different values. ``method`` is the first key if it
-        is one of them, because many other keys depend on it.
+        For each of these keys, its different values. The keys of `_FIRST` come first.
     """
     sides = [dict(dotted_items(scientific(run.resolved_config))) for run in runs]
-    keys = dict.fromkeys(key for side in sides for key in ("method", *side))
+    keys = dict.fromkeys(key for side in sides for key in (*_FIRST, *side))
     values = {
         key: sorted({text_of(side.get(key, ABSENT)) for side in sides}, key=sort_key)
         for key in keys
@@ -98,6 +102,13 @@ def differing_keys(runs: Sequence[StoredRun], implied: Sequence[str] = ()) -> di
         and key not in SEEDS
         and not any(key == one or key.startswith(f"{one}.") for one in implied)
     }
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as text. If there are more than four, the others are counted."""
+    every = list(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more
 
 
 def sort_key(text: str) -> tuple[int, float, str]:

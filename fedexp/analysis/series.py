@@ -20,6 +20,7 @@ from fedexp.analysis.groups import (
     differing_keys,
     finished,
     implied_keys,
+    listed,
     newest_by_config,
     seed_text,
     seeds_of,
@@ -49,7 +50,7 @@ PROGRESS: Mapping[str, str] = {
     "seconds": "total/seconds",
     "local_steps": "total/local_steps",
 }
-# Largest number of keys, values or runs in one message.
+# If more keys than this differ, a message suggests the nodes that contain them.
 _SHOWN = 4
 
 Labels = tuple[str, ...]
@@ -260,9 +261,9 @@ def _refuse_other_differences(groups: Mapping[_Place, list[StoredRun]], spec: Pl
             first, texts = next(iter(differing.items()))
             everyone = [run for found in groups.values() for run in found]
             raise ConfigError(
-                f"runs of one series differ in more than their seeds: {_listed(differing)}",
+                f"runs of one series differ in more than their seeds: {listed(differing)}",
                 where=_name(spec, place),
-                got=f"{first}: {', '.join(texts[:_SHOWN])}",
+                got=f"{first}: {listed(texts)}",
                 do=f"add a condition ({_condition(first, texts, everyone)}), "
                 f"or by={','.join([*spec.by, first])}",
             )
@@ -273,9 +274,9 @@ def _refuse_other_differences(groups: Mapping[_Place, list[StoredRun]], spec: Pl
         first, texts = next(iter(differing.items()))
         nodes = differing if len(differing) <= _SHOWN else {key.split(".")[0] for key in differing}
         raise ConfigError(
-            f"the series differ in more than {', '.join(spec.keys)}: {_listed(differing)}",
+            f"the series differ in more than {', '.join(spec.keys)}: {listed(differing)}",
             expected="runs that are equal in all keys that the picture does not show",
-            got=f"{first}: {', '.join(texts[:_SHOWN])}",
+            got=f"{first}: {listed(texts)}",
             do=f"add a condition ({_condition(first, texts, firsts)}), show the key "
             f"(cols={first}), or allow the difference (--allow {','.join(sorted(nodes))})",
         )
@@ -290,12 +291,6 @@ def _condition(key: str, values: Sequence[str], runs: Iterable[StoredRun]) -> st
     if all(value_of(run, key) is not ABSENT for run in runs) or not others:
         return f"{key}={values[0]}"
     return f"{key}!={','.join(others)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more
 
 
 def _metric(runs: Sequence[StoredRun], spec: PlotSpec) -> str:
@@ -422,6 +417,6 @@ def _missing(runs: Sequence[StoredRun], spec: PlotSpec) -> list[str]:
         if len(absent) == len(seeds) and set(absent.values()) == {"not run"}:
             found.append(f"missing: {_name(spec, place)}: no run")
         elif absent:
-            listed = ", ".join(f"seed {seed} ({state})" for seed, state in absent.items())
-            found.append(f"missing: {_name(spec, place)}: {listed}")
+            missing = ", ".join(f"seed {seed} ({state})" for seed, state in absent.items())
+            found.append(f"missing: {_name(spec, place)}: {missing}")
     return found

@@ -14,6 +14,7 @@ from fedexp.analysis.groups import (
     differing_keys,
     finished,
     implied_keys,
+    listed,
     newest_by_config,
     seeds_of,
     shown_value,
@@ -23,9 +24,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
-
-# Largest number of keys or values in one message.
-_SHOWN = 4
 
 # A cell of the table: the values of the row keys, and the value of the column key.
 Cell = tuple[tuple[str, ...], str]
@@ -153,9 +151,9 @@ def _values_by_seed(cell: Cell, runs: Sequence[StoredRun], spec: TableSpec) -> d
         keys, texts = (*spec.rows, spec.cols), (*cell[0], cell[1])
         first, found = next(iter(differing.items()))
         raise ConfigError(
-            f"runs of one cell differ in more than their seeds: {', '.join([*differing][:_SHOWN])}",
+            f"runs of one cell differ in more than their seeds: {listed(differing)}",
             where=" ".join(f"{key}={text}" for key, text in zip(keys, texts, strict=True)),
-            got=f"{first}: {', '.join(found[:_SHOWN])}",
+            got=f"{first}: {listed(found)}",
             do=f"add a condition ({first}={found[0]}), or rows={','.join([*spec.rows, first])}",
         )
 
@@ -228,6 +226,5 @@ def _notes(
     implied = implied_keys([*spec.rows, spec.cols])
     differing = [*differing_keys([members[0] for members in cells.values()], implied)]
     if differing:
-        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        notes.append(f"note: cells differ also in {', '.join(differing[:_SHOWN])}{more}")
+        notes.append(f"note: cells differ also in {listed(differing)}")
     return notes

@@ -80,6 +80,15 @@ def _parse_arguments(arguments: Sequence[str], aggregate: bool) -> tuple[TableSp
             do="e.g. fedexp-runs table rows=partition.alpha cols=method",
         )
 
+    first, *others = given["cols"].split(",")
+    if others:
+        raise ConfigError(
+            "a table has one key for its columns",
+            where="cols",
+            got=given["cols"],
+            do=f"rows={','.join([given['rows'], *others])} cols={first}",
+        )
+
     value = given.get("value", "headline")
     better = given.get("better", "lower" if "loss" in value else "higher")
     if better not in _DIRECTIONS:

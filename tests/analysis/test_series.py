@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp
 
+from fedexp.analysis.groups import listed
 from fedexp.analysis.series import PlotData, PlotSpec, mean_interval, plot_data
+from fedexp.analysis.table import TableSpec, runs_table
 from fedexp.core.errors import ConfigError
 from fedexp.storage.stored_run import find_runs
 from tests.analysis.written import ACC, write_run
@@ -160,3 +162,22 @@ def test_runs_without_times_or_with_other_headlines_are_refused(root: Path) -> N
     (folder / "timing.jsonl").unlink()
     with pytest.raises(ConfigError, match="times of a run's rounds are not stored"):
         data(root, "partition.alpha=1", x="seconds")
+
+
+def test_trials_of_a_tuning_are_told_apart_first(tmp_path: Path) -> None:
+    """Trials differ in the tuned key, too, but no value of it leaves them out."""
+    write_run(tmp_path, "fedavg", 0, [0.1, 0.2], eval__held_out=0)
+    for lr in (0.01, 0.02, 0.03, 0.06, 0.07):
+        write_run(tmp_path, "fedavg", 9, [0.1, 0.2], eval__held_out=50, local__lr=lr)
+    with pytest.raises(ConfigError) as plot:
+        data(tmp_path, y=ACC)
+    with pytest.raises(ConfigError) as table:
+        runs_table(find_runs(tmp_path), TableSpec(("partition.alpha",), "method"), ())
+    for error in (plot.value, table.value):
+        assert "their seeds: eval.held_out, local.lr" in str(error)
+        assert "add a condition (eval.held_out=0)" in str(error)
+
+
+def test_lists_in_messages_count_what_they_leave_out() -> None:
+    assert listed(["a", "b", "c", "d"]) == "a, b, c, d"
+    assert listed(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
