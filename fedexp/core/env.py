@@ -211,13 +211,13 @@ class Env(_LimitedServerWork):
 
     @property
     def lr(self) -> float:
-        """Step size of this round: ``local.lr * local.lr_decay^round``."""
+        """Step size of this round: ``local.lr`` times `LocalTraining.lr_factor`."""
         return self.local_training_this_round.lr
 
     @cached_property
     def local_training_this_round(self) -> LocalTraining:
         """The local training of this round, with its step size."""
-        return self.local_training.at_round(self.round)
+        return self.local_training.at_round(self.round, self.rounds)
 
     def at(self, round: int, step: int = 0) -> Env:
         return replace(self, round=round, step=step)

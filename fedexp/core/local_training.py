@@ -5,6 +5,7 @@ The code of the local steps is in `fedexp.core.kernel`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,7 +27,12 @@ class LocalTraining:
             Its state is reset in every round.
         lr: Step size of round 0. `at_round` returns a copy with the step size of
             another round.
-        lr_decay: Factor by which the step size is multiplied after every round.
+        lr_schedule: How the step size changes from round to round (see `lr_factor`).
+        lr_decay: Factor of the schedules ``exponential`` and ``step``. It is 1 for all
+            others.
+        lr_step: For the schedule ``step``, the number of rounds after which the step
+            size is multiplied by `lr_decay`. None for all others.
+        lr_warmup: Number of rounds in which the step size rises to `lr`.
         momentum: Coefficient of heavy-ball momentum.
         weight_decay: Coefficient of coupled weight decay, ``g + weight_decay * w``. It
             is applied after clipping.
@@ -49,6 +55,13 @@ class LocalTraining:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     max_steps: int | None = field(default=None, metadata=NOT_A_KEY)
+    # The key of the client cache is the text of a round's local training. There, the
+    # schedule is part of `lr`, so the text does not contain it.
+    lr_schedule: Literal["constant", "exponential", "cosine", "step", "linear"] = field(
+        default="exponential", repr=False
+    )
+    lr_step: int | None = field(default=None, repr=False)
+    lr_warmup: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         require(
@@ -70,7 +83,74 @@ class LocalTraining:
         for name, (holds, rule) in rules.items():
             value = list(self.betas) if name == "betas" else getattr(self, name)
             require(holds, f"local.{name} must {rule}, got {value}")
+        self._check_schedule()
 
-    def at_round(self, round: int) -> LocalTraining:
-        """Return the local training of `round` (from 0), with its step size."""
-        return replace(self, lr=self.lr * self.lr_decay**round, lr_decay=1.0)
+    def _check_schedule(self) -> None:
+        schedule = self.lr_schedule
+        require(self.lr_warmup >= 0, f"local.lr_warmup must not be negative, got {self.lr_warmup}")
+        require(
+            schedule in ("exponential", "step") or self.lr_decay == 1,
+            f"local.lr_schedule={schedule} has no factor: set local.lr_decay=1, "
+            f"got {self.lr_decay}",
+        )
+        require(
+            (schedule == "step") == (self.lr_step is not None),
+            "local.lr_schedule=step needs local.lr_step, a number of rounds"
+            if schedule == "step"
+            else f"local.lr_step={self.lr_step} needs local.lr_schedule=step, got {schedule}",
+        )
+        require(
+            self.lr_step is None or self.lr_step >= 1,
+            f"local.lr_step must be at least 1, got {self.lr_step}",
+        )
+
+    def at_round(self, round: int, rounds: int) -> LocalTraining:
+        """Return the local training of a round, with its step size.
+
+        Args:
+            round: The round, from 0.
+            rounds: Number of rounds of the run.
+        """
+        return replace(
+            self,
+            lr=self.lr * self.lr_factor(round, rounds),
+            lr_schedule="exponential",
+            lr_decay=1.0,
+            lr_step=None,
+            lr_warmup=0,
+        )
+
+    def lr_factor(self, round: int, rounds: int) -> float:
+        """Return the factor of the step size in a round.
+
+        In round t of the W rounds of the warm-up it is (t + 1) / (W + 1). After the
+        warm-up, s counts the rounds from 0, and S is the number of these rounds:
+
+        - ``constant``: 1.
+        - ``exponential``: lr_decay^s.
+        - ``step``: lr_decay^floor(s / lr_step).
+        - ``cosine``: (1 + cos(pi s / S)) / 2 (Loshchilov & Hutter, SGDR, ICLR 2017, Eq.
+          5, without restarts).
+        - ``linear``: 1 - s / S.
+
+        The last two would reach 0 in the round after the last one.
+
+        Args:
+            round: The round, from 0.
+            rounds: Number of rounds of the run.
+        """
+        if round < self.lr_warmup:
+            return (round + 1) / (self.lr_warmup + 1)
+        s, S = round - self.lr_warmup, rounds - self.lr_warmup
+        match self.lr_schedule:
+            case "constant":
+                return 1.0
+            case "exponential":
+                return self.lr_decay**s
+            case "step":
+                assert self.lr_step is not None  # __post_init__ checks it
+                return self.lr_decay ** (s // self.lr_step)
+            case "cosine":
+                return (1 + math.cos(math.pi * s / S)) / 2
+            case "linear":
+                return 1 - s / S

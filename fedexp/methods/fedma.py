@@ -301,7 +301,7 @@ class FedMA(UnitMatching):
         if self.retrain_lr is not None:
             local_training = replace(local_training, lr=self.retrain_lr)
 
-        local_training = local_training.at_round(env.round)
+        local_training = local_training.at_round(env.round, env.rounds)
         if not only_output_layer:
             return local_training
 

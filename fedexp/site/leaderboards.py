@@ -24,7 +24,6 @@ from fedexp.site.results import figure, image_files, site_environment
 from fedexp.tables import record
 from fedexp.tables.cells import planned_cells
 from fedexp.tables.load import load_table, table_names
-from fedexp.tables.record import TableRecord
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Picture
 from fedexp.tables.schema import Table
@@ -93,13 +92,13 @@ def read(folder: Path) -> list[Shown]:
 
 
 def _board(table: Table, folder: Path) -> Leaderboard | None:
-    own, timing = folder / table.name, folder / Path(table.name).parent / _TIMING
-    if not (own / record.ABOUT).is_file():
+    paper, _, name = table.name.partition("/")
+    runs, times = folder / paper / name, folder / paper / _TIMING / name
+    if not (runs / record.ABOUT).is_file():
         return None
-    kept = timing / Path(table.name).name
-    timed = record.read(table, kept) if (kept / record.ABOUT).is_file() else None
-    found: TableRecord = record.read(table, own)
-    return leaderboard(table, planned_cells(table, found.variant), found, timed)
+    found = record.read(table, runs)
+    timing = record.read(table, times) if (times / record.ABOUT).is_file() else None
+    return leaderboard(table, planned_cells(table, found.variant), found, timing)
 
 
 def _needs(method: str) -> list[str]:
