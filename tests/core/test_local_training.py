@@ -75,6 +75,9 @@ def test_local_training_of_a_round_has_no_schedule_left() -> None:
     own = local_training("step", lr_warmup=2).at_round(8, ROUNDS)
     assert own.lr == LR * DECAY
     assert own.at_round(8, ROUNDS) == own
+    rising = local_training(lr_warmup=2).at_round(1, ROUNDS)
+    assert rising.lr == LR * 2 / 3
+    assert rising.at_round(1, ROUNDS) == rising
 
 
 def test_text_is_that_of_earlier_versions() -> None:

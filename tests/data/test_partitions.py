@@ -18,6 +18,7 @@ from fedexp.data.partitions.iid import Iid
 from fedexp.data.partitions.label_groups import LabelGroups
 from fedexp.data.partitions.pathological import Pathological
 from fedexp.data.partitions.pathological_refilled import PathologicalRefilled
+from fedexp.data.partitions.quantity import Quantity
 from fedexp.data.partitions.shards import Shards
 from fedexp.running.experiment import load_data
 
@@ -128,6 +129,7 @@ SCHEMES: list[Partitioner] = [
     DirichletBlocks(alpha=0.3),
     DirichletPerClient(alpha=0.3),
     DirichletPerClient(alpha=0.001),
+    Quantity(alpha=0.5),
     Shards(shards=3),
     Pathological(classes_per_client=3),
     LabelGroups(groups=tuple((i % 10, (i + 3) % 10) for i in range(12))),
@@ -163,6 +165,68 @@ def test_the_smaller_alpha_the_further_are_clients_from_the_pool() -> None:
         counts = np.concatenate([class_counts(split, labels, 10) for split in splits])
         distances.append((np.abs(counts / counts.sum(1, keepdims=True) - pool).sum(1) / 2).mean())
     assert distances[0] > distances[1] > distances[2] > 0
+
+
+def transcribed_quantity(n: int, clients: int, alpha: float, seed: int) -> list[list[int]]:
+    """Compute the split literally from its specification."""
+    random = np.random.RandomState(seed)
+    order = random.permutation(n).tolist()
+    sizes = [0]
+    while min(sizes) < 10:
+        shares = random.dirichlet([alpha] * clients)
+        ends = [int(sum(shares[: k + 1]) * n) for k in range(clients - 1)] + [n]
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return [order[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+@pytest.mark.parametrize(("clients", "alpha", "seed"), [(5, 0.5, 0), (10, 0.5, 3), (20, 2.0, 1)])
+def test_quantity_skew_is_computed_as_specified(clients: int, alpha: float, seed: int) -> None:
+    labels = uneven_labels()
+    partition = Quantity(alpha=alpha).split(labels, 10, clients, rng(seed))
+    expected = transcribed_quantity(len(labels), clients, alpha, seed)
+    assert [partition.of(c).tolist() for c in range(clients)] == expected
+
+
+def test_sizes_of_quantity_skew_have_the_moments_of_a_dirichlet_distribution() -> None:
+    """The variance of a share is (N - 1) / (N^2 (N alpha + 1))."""
+    labels, clients, alpha = uneven_labels(100_000), 8, 3.0
+    scheme = Quantity(alpha=alpha, min_size=1, on_small="allow")
+    sizes = [scheme.split(labels, 10, clients, rng(seed)).sizes for seed in range(400)]
+    shares = np.array(sizes) / len(labels)
+    assert shares.mean(axis=0) == pytest.approx(np.full(clients, 1 / clients), abs=0.02)
+    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    assert shares.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_clients_of_quantity_skew_have_the_class_shares_of_the_pool() -> None:
+    labels = uneven_labels(60_000)
+    partition = Quantity(alpha=1.0).split(labels, 10, 10, rng(2))
+    counts, pool = class_counts(partition, labels, 10), np.bincount(labels) / len(labels)
+    expected = partition.sizes[:, None] * pool
+    # The bound is 6 standard deviations of a binomial distribution.
+    assert (abs(counts - expected) < 6 * np.sqrt(expected * (1 - pool)) + 1).all()
+    assert partition.sizes.max() > 5 * partition.sizes.min()
+
+
+@pytest.mark.parametrize("alpha", [0.01, 1e-9])
+def test_quantity_skew_without_a_draw_that_fits_is_refused(alpha: float) -> None:
+    scheme = Quantity(alpha=alpha, max_draws=20)
+    with pytest.raises(DataError, match=r"gave every client min_size=10 samples \(attempts: 20\)"):
+        scheme.split(uneven_labels(), 10, 12, rng())
+    with pytest.raises(DataError, match=r"\(attempts: 1\)"):
+        Quantity(alpha=5.0).split(uneven_labels(50), 10, 12, rng())
+
+
+def test_quantity_skew_applies_the_policy_to_its_first_draw() -> None:
+    labels, random = uneven_labels(), rng()
+    random.permutation(len(labels))
+    shares = random.dirichlet([0.01] * 12)
+    scheme = Quantity(alpha=0.01, max_draws=20, on_small="allow")
+    assert scheme.split(labels, 10, 12, rng()).sizes / 3000 == pytest.approx(shares, abs=1 / 3000)
+    repaired = Quantity(alpha=0.01, max_draws=20, on_small="repair").split(labels, 10, 12, rng())
+    assert repaired.sizes.min() == 10
+    with pytest.raises(DataError, match="gave every client"):  # no draw has sizes
+        Quantity(alpha=1e-9, max_draws=5, on_small="allow").split(labels, 10, 12, rng())
 
 
 @pytest.mark.parametrize(
