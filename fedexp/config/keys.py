@@ -417,8 +417,9 @@ class Config:
     reuse: bool
     on_running: Literal["wait", "fail"]
     on_nonfinite: Literal["raise", "skip_client"]
-    # Configs that an earlier version stored do not have this key.
+    # Configs that an earlier version stored do not have these keys.
     cudnn_benchmark: bool = False
+    client_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         require(
@@ -450,6 +451,10 @@ class Config:
                 do="set cudnn_benchmark=false, or deterministic=false",
             )
 
+        require(
+            0 <= self.client_dropout < 1,
+            f"client_dropout must be in [0, 1), got {self.client_dropout}",
+        )
         self.architectures.names(self.clients)
         per_round = self.clients_per_round
         if isinstance(per_round, int):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedexp.core.data import InputDomain, Samples
+from fedexp.core.data import POOLED, InputDomain, Samples
 from fedexp.core.errors import ConfigError
 from fedexp.core.jobs import ClientJob
 from fedexp.core.layers import Layer, layers_of
@@ -157,6 +157,7 @@ class Env(_LimitedServerWork):
         trace: Receiver of the server's intermediate models within a round. It ignores
             these models unless ``trace.every`` or ``trace.weights`` is set.
         models: The storage in which `store` puts models.
+        client_dropout: Probability with which a client drops out of a round.
         legacy: State of NumPy's legacy generator after it sampled the partition, or
             None. Methods call `after_split` instead of reading it.
     """
@@ -182,6 +183,7 @@ class Env(_LimitedServerWork):
     step: int = 0
     trace: Trace = field(default_factory=Trace)
     models: ModelStore = field(default_factory=ModelStore)
+    client_dropout: float = 0.0
     legacy: Mapping[str, Any] | None = None
 
     @property
@@ -309,4 +311,16 @@ class Env(_LimitedServerWork):
             shared=shared,
             frozen=frozen | (start.frozen & start.params.keys()),
             probes=probes,
+            drops_out=self._drops_out(client),
         )
+
+    def _drops_out(self, client: int) -> bool:
+        """Return whether `client` drops out of this round.
+
+        This depends only on the seed, the round and the client. It is therefore the
+        same for every method, and in all steps of the round.
+        """
+        if not self.client_dropout or client == POOLED:
+            return False
+        rng = numpy_generator(self.seed, "dropout", self.round, client)
+        return bool(rng.random() < self.client_dropout)

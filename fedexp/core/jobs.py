@@ -38,6 +38,8 @@ class ClientJob:
         probes: Functions of the trained model and the client's data (see `Probe`).
         trained: Whether this client has already trained `start`. If so, the job only
             runs the probes.
+        drops_out: Whether the client drops out of the round. The runner does not give
+            the job to an engine, and the job has no result.
     """
 
     client: int
@@ -53,6 +55,7 @@ class ClientJob:
     frozen: frozenset[str] = frozenset()
     probes: tuple[Probe, ...] = ()
     trained: bool = False
+    drops_out: bool = False
 
     def asking(self, weights: Weights, probes: tuple[Probe, ...]) -> ClientJob:
         """Return a job that only runs `probes`.

@@ -108,9 +108,12 @@ def run(
         states = committed(now.clients)
         env.models.keep_only(now.state)
         jobs = next_jobs(aggregator, env, now)
+        dropped = [job for job in jobs if job.drops_out]
+        jobs = [job for job in jobs if not job.drops_out]
 
         with contextlib.closing(engine.map(jobs, data)) as executed:
             stream = _Stream(jobs, executed, here, on_nonfinite, on_client, aggregator.communicates)
+            stream.drop(dropped)
             results = iter(stream)
             state, metrics = aggregator.update(now.state, results, here)
             # An aggregator may stop reading early. The results of the remaining clients
@@ -192,7 +195,7 @@ class _Stream:
         self.on_nonfinite, self.on_client, self.communicates = on_nonfinite, on_client, communicates
         self.states: dict[int, Trees] = {}
         self.seconds = self.probe_seconds = 0.0
-        self.steps = self.up = self.down = self.skipped = 0
+        self.steps = self.up = self.down = self.skipped = self.dropped = 0
         # Number of samples by metric, summed over the clients that measured the metric.
         self.examples: dict[str, int] = {}
         self.totals: Metrics = {}
@@ -223,6 +226,15 @@ class _Stream:
         if next(self.results, None) is not None:
             raise RuntimeError("the engine yielded more results than it was given jobs")
 
+    def drop(self, jobs: list[ClientJob]) -> None:
+        """Count the jobs of clients that drop out.
+
+        These clients receive the model, but send nothing and keep their state.
+        """
+        self.dropped = len(jobs)
+        if self.communicates:
+            self.down += sum(map(bytes_down, jobs))
+
     def _finite(self, result: ClientResult) -> bool:
         bad = result.nonfinite()
         if bad is None:
@@ -245,14 +257,16 @@ class _Stream:
         - the number of local steps
         - the bytes that server and clients would send
         - the number of skipped clients, if it is not 0
+        - the number of clients that dropped out, if it is not 0
 
         All values are deterministic.
         """
-        if not self.jobs:
+        if not self.jobs and not self.dropped:
             return {}
         means = {
             f"train/{name}": total / self.examples[name] for name, total in self.totals.items()
         }
         counts = {"local_steps": self.steps, "bytes/down": self.down, "bytes/up": self.up}
         skipped = {"skipped_clients": self.skipped} if self.skipped else {}
-        return means | counts | skipped
+        dropped = {"dropped_clients": self.dropped} if self.dropped else {}
+        return means | counts | skipped | dropped

@@ -435,6 +435,7 @@ class Experiment:
             limit_server_steps=config.limit.server_steps,
             validation=data.val if self.needs.validation else None,
             domain=data.train.domain,
+            client_dropout=config.client_dropout,
             legacy=data.after_split,
         )
 

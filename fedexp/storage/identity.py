@@ -42,6 +42,7 @@ NON_SCIENTIFIC = (
 # thus keep their run ID.
 _LATER: Mapping[str, object] = {
     "aggregator.tv": "l2",
+    "client_dropout": 0.0,
     "client_models.data": "folder",
     "cudnn_benchmark": False,
     "eval.per_class": False,

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedexp.core.data import POOLED
 from fedexp.core.engine import Engine
 from fedexp.core.env import Sampling
 from fedexp.core.errors import ClientError
+from fedexp.core.jobs import ClientJob
 from fedexp.core.numerics import Numerics
 from fedexp.core.runner import Snapshot, next_jobs, run
 from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.methods.fedavg import Mean
-from tests.world import assert_same, make_data, make_world
+from tests.world import World, assert_same, make_data, make_world
 
 NUMERICS = Numerics({}, 1, "cpu", "float64")
 
@@ -80,6 +82,73 @@ def test_skipped_client_has_no_part_in_the_round() -> None:
     after = poisoned.run(engine=Poison(), on_nonfinite="skip_client")
     assert sorted(after.clients) == [0, 2, 3]
     assert all(bool(v.isfinite().all()) for v in after.state["weights"].params.values())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedcm"])
+def test_round_with_dropout_is_a_round_of_the_other_clients(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models are those of a run that samples only the clients that stay."""
+    overrides = (f"method={method}", "rounds=4", "aggregator.weights=uniform")
+    with_dropout = make_world(*overrides, "client_dropout=0.4")
+    expected = with_dropout.run()
+    stay = [
+        [job.client for job in all_jobs(with_dropout, round) if not job.drops_out]
+        for round in range(4)
+    ]
+    assert any(0 < len(clients) < 4 for clients in stay)
+
+    world = make_world(*overrides)
+    monkeypatch.setattr(Sampling, "draw", lambda _self, _N, _seed, round: stay[round])
+    found = world.run()
+    # SCAFFOLD's server divides by the number of all clients, so both runs agree.
+    assert_same(world.models(found), with_dropout.models(expected))
+    assert sorted(found.clients) == sorted(expected.clients)
+
+
+def all_jobs(world: World, round: int) -> list[ClientJob]:
+    start = world.env.initial_weights()
+    env = world.env.at(round)
+    return [env.job(client, start, {}) for client in env.sample()]
+
+
+def test_client_that_drops_out_receives_the_model_and_sends_nothing() -> None:
+    world = make_world("method=fedavg", "client_dropout=0.4")
+    size = 8 * sum(v.numel() for v in world.env.initial_weights().params.values())
+    for step in run(world.aggregator, world.env, Serial(), world.data):
+        dropped = [job.client for job in all_jobs(world, step.round) if job.drops_out]
+        assert step.metrics.get("dropped_clients", 0) == len(dropped)
+        assert step.metrics["bytes/down"] == 4 * size
+        assert step.metrics["bytes/up"] == (4 - len(dropped)) * size
+
+
+def test_round_in_which_all_clients_drop_out_changes_nothing() -> None:
+    world = make_world("method=fedavg", "rounds=1", "client_dropout=0.999")
+    before = world.aggregator.init(world.env)
+    (step,) = run(world.aggregator, world.env, Serial(), world.data)
+    assert step.metrics["dropped_clients"] == 4
+    assert step.metrics["bytes/up"] == step.metrics["local_steps"] == 0
+    assert_same([step.after.state["weights"].params], [before["weights"].params])
+
+
+def test_dropout_depends_only_on_seed_round_and_client() -> None:
+    one, other = (
+        make_world(f"method={method}", "client_dropout=0.3") for method in ("fedavg", "scaffold")
+    )
+    start = one.env.initial_weights()
+
+    def drops(world: World, step: int = 0, **changes: int) -> list[bool]:
+        env = replace(world.env, **changes)
+        return [
+            env.at(round, step).job(client, start, {}).drops_out
+            for round in range(100)
+            for client in range(20)
+        ]
+
+    assert drops(one) == drops(other) == drops(one, step=1) != drops(one, seed=5)
+    # The bound is 4 standard deviations of a binomial distribution.
+    assert abs(sum(drops(one)) - 600) < 4 * (2000 * 0.3 * 0.7) ** 0.5
+    assert not one.env.job(POOLED, start, {}).drops_out
 
 
 class Breaks(Engine):

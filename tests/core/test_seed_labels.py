@@ -35,6 +35,7 @@ LABELS = {
     "drawn": 1,
     "drawn classes": 1,
     "drawn models": 1,
+    "dropout": 1,
     "features": 1,
     "folding": 1,
     "generator": 3,

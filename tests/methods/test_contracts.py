@@ -15,10 +15,11 @@ import pytest
 
 from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
-from fedexp.core.data import FederatedData, Partition
+from fedexp.core.data import POOLED, FederatedData, Partition
 from fedexp.core.engine import Engine
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
+from fedexp.core.runner import run
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.running.experiment import Experiment
@@ -195,6 +196,36 @@ def test_empty_and_single_sample_clients(method: str) -> None:
     world.run()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_drop_out(method: str) -> None:
+    """A run ends with finite models if clients drop out, or all clients of a round.
+
+    Clients that drop out have no part in the method's state. Here, all four clients
+    drop out in rounds 0 and 2, and some in round 1.
+    """
+    world = world_of(method, "client_dropout=0.72")
+    rounds: dict[int, list[float]] = {}
+    trained: set[int] = set()
+
+    class Engine(Serial):
+        def map(
+            self, jobs: Sequence[ClientJob], data: FederatedData
+        ) -> Generator[ClientResult, None, None]:
+            trained.update(job.client for job in jobs)
+            yield from super().map(jobs, data)
+
+    for step in run(world.aggregator, world.env, Engine(), world.data):
+        rounds.setdefault(step.round, []).append(step.metrics.get("dropped_clients", 0))
+        last = step.after
+
+    assert set(last.clients) <= trained
+    models = [model for model in world.models(last) if model]
+    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+    if trained != {POOLED}:
+        first, second, third = (max(rounds[round]) for round in range(3))
+        assert first == third == world.env.num_clients > second > 0
+
+
 class Enormous(Serial):
     """An engine whose clients return finite weights with infinite squares.
 
@@ -219,8 +250,6 @@ def test_weights_that_overflow_end_in_words_or_not_at_all(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", [MLP, SOFTMAX], ids=["mlp", "softmax"])
 def test_training_lowers_the_loss(method: str, model: dict) -> None:
-    from fedexp.core.runner import run
-
     world = world_of(method, "rounds=8", "local.lr=0.1", model=model)
     steps = run(world.aggregator, world.env, Serial(), world.data)
     losses = [step.metrics["train/loss"] for step in steps if "train/loss" in step.metrics]

@@ -9,8 +9,8 @@ Reference:
     https://arxiv.org/abs/2105.10056
 
 Update:
-    The two further terms are used from the second round on, in the first `epochs`
-    epochs of a round. The loss of a step is then
+    The two further terms are used after the first round in which a client trained, in
+    the first `epochs` epochs of a round. The loss of a step is then
     ``CE(model(x), y) + (B_gen / B) alpha_t CE(head(G(y')), y')``
     ``+ beta_t KL(softmax(head(G(y))) || softmax(model(x)))``. The symbols are:
 
@@ -59,9 +59,9 @@ class FedGenTrainer(fedgen.FeatureTrainer):
 
     Args:
         alpha: Coefficient of the first further term in round 0, before any decay. The
-            term itself is used only from round 1 on.
+            term itself is used only after a client has reported its classes.
         beta: Coefficient of the second further term in round 0, before any decay. The
-            term itself is used only from round 1 on.
+            term itself is used only after a client has reported its classes.
         decay: Factor of both coefficients per round.
         floor: Lower bound of the coefficients after decay. If `alpha` or `beta` is 0,
             its coefficient stays 0.
@@ -96,7 +96,8 @@ class FedGenTrainer(fedgen.FeatureTrainer):
     def loss(
         self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx
     ) -> Tensor | Measured:
-        if not ctx.round or not (self.alpha or self.beta):
+        known = ctx.shared["labels"]["known"]
+        if not len(known) or not (self.alpha or self.beta):
             return super().loss(net, params, buffers, batch, ctx)
 
         output = net(params, buffers, batch.x)
@@ -105,7 +106,6 @@ class FedGenTrainer(fedgen.FeatureTrainer):
             zero = torch.zeros_like(loss)
             return Measured(loss, {"generated": zero, "latent": zero})
 
-        known = ctx.shared["labels"]["known"]
         at = (
             (ctx.noise("drawn classes", (self.batch_size,)) * len(known))
             .long()
