@@ -18,7 +18,7 @@ from fedexp.tables.seeds import Seeds
 # method's parts, so these keys change with ``method``.
 _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Keys that are named first if runs differ in them. The method sets many other keys.
-# The trials of ``fedexp-tune`` differ from all other runs in ``eval.held_out``.
+# Trials of ``fedexp-tune`` usually differ from all other runs in ``eval.held_out``.
 _FIRST = ("method", "eval.held_out")
 # Largest number of names in a message.
 _SHOWN = 4

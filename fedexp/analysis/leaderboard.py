@@ -14,7 +14,9 @@ from dataclasses import dataclass, fields
 
 from fedexp.analysis.aggregates import Aggregates, ColumnAggregate, aggregate
 from fedexp.analysis.series import mean_interval
+from fedexp.core.errors import ConfigError
 from fedexp.tables.cells import PlannedCell
+from fedexp.tables.grouping import grouped
 from fedexp.tables.record import RunRecord, TableRecord
 from fedexp.tables.report.csv import csv_text
 from fedexp.tables.report.report import Value
@@ -23,13 +25,16 @@ from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 
 # Metric of `RowResult.worst_tenth`.
 WORST_TENTH = "train/clients/acc_worst_10"
+# Phases of `RowResult.round_seconds`.
+_ROUND = ("train", "probe", "aggregate")
 
 
 @dataclass(frozen=True)
 class RowResult:
     """The results of a method in one row of a leaderboard.
 
-    All numbers are means over runs, unless it says otherwise.
+    All numbers are means over runs, unless it says otherwise. A number is None if a run
+    does not have it.
 
     Args:
         n: Number of runs.
@@ -37,15 +42,15 @@ class RowResult:
         low: Lower end of the 95 % interval of the mean (Student's t).
         high: Upper end of this interval.
         worst_tenth: Accuracy on the training data of the 10 % of clients with the
-            lowest accuracy, in the table's unit. None if the runs do not measure it.
+            lowest accuracy, in the table's unit.
+        target: The target of the headline.
         rounds_to_target: Median over runs of the first round that reaches the target.
-            It is infinite if at most half of the runs reach it, and None if the runs
-            have no target.
+            It is infinite if at most half of the runs reach it.
         bytes_to_target: `rounds_to_target` times the bytes that all clients send and
             receive in a round.
         num_bytes: Bytes that all clients send and receive in a run.
         round_seconds: Seconds of a round, without the evaluation: local training of all
-            clients, and aggregation. None if it was not timed.
+            clients, probes and aggregation. None if it was not timed.
         server_seconds: Seconds of aggregation in a round. None if it was not timed.
     """
 
@@ -54,9 +59,10 @@ class RowResult:
     low: float
     high: float
     worst_tenth: float | None
+    target: float | None
     rounds_to_target: float | None
     bytes_to_target: float | None
-    num_bytes: float
+    num_bytes: float | None
     round_seconds: float | None
     server_seconds: float | None
 
@@ -83,6 +89,16 @@ class Entry:
     rows: tuple[RowResult | None, ...]
     aggregate: ColumnAggregate | None
     difference: Comparison | None
+
+    def mean_over_rows(self, name: str) -> float | None:
+        """Return the mean over the rows of a field of `RowResult`.
+
+        Returns:
+            The mean, or None if a row does not have the field.
+        """
+        values = [None if row is None else getattr(row, name) for row in self.rows]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -141,7 +157,9 @@ def leaderboard(
     aggregates = aggregate(scores, table.higher_is_better) if len(scores) > 1 else None
     ranked = {one.column: one for one in aggregates.columns} if aggregates else {}
     differences = _differences(table.methods[0].key, scores)
-    timed = {} if timing is None else {key[:2]: run for key, run in timing.runs.items() if run.done}
+    timed = grouped(
+        (key[:2], run) for key, run in (timing.runs.items() if timing else ()) if run.done
+    )
 
     entries = [
         Entry(
@@ -149,7 +167,9 @@ def leaderboard(
             table.columns[column].label,
             next((run.choice for found in own.values() for run in found if run.choice), ""),
             tuple(
-                _row_result(own.get(place, ()), table.headline.scale, timed.get((place, column)))
+                _row_result(
+                    own.get(place, ()), table.headline.scale, timed.get((place, column), ())
+                )
                 for place in places
             ),
             ranked.get(column),
@@ -189,27 +209,66 @@ def _is_complete(runs: Sequence[RunRecord]) -> bool:
 
 
 def _row_result(
-    runs: Sequence[RunRecord], scale: float, timed: RunRecord | None
+    runs: Sequence[RunRecord], scale: float, timed: Sequence[RunRecord]
 ) -> RowResult | None:
     if not _is_complete(runs):
         return None
-    worst = [run.parts[WORST_TENTH] for run in runs if WORST_TENTH in run.parts]
-    traffic = statistics.fmean(run.bytes_up + run.bytes_down for run in runs)
-    # A leaderboard has at most one target per row.
-    reached = [first for run in runs for first in run.rounds_to.values()]
-    rounds = statistics.median_high(reached) if reached else None
+
+    worst = _mean(run.parts.get(WORST_TENTH) for run in runs)
+    traffic = _mean(
+        None if run.bytes_up is None or run.bytes_down is None else run.bytes_up + run.bytes_down
+        for run in runs
+    )
+    target, rounds = _target(runs)
+    to_target = None
+    if rounds is not None and traffic is not None and runs[0].rounds:
+        to_target = rounds * traffic / runs[0].rounds
+
     return RowResult(
         len(runs),
         *mean_interval([run.value for run in runs if run.value is not None]),
-        statistics.fmean(worst) * scale if len(worst) == len(runs) else None,
+        None if worst is None else worst * scale,
+        target,
         rounds,
-        None if rounds is None else rounds * traffic / runs[0].rounds,
+        to_target,
         traffic,
-        None
-        if timed is None
-        else (timed.phases["train"] + timed.phases["aggregate"]) / timed.rounds,
-        None if timed is None else timed.phases["aggregate"] / timed.rounds,
+        _round_seconds(timed, _ROUND),
+        _round_seconds(timed, ("aggregate",)),
     )
+
+
+def _target(runs: Sequence[RunRecord]) -> tuple[float | None, float | None]:
+    """Return the target of runs, and the median of the rounds in which they reach it.
+
+    Raises:
+        ConfigError: The runs have several targets.
+    """
+    targets = sorted({name for run in runs for name in run.rounds_to})
+    if len(targets) > 1:
+        raise ConfigError(
+            "the runs of a leaderboard have one target",
+            where="headline.targets",
+            got=", ".join(targets),
+        )
+    if not targets or any(not run.rounds_to for run in runs):
+        return None, None
+    rounds = statistics.median_high([run.rounds_to[targets[0]] for run in runs])
+    return float(targets[0]), rounds
+
+
+def _round_seconds(runs: Sequence[RunRecord], phases: Sequence[str]) -> float | None:
+    """Return the mean seconds of a round that runs spent in some phases."""
+    return _mean(
+        sum(run.phases.get(phase, 0.0) for phase in phases) / run.rounds if run.rounds else None
+        for run in runs
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of values, None if there are none or one of them is None."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(every) else None
 
 
 # Columns of the CSV file that name a result.
@@ -231,8 +290,8 @@ _OVERALL = (
 def to_csv(leaderboards: Iterable[Leaderboard]) -> str:
     """Return leaderboards as CSV, one line per method and row.
 
-    Numbers have full precision. ``rank``, ``win_rate`` and ``mean_of_rows`` are those
-    of the method over all rows, so they are equal in all its lines.
+    Numbers have full precision. The last columns, from ``rank`` on, are over all rows.
+    They are equal in all lines of a method.
     """
     lines = []
     for board in leaderboards:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from fedexp.analysis.leaderboard import Entry, Leaderboard, RowResult
+from fedexp.analysis.leaderboard import Entry, Leaderboard
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
 
 _WIDTH, _HEIGHT = 7.4, 3.6
 _NOTE = (
-    "Points are means over the rows. A method has a name if no other method has a higher mean at "
-    "the same or a lower cost. The other methods are grey points."
+    "Points are means over the rows. Named methods are not beaten: every other method has a higher "
+    "cost or a worse mean. The other methods are grey points."
 )
 
 # A point of the picture: cost, mean over the rows, label.
 Point = tuple[float, float, str]
-# Costs of a method in a row, by the label of the axis.
-_COSTS: dict[str, Callable[[RowResult], float | None]] = {
-    "bytes of a run": lambda row: row.num_bytes or None,
-    "seconds of a round": lambda row: row.round_seconds,
-}
+# Fields of `RowResult` that are costs, by the label of the axis.
+_COSTS = {"bytes of a run": "num_bytes", "seconds of a round": "round_seconds"}
 
 
 def picture(board: Leaderboard) -> Picture | None:
@@ -59,21 +55,18 @@ def front(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
     both is better.
     """
     sign = 1 if higher_is_better else -1
-    found: list[Point] = []
-    for point in sorted(points, key=lambda one: (one[0], -sign * one[1])):
-        if not found or sign * point[1] > sign * found[-1][1]:
-            found.append(point)
-    return found
+
+    def beats(one: Point, other: Point) -> bool:
+        cheaper, better = other[0] - one[0], sign * (one[1] - other[1])
+        return cheaper >= 0 and better >= 0 and cheaper + better > 0
+
+    return sorted(point for point in points if not any(beats(other, point) for other in points))
 
 
-def _point(entry: Entry, cost: Callable[[RowResult], float | None]) -> Point | None:
-    if entry.aggregate is None:
-        return None
-    costs = [None if row is None else cost(row) for row in entry.rows]
-    known = [value for value in costs if value is not None]
-    if len(known) < len(costs):
-        return None
-    return statistics.fmean(known), entry.aggregate.mean.value, entry.label
+def _point(entry: Entry, cost: str) -> Point | None:
+    """Return the point of a method, or None if its cost is not known or 0."""
+    mean = entry.mean_over_rows(cost)
+    return (mean, entry.aggregate.mean.value, entry.label) if mean and entry.aggregate else None
 
 
 def _draw(axes: Axes, points: Sequence[Point], *, higher_is_better: bool) -> None:

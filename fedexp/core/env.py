@@ -138,7 +138,8 @@ class Env(_LimitedServerWork):
         trainer: The trainer of the run.
         server_optimizer: The server optimizer of the run.
         task: The task of the run.
-        local_training: The config's ``local.*``, with the step size of round 0.
+        local_training: The config's ``local.*``, with the step size before its
+            schedule.
         rounds: Number of communication rounds.
         sampling: The rule that chooses the clients of a round.
         init: ``same`` (all clients of an architecture have the same initial weights) or

@@ -25,14 +25,14 @@ class LocalTraining:
         optimizer: ``sgd`` (with heavy-ball `momentum`), ``adam`` or ``amsgrad`` (with
             `betas` and `eps`), or ``rmsprop`` (with the second of `betas`, and `eps`).
             Its state is reset in every round.
-        lr: Step size of round 0. `at_round` returns a copy with the step size of
-            another round.
+        lr: Step size before the schedule and the warm-up. `at_round` returns a copy
+            with the step size of a round.
         lr_schedule: How the step size changes from round to round (see `lr_factor`).
-        lr_decay: Factor of the schedules ``exponential`` and ``step``. It is 1 for all
-            others.
+        lr_decay: Factor of the schedules ``exponential`` and ``step``. It is 1 for the
+            other schedules.
         lr_step: For the schedule ``step``, the number of rounds after which the step
-            size is multiplied by `lr_decay`. None for all others.
-        lr_warmup: Number of rounds in which the step size rises to `lr`.
+            size is multiplied by `lr_decay`. None for the other schedules.
+        lr_warmup: Number of rounds before the step size reaches `lr`.
         momentum: Coefficient of heavy-ball momentum.
         weight_decay: Coefficient of coupled weight decay, ``g + weight_decay * w``. It
             is applied after clipping.
@@ -55,8 +55,8 @@ class LocalTraining:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     max_steps: int | None = field(default=None, metadata=NOT_A_KEY)
-    # The key of the client cache is the text of a round's local training. There, the
-    # schedule is part of `lr`, so the text does not contain it.
+    # `at_round` puts the schedule into `lr`. These fields are not part of an object's
+    # text, which is in the keys of the client cache.
     lr_schedule: Literal["constant", "exponential", "cosine", "step", "linear"] = field(
         default="exponential", repr=False
     )
@@ -103,6 +103,10 @@ class LocalTraining:
             self.lr_step is None or self.lr_step >= 1,
             f"local.lr_step must be at least 1, got {self.lr_step}",
         )
+        require(
+            schedule != "step" or self.lr_decay != 1,
+            "local.lr_schedule=step needs a factor: set local.lr_decay, for example to 0.1",
+        )
 
     def at_round(self, round: int, rounds: int) -> LocalTraining:
         """Return the local training of a round, with its step size.
@@ -133,7 +137,7 @@ class LocalTraining:
           5, without restarts).
         - ``linear``: 1 - s / S.
 
-        The last two would reach 0 in the round after the last one.
+        ``cosine`` and ``linear`` would be 0 in the round after the last one.
 
         Args:
             round: The round, from 0.

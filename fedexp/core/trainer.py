@@ -316,7 +316,7 @@ class RoundStats:
             weights it is m / N. Otherwise it is the fraction of all training samples
             that the m clients have.
         lr: Local step size of this round.
-        lr_0: Local step size of round 0.
+        lr_0: Local step size before the schedule: ``local.lr``.
         p: Aggregation weights. They sum to 1.
         tau: Numbers of local steps.
         squared_norms: Squared norms of the client updates, in float64. If a method

@@ -362,7 +362,8 @@ class _Run:
         """Check before the first step that every participant has a stored model."""
         if experiment.stored_models is None or snapshot.step:
             return
-        jobs = next_jobs(experiment.aggregator, env, snapshot)
+        planned = next_jobs(experiment.aggregator, env, snapshot)
+        jobs = [job for job in planned if not job.drops_out]
         for note in check_clients(experiment.stored_models, jobs, data):
             self.note(note)
 

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from fedexp.analysis.leaderboard import Entry, Leaderboard, leaderboard, row_text
 from fedexp.analysis.leaderboard_picture import picture
+from fedexp.core.errors import ConfigError
 from fedexp.site import methods, traffic
 from fedexp.site.page import Page
 from fedexp.site.results import figure, image_files, site_environment
@@ -27,6 +28,7 @@ from fedexp.tables.load import load_table, table_names
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Picture
 from fedexp.tables.schema import Table
+from fedexp.tables.verdicts import LEVEL
 from fedexp.tracking.terminal import size_text
 from fedexp.tuning.tuned_files import Tuning, load_tuning
 
@@ -67,9 +69,13 @@ def read(folder: Path) -> list[Shown]:
     """Read the leaderboards.
 
     Args:
-        folder: Folder of the records. The record of a leaderboard is in
-            ``<folder>/<table>``, and that of its timing in
-            ``<folder>/leaderboard/timing/<table>``.
+        folder: Folder of the records. The record of ``<paper>/<name>`` is in
+            ``<folder>/<paper>/<name>``, and that of its timing in
+            ``<folder>/<paper>/timing/<name>``.
+
+    Raises:
+        ConfigError: A record has another variant than the full one, or its runs have
+            overrides of a user.
     """
     found = []
     for name in sorted(table_names()):
@@ -97,15 +103,29 @@ def _board(table: Table, folder: Path) -> Leaderboard | None:
     if not (runs / record.ABOUT).is_file():
         return None
     found = record.read(table, runs)
+    if found.variant != "full" or found.extra:
+        raise ConfigError(
+            "the record of a leaderboard has all runs, without other overrides",
+            where=str(runs),
+            expected="the full variant",
+            got=" ".join([f"the {found.variant} variant", *found.extra]),
+        )
     timing = record.read(table, times) if (times / record.ABOUT).is_file() else None
     return leaderboard(table, planned_cells(table, found.variant), found, timing)
 
 
 def _needs(method: str) -> list[str]:
-    """Return what a method needs and FedAvg does not."""
-    preset = next(one for one in methods.presets() if one.name == method)
-    found = methods.needs(preset, traffic.first_step(preset.experiment))
-    return [need for need in found if need != "same architecture"]
+    """Return what a preset needs and FedAvg does not.
+
+    A preset of a user is not known here, and has an empty list.
+    """
+    return [
+        need
+        for preset in methods.presets()
+        if preset.name == method
+        for need in methods.needs(preset, traffic.first_step(preset.experiment))
+        if need != "same architecture"
+    ]
 
 
 def pages(shown: Sequence[Shown], *, with_methods: bool) -> list[Page]:
@@ -157,27 +177,31 @@ def finding(board: Leaderboard) -> str:
             f"{reference.label} has rank {_rank(reference)} and {_mean(board, reference)}."
         )
 
-    above, below, open_ = (
-        [entry for entry in ranked if entry.difference and _side(board, entry) == side]
-        for side in ("better", "worse", "undecided")
+    compared = [entry for entry in ranked if entry.difference and entry.difference.p is not None]
+    if not compared:
+        return " ".join(parts)
+    above, below, undecided = (
+        [entry for entry in compared if _side(board, entry) == side] for side in (1, -1, 0)
     )
     parts.append(
         f"By a paired t-test over seeds, adjusted for the number of methods, "
         f"{_named(above, board)} better than {reference.label}, and {_named(below, board)} worse."
     )
-    if open_:
-        parts.append(f"For the other {len(open_)}, the difference is not significant.")
+    if undecided:
+        parts.append(f"For {texts.count(len(undecided), 'method')}, the difference is undecided.")
     return " ".join(parts)
 
 
-def _side(board: Leaderboard, entry: Entry) -> str:
-    """Return whether a method is better or worse than the reference, or undecided."""
+def _side(board: Leaderboard, entry: Entry) -> int:
+    """Return whether a method is better than the reference.
+
+    Returns:
+        1 if it is significantly better, -1 if it is significantly worse, else 0.
+    """
     found = entry.difference
-    assert found is not None
-    verdict = found.verdict.removeprefix(f"{found.b} ")
-    if verdict not in ("higher", "lower"):
-        return "undecided"
-    return "better" if (verdict == "higher") == board.table.higher_is_better else "worse"
+    if found is None or found.difference is None or found.p is None or found.p >= LEVEL:
+        return 0
+    return 1 if (found.difference > 0) == board.table.higher_is_better else -1
 
 
 def _named(entries: Sequence[Entry], board: Leaderboard) -> str:
@@ -202,6 +226,12 @@ def difference(board: Leaderboard, entry: Entry) -> str:
         low, high = (layout.signed(end, places) for end in found.interval)
         text = f"{text}, {low} to {high}"
     return layout.minus(text)
+
+
+def interval_text(value: float, low: float, high: float, places: int) -> str:
+    """Return a number with its interval, as ``85.20 (84.90 to 85.50)``."""
+    value_text, *ends = (layout.number(x, places) for x in (value, low, high))
+    return layout.minus(f"{value_text} ({' to '.join(ends)})")
 
 
 def _mean(board: Leaderboard, entry: Entry) -> str:
@@ -243,15 +273,11 @@ def seconds_text(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def mean_over_rows(entry: Entry, name: str) -> float | None:
-    """Return the mean over the rows of a field of `RowResult`.
-
-    Returns:
-        The mean, or None if a row does not have the field.
-    """
-    values = [None if row is None else getattr(row, name) for row in entry.rows]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+def sort_value(value: float | None) -> str:
+    """Return a number as JavaScript reads it, "" for None."""
+    if value is None:
+        return ""
+    return "Infinity" if math.isinf(value) else repr(float(value))
 
 
 def points(tuning: Tuning) -> int:
@@ -275,15 +301,16 @@ def _environment() -> Environment:
         "rounds_text": rounds_text,
         "bytes_text": bytes_text,
         "seconds_text": seconds_text,
-        "mean": mean_over_rows,
+        "sort_value": sort_value,
         "points": points,
-        "has_target": lambda board: any(
-            row is not None and row.rounds_to_target is not None
+        "known": lambda board, name: any(
+            row is not None and getattr(row, name) is not None
             for entry in board.entries
             for row in entry.rows
         ),
         "places": _places,
         "unit": _unit,
         "number": lambda value, places: layout.minus(layout.number(value, places)),
+        "interval": interval_text,
     }
     return environment

@@ -95,9 +95,9 @@ class RunRecord:
         torch: Version of torch.
         fedexp_version: Version of fedexp.
         date: Date of the result.
-        rounds: Number of rounds of the run. 0: not recorded.
-        bytes_up: Bytes that all clients sent in all rounds. 0: not recorded.
-        bytes_down: Bytes that all clients received in all rounds. 0: not recorded.
+        rounds: Number of rounds of the run. None: not recorded.
+        bytes_up: Bytes that all clients sent in all rounds. None: not recorded.
+        bytes_down: Bytes that all clients received in all rounds. None: not recorded.
         pooled: Conditions of the run that do not identify its row.
         phases: Seconds by phase.
         parts: Metrics of single classes, and summaries over clients, by name.
@@ -138,9 +138,9 @@ class RunRecord:
     torch: str = ""
     fedexp_version: str = ""
     date: str = ""
-    rounds: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    rounds: int | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
     pooled: dict[str, Value] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
@@ -332,9 +332,8 @@ def _run_record(
     except FedexpError as error:
         row = replace(row, value=None, error=error.what)
 
-    about, numerics, traffic = (
-        result.get(name, {}) for name in ("environment", "numerics", "bytes")
-    )
+    about, numerics = result.get("environment", {}), result.get("numerics", {})
+    traffic = result.get("bytes", {})
 
     return replace(
         row,
@@ -357,9 +356,9 @@ def _run_record(
         torch=str(about["packages"]["torch"]),
         fedexp_version=str(result.get("fedexp_version", "0.1")),
         date=run.date,
-        rounds=int(result.get("rounds", 0)),
-        bytes_up=int(traffic.get("up", 0)),
-        bytes_down=int(traffic.get("down", 0)),
+        rounds=result.get("rounds"),
+        bytes_up=traffic.get("up"),
+        bytes_down=traffic.get("down"),
         phases={name: float(own) for name, own in result["seconds"].items() if name != "total"},
         parts={name: float(own) for name, own in result["metrics"].items() if is_part(name)},
         rounds_to={name: float(own) for name, own in result.get("rounds_to", {}).items()},
@@ -674,4 +673,6 @@ def _read_value(text: str, kind: str) -> Any:
         return tuple(map(float, text.split()))
     if kind == "bool":
         return text == "True"
+    if kind == "int | None":
+        return int(text) if text else None
     return int(text) if kind == "int" else text

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from scipy.stats import ttest_rel
 
 from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, to_csv
 from fedexp.analysis.leaderboard_picture import front, picture
+from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
 from fedexp.site.leaderboards import Shown, finding
+from fedexp.tables import record
 from fedexp.tables.cells import Job, PlannedCell
+from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Column, Table
 
@@ -39,6 +43,7 @@ def made(
     *,
     timing: bool = False,
     reached: dict[str, list[float]] = REACHED,
+    targets: Sequence[str] = ("0.5",),
 ) -> Leaderboard:
     table = Table(
         title="All methods",
@@ -59,7 +64,7 @@ def made(
         for conditions, numbers in zip(ROWS, rows, strict=True):
             jobs = [Job(seed, {}, (), (column, str(seed))) for seed in range(len(numbers))]
             cells.append(PlannedCell(dict(conditions), column, tuple(jobs)))
-            for job, number, first in zip(jobs, numbers, reached[column], strict=True):
+            for job, number, first in zip_longest(jobs, numbers, reached[column]):
                 runs[run_key(table, cells[-1], job)] = RunRecord(
                     dict(conditions),
                     column,
@@ -72,9 +77,9 @@ def made(
                     rounds=ROUNDS,
                     bytes_up=ROUNDS * BYTES[column] // 2,
                     bytes_down=ROUNDS * BYTES[column] // 2,
-                    phases={"train": 20.0, "aggregate": 5.0, "evaluate": 9.0},
+                    phases={"train": 16.0, "probe": 4.0, "aggregate": 5.0, "evaluate": 9.0},
                     parts={WORST_TENTH: 0.4},
-                    rounds_to={"0.5": first},
+                    rounds_to={} if first is None else dict.fromkeys(targets, first),
                 )
     found = TableRecord("full", {}, None, [], "", runs)
     table = replace(table, headline=replace(table.headline, scale=100))
@@ -128,7 +133,7 @@ def test_numbers_of_a_row_are_in_the_units_of_the_table() -> None:
     assert row is not None
     assert (row.n, row.mean, row.num_bytes) == (3, pytest.approx(61.0), 1000)
     assert row.worst_tenth == pytest.approx(40.0)
-    # A round without its evaluation: (20 + 5) / 10
+    # A round without its evaluation: (16 + 4 + 5) / 10
     assert (row.round_seconds, row.server_seconds) == (pytest.approx(2.5), pytest.approx(0.5))
     untimed = made(VALUES).reference.rows[0]
     assert untimed is not None and untimed.round_seconds is None
@@ -142,6 +147,23 @@ def test_method_without_a_number_in_a_row_has_no_rank(number: float | None) -> N
     assert last.rows[0] is None and last.rows[1] is not None
     assert board.aggregates is not None
     assert {one.column for one in board.aggregates.columns} == {"fedavg", "mixed"}
+
+
+def test_one_seed_gives_no_test() -> None:
+    values = {column: [row[:1] for row in rows] for column, rows in VALUES.items()}
+    text = finding(made(values, reached={column: [3] for column in VALUES}))
+    assert "1 seed each" in text and "t-test" not in text
+
+
+def test_numbers_that_a_run_does_not_have_are_unknown() -> None:
+    row = made(VALUES, reached={column: [] for column in VALUES}).reference.rows[0]
+    assert row is not None
+    assert (row.target, row.rounds_to_target, row.bytes_to_target) == (None, None, None)
+
+
+def test_several_targets_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one target"):
+        made(VALUES, targets=("0.5", "0.7"))
 
 
 def test_csv_has_one_line_per_method_and_row() -> None:
@@ -159,12 +181,13 @@ def test_finding_names_the_methods_that_differ_significantly() -> None:
     text = finding(made(VALUES))
     assert text.startswith("3 methods were compared in 2 settings with 3 seeds each. Better has")
     assert "Better (+3.02, " in text and "is better than Fedavg, and no method is worse" in text
-    assert text.endswith("For the other 1, the difference is not significant.")
+    assert text.endswith("For 1 method, the difference is undecided.")
 
 
 def test_front_has_the_points_that_no_other_beats() -> None:
     points = [(1.0, 5.0, "a"), (2.0, 4.0, "dear"), (2.0, 7.0, "b"), (1.0, 3.0, "poor")]
-    assert [label for *_, label in front(points, higher_is_better=True)] == ["a", "b"]
+    points += [(1.0, 5.0, "equal"), (3.0, 7.0, "later")]
+    assert [label for *_, label in front(points, higher_is_better=True)] == ["a", "equal", "b"]
     assert [label for *_, label in front(points, higher_is_better=False)] == ["poor"]
 
 
@@ -177,6 +200,11 @@ def test_pages_show_all_methods_and_their_picture() -> None:
         assert column.capitalize() in page.text
     assert "server data" in page.text and "not reached" in page.text
     assert "methods/fedavg.html" not in page.text
+    assert 'data-sort="Infinity">not reached' in page.text
+    untimed = made(VALUES, reached={column: [] for column in VALUES})
+    _, page = leaderboards.pages([replace(shown, board=untimed)], with_methods=True)
+    assert "methods/fedavg.html" in page.text
+    assert "seconds of a round" not in page.text and "rounds to the target" not in page.text
     names = dict(leaderboards.files_of([shown]))
     assert [*names] == ["leaderboards/small/costs.svg", "leaderboards/small/costs-dark.svg"]
 
@@ -187,3 +215,12 @@ def test_a_leaderboard_that_was_not_run_is_listed_with_its_commands() -> None:
     (first,) = leaderboards.pages(read, with_methods=True)
     assert "fedexp-table run leaderboard/one_shot" in first.text
     assert "fedexp-tune many_rounds_pathological" in first.text
+
+
+def test_record_of_another_variant_is_refused(tmp_path: Path) -> None:
+    table = load_table("leaderboard/one_shot")
+    for variant, extra in (("smoke", []), ("full", ["rounds=2"])):
+        found = TableRecord(variant, {}, None, extra, "", {})  # type: ignore[arg-type]
+        record.write(table, found, tmp_path / "leaderboard" / "one_shot")
+        with pytest.raises(ConfigError, match="has all runs, without other overrides"):
+            leaderboards.read(tmp_path)

@@ -94,6 +94,7 @@ def test_text_is_that_of_earlier_versions() -> None:
         ({"schedule": "cosine", "lr_decay": 0.5}, "cosine has no factor: set local.lr_decay=1"),
         ({"schedule": "linear", "lr_step": 4}, "local.lr_step=4 needs local.lr_schedule=step"),
         ({"schedule": "step", "lr_step": None}, "needs local.lr_step, a number of rounds"),
+        ({"schedule": "step", "lr_decay": 1.0}, "step needs a factor: set local.lr_decay"),
         ({"schedule": "step", "lr_step": 0}, "lr_step must be at least 1, got 0"),
         ({"lr_warmup": -1}, "lr_warmup must not be negative, got -1"),
     ],

@@ -213,7 +213,7 @@ def test_quantity_skew_without_a_draw_that_fits_is_refused(alpha: float) -> None
     scheme = Quantity(alpha=alpha, max_draws=20)
     with pytest.raises(DataError, match=r"gave every client min_size=10 samples \(attempts: 20\)"):
         scheme.split(uneven_labels(), 10, 12, rng())
-    with pytest.raises(DataError, match=r"\(attempts: 1\)"):
+    with pytest.raises(DataError, match="50 samples cannot give 12 clients min_size=10 each"):
         Quantity(alpha=5.0).split(uneven_labels(50), 10, 12, rng())
 
 

@@ -119,6 +119,7 @@ def assert_same_models(a: Path, b: Path) -> None:
     ("ensemble aggregator.combine=masked", []),
     ("ma_echo", []),
     ("ensemble", ["dtype=float64", "clients_per_round=2", "partition.val_fraction=0.2"]),
+    ("fedavg", ["client_dropout=0.5"]),
 ])  # fmt: skip
 def test_fusing_another_runs_models_is_training_them(method: str, overrides: list[str]) -> None:
     Path("conf/model").mkdir(parents=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedexp.core.build import require
+from fedexp.core.errors import DataError
 from fedexp.data.partition import Partitioner
 
 
@@ -27,6 +28,23 @@ class BoundedPartitioner(Partitioner):
         super().__post_init__()
         require(self.max_draws >= 1, f"max_draws must be at least 1, got {self.max_draws}")
         require(self.max_seconds > 0, f"max_seconds must be positive, got {self.max_seconds}")
+
+    def refuse_small_pool(self, samples: int, clients: int) -> None:
+        """Refuse a pool that is too small to give every client `min_size` samples.
+
+        The policies ``allow`` and ``drop`` accept such a pool.
+
+        Raises:
+            DataError: The pool is too small.
+        """
+        if samples < self.min_size * clients and self.on_small in ("error", "repair"):
+            raise DataError(
+                f"{samples} samples cannot give {clients} clients min_size={self.min_size} each",
+                where=f"partition {self.name}",
+                expected=f"at least {clients * self.min_size} samples",
+                got=samples,
+                do="lower partition.min_size or use fewer clients",
+            )
 
     def attempts(self) -> Iterator[int]:
         """Count the attempts, 1, 2, 3 ..., until a bound is reached.

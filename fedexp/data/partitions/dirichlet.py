@@ -87,16 +87,8 @@ class Dirichlet(DirichletPartitioner, BoundedPartitioner):
             order, counts = self._deal(classes, len(labels), clients, rng)
             return _assemble(order, counts, rng, {"draws": 1})
 
+        self.refuse_small_pool(len(labels), clients)
         possible = len(labels) >= self.min_size * clients
-        if not possible and self.on_small in ("error", "repair"):
-            raise DataError(
-                f"{len(labels)} samples cannot give {clients} clients "
-                f"min_size={self.min_size} each",
-                where="partition dirichlet",
-                expected=f"at least {clients * self.min_size} samples",
-                got=len(labels),
-                do="lower partition.min_size or use fewer clients",
-            )
 
         first = rng.get_state()
         best, worst, attempt = -1, len(labels), 0

@@ -47,6 +47,7 @@ class Quantity(DirichletPartitioner, BoundedPartitioner):
         self, labels: np.ndarray, num_classes: int, clients: int, rng: np.random.RandomState
     ) -> Partition:
         n = len(labels)
+        self.refuse_small_pool(n, clients)
         order = rng.permutation(n)
         first: np.ndarray | None = None
         largest = attempt = 0
@@ -69,13 +70,14 @@ class Quantity(DirichletPartitioner, BoundedPartitioner):
                 where=f"partition quantity: alpha={self.alpha}, {clients} clients, {n} samples",
                 expected=f"a smallest client with at least {self.min_size} samples",
                 got=f"at most {largest} samples",
-                do="raise partition.alpha, lower partition.min_size, use fewer clients, "
-                "or choose partition.on_small=repair|drop|allow",
+                do="raise partition.alpha, lower partition.min_size, use fewer clients, choose "
+                "partition.on_small=repair|drop|allow, or raise partition.max_draws and "
+                "partition.max_seconds",
             )
 
         # The policy is applied to the first draw, because the last draw before the time
         # limit differs between machines.
-        return Partition(order, offsets_of(first), {"draws": attempt})
+        return Partition(order, offsets_of(first), {"draws": attempt, "gate": "not met"})
 
     def _draw_sizes(self, n: int, clients: int, rng: np.random.RandomState) -> np.ndarray | None:
         """Draw the clients' sizes, or return None if all gamma variates underflow."""

@@ -10,7 +10,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
     if (!("sort" in cell.dataset)) return cell.textContent.trim()
     return cell.dataset.sort === "" ? null : Number(cell.dataset.sort)
   }
-  const compare = (a, b) => (typeof a === "number" ? a - b : order.compare(a, b))
+  // The difference of two infinite numbers is not a number.
+  const compare = (a, b) => (typeof a === "string" ? order.compare(a, b) : a === b ? 0 : a - b)
   heads.forEach((head, column) => {
     const button = document.createElement("button")
     button.type = "button"
