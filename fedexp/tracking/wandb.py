@@ -276,11 +276,15 @@ def _kill_service() -> bool:
     from wandb.sdk import wandb_setup
 
     # W&B has no public handle of its service.
-    service = getattr(getattr(wandb_setup.singleton(), "_connection", None), "_proc", None)
-    process = getattr(service, "_process", None)
+    connection = getattr(wandb_setup.singleton(), "_connection", None)
+    process = getattr(getattr(connection, "_proc", None), "_process", None)
     if process is None:
         return False
     process.kill()
+    # W&B's exit hook would print a traceback, because the connection is lost.
+    forget_exit_hook = getattr(connection, "_cleanup", None)
+    if forget_exit_hook is not None:
+        forget_exit_hook()
     return True
 
 

@@ -353,12 +353,17 @@ def frozen_service() -> None:
     feed.open(info(Path.cwd()), ROWS[:1])
     while not logger._sent:
         time.sleep(0.01)
-    service = wandb.sdk.wandb_setup.singleton()._connection._proc._process
+    connection = wandb.sdk.wandb_setup.singleton()._connection
+    service = connection._proc._process
     service.send_signal(signal.SIGSTOP)
     logger.timeout = 0.2
+    # On a busy machine, the exit hooks run before the thread of the feed ends W&B, and
+    # after W&B has noticed that the connection is lost.
+    wandb.teardown = lambda: None
     for row in ROWS[1:]:
         feed.log(row)
     feed.close("done", None)
+    connection._client._broken_exc = ConnectionResetError("Connection lost")
     atexit._run_exitfuncs()
     print(len(warnings), service.wait(), flush=True)
 
