@@ -296,14 +296,17 @@ class Env(_LimitedServerWork):
             probes: Functions of the trained model and the client's data (see `Probe`).
             local_training: Local training of this job, if it differs from
                 `local_training_this_round`. Make it from `local_training_this_round`
-                with `dataclasses.replace`.
+                with `dataclasses.replace`. With uneven local work, the job has the
+                client's own number of epochs.
         """
         return ClientJob(
             client=client,
             start=start,
             trainer=self.trainer,
             task=self.task,
-            local_training=local_training or self.local_training_this_round,
+            local_training=self._with_own_epochs(
+                client, local_training or self.local_training_this_round
+            ),
             round=self.round,
             step=self.step,
             seed=seed_of(
@@ -314,6 +317,21 @@ class Env(_LimitedServerWork):
             probes=probes,
             drops_out=self._drops_out(client),
         )
+
+    def _with_own_epochs(self, client: int, local_training: LocalTraining) -> LocalTraining:
+        """Return `local_training` with the number of epochs of `client`.
+
+        It differs from the given number only with uneven local work
+        (`LocalTraining.draw_epochs`). A method that trains f times as long as the
+        config says also has f times the drawn number, rounded, and at least one epoch.
+        """
+        usual, given = self.local_training.epochs, local_training.epochs
+        if client == POOLED or not usual or not given:
+            return local_training
+        drawn = self.local_training.draw_epochs(self.seed, self.round, client)
+        if drawn == usual:
+            return local_training
+        return replace(local_training, epochs=max(1, round(given * drawn / usual)))
 
     def _drops_out(self, client: int) -> bool:
         """Return whether `client` drops out of this round.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedexp.core.build import NOT_A_KEY, require
+from fedexp.core.seeds import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class LocalTraining:
     The comments in ``conf/config.yaml`` describe the keys in more detail.
 
     Args:
-        epochs: Passes over the client's data, or None. Ignored if `steps` is set.
+        epochs: Passes over the client's data, or None. Ignored if `steps` is set. With
+            `epochs_min`, the largest number of passes of a client.
         steps: A fixed number of optimizer steps, or None.
         batch_size: Samples per step. The last batch of an epoch may be smaller.
         optimizer: ``sgd`` (with heavy-ball `momentum`), ``adam`` or ``amsgrad`` (with
@@ -41,6 +43,12 @@ class LocalTraining:
         eps: Number that is added to the denominator.
         max_steps: Upper bound on the steps of a round, or None. It applies to `epochs`
             and to `steps`.
+        epochs_min: Smallest number of passes of a client (see `draw_epochs`). None if
+            all clients make `epochs` passes.
+        epochs_drawn: When a client's number of passes is drawn: in every ``round``, or
+            ``once``.
+        stragglers: Probability with which a client's number of passes is drawn. Other
+            clients make `epochs` passes.
     """
 
     epochs: int | None
@@ -55,13 +63,17 @@ class LocalTraining:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     max_steps: int | None = field(default=None, metadata=NOT_A_KEY)
-    # `at_round` puts the schedule into `lr`. These fields are not part of an object's
-    # text, which is in the keys of the client cache.
+    # `at_round` puts the schedule into `lr`, and `Env.job` puts the drawn number into
+    # `epochs`. These fields are not part of an object's text, which is in the keys of
+    # the client cache.
     lr_schedule: Literal["constant", "exponential", "cosine", "step", "linear"] = field(
         default="exponential", repr=False
     )
     lr_step: int | None = field(default=None, repr=False)
     lr_warmup: int = field(default=0, repr=False)
+    epochs_min: int | None = field(default=None, repr=False)
+    epochs_drawn: Literal["round", "once"] = field(default="round", repr=False)
+    stragglers: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         require(
@@ -84,6 +96,7 @@ class LocalTraining:
             value = list(self.betas) if name == "betas" else getattr(self, name)
             require(holds, f"local.{name} must {rule}, got {value}")
         self._check_schedule()
+        self._check_uneven_work()
 
     def _check_schedule(self) -> None:
         schedule = self.lr_schedule
@@ -108,6 +121,26 @@ class LocalTraining:
             "local.lr_schedule=step needs a factor: set local.lr_decay, for example to 0.1",
         )
 
+    def _check_uneven_work(self) -> None:
+        least, most = self.epochs_min, self.epochs
+        require(
+            least is None or self.steps is None,
+            "local.epochs_min has no effect with local.steps: set local.steps=null, "
+            f"got local.epochs_min={least} local.steps={self.steps}",
+        )
+        require(
+            least is None or (most is not None and 1 <= least <= most),
+            f"local.epochs_min must be in [1, local.epochs], got {least} with local.epochs={most}",
+        )
+        require(
+            0 < self.stragglers <= 1, f"local.stragglers must be in (0, 1], got {self.stragglers}"
+        )
+        require(
+            least is not None or (self.stragglers == 1 and self.epochs_drawn == "round"),
+            "local.stragglers and local.epochs_drawn need local.epochs_min, the smallest number "
+            "of epochs of a client, for example local.epochs_min=1",
+        )
+
     def at_round(self, round: int, rounds: int) -> LocalTraining:
         """Return the local training of a round, with its step size.
 
@@ -122,7 +155,32 @@ class LocalTraining:
             lr_decay=1.0,
             lr_step=None,
             lr_warmup=0,
+            epochs_min=None,
+            epochs_drawn="round",
+            stragglers=1.0,
         )
+
+    def draw_epochs(self, seed: int, round: int, client: int) -> int:
+        """Return the number of passes of a client in a round, with uneven local work.
+
+        The number is uniform in {epochs_min, ..., epochs} with probability
+        `stragglers`. Otherwise it is `epochs`. Every client has its own number.
+        ``stragglers=1`` is the setting of FedNova (Wang et al., NeurIPS 2020, E_i ~
+        U(2, 5)). Smaller values give stragglers as in FedProx (Li et al., MLSys 2020).
+
+        Args:
+            seed: Seed of the run.
+            round: The round, from 0. It has no effect with ``epochs_drawn=once``.
+            client: Index of the client.
+        """
+        assert self.epochs is not None  # callers check it
+        if self.epochs_min is None:
+            return self.epochs
+        names = [client] if self.epochs_drawn == "once" else [round, client]
+        rng = numpy_generator(seed, "local epochs", *names)
+        if rng.random() >= self.stragglers:
+            return self.epochs
+        return int(rng.integers(self.epochs_min, self.epochs, endpoint=True))
 
     def lr_factor(self, round: int, rounds: int) -> float:
         """Return the factor of the step size in a round.

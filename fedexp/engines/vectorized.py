@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Literal
@@ -321,11 +321,11 @@ def _one_by_one(job: ClientJob, reason: str) -> str:
 def _signature(job: ClientJob) -> Hashable:
     """Return a key that must be equal for all jobs of a stack.
 
-    The key does not contain the numbers of samples.
+    The key contains neither the number of samples nor the number of epochs.
     """
     trees = (*job.shared.items(), *(job.state or {}).items())
     names = tuple((name, tuple(tree)) for name, tree in trees)
-    return (_code_of(job), job.local_training, job.frozen, names)
+    return (_code_of(job), replace(job.local_training, epochs=1), job.frozen, names)
 
 
 def _code_of(job: ClientJob) -> Hashable:

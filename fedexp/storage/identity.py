@@ -48,9 +48,12 @@ _LATER: Mapping[str, object] = {
     "eval.per_class": False,
     "eval.per_client": False,
     "limit.proxy": None,
+    "local.epochs_drawn": "round",
+    "local.epochs_min": None,
     "local.lr_schedule": "exponential",
     "local.lr_step": None,
     "local.lr_warmup": 0,
+    "local.stragglers": 1.0,
     "proxy.resize": False,
 }
 # Arguments of plug-ins that later versions added. They are left out of the hash as the

@@ -47,6 +47,7 @@ LABELS = {
     "labels": 1,
     "latent codes": 1,
     "layers": 1,
+    "local epochs": 1,
     "loss": 1,
     "ma_echo": 1,
     "models": 1,

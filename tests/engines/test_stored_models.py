@@ -120,6 +120,7 @@ def assert_same_models(a: Path, b: Path) -> None:
     ("ma_echo", []),
     ("ensemble", ["dtype=float64", "clients_per_round=2", "partition.val_fraction=0.2"]),
     ("fedavg", ["client_dropout=0.5"]),
+    ("median", ["local.epochs=3", "local.epochs_min=1"]),
 ])  # fmt: skip
 def test_fusing_another_runs_models_is_training_them(method: str, overrides: list[str]) -> None:
     Path("conf/model").mkdir(parents=True)

@@ -226,6 +226,39 @@ def test_clients_drop_out(method: str) -> None:
         assert first == third == world.env.num_clients > second > 0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_make_different_numbers_of_passes(method: str) -> None:
+    """A run ends with finite models if the clients do unequal work.
+
+    Every client that trains with epochs makes its own number of passes, in every round.
+    """
+    world = world_of(
+        method, "local.steps=null", "local.epochs=4", "local.epochs_min=1", "limit.steps=null"
+    )
+    passes: dict[int, set[int | None]] = {}
+    trained: set[int] = set()
+
+    class Engine(Serial):
+        def map(
+            self, jobs: Sequence[ClientJob], data: FederatedData
+        ) -> Generator[ClientResult, None, None]:
+            for job, result in zip(jobs, super().map(jobs, data), strict=True):
+                size = data.partition.size(job.client)
+                local_training = job.local_training
+                if not job.trained:
+                    trained.add(job.client)
+                    passes.setdefault(job.round, set()).add(local_training.epochs)
+                    batches = -(-size // local_training.batch_size)
+                    assert result.num_steps == batches * (local_training.epochs or 0)
+                yield result
+
+    for step in run(world.aggregator, world.env, Engine(), world.data):
+        last = step.after
+    models = [model for model in world.models(last) if model]
+    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+    assert trained == {POOLED} or any(len(numbers) > 1 for numbers in passes.values())
+
+
 class Enormous(Serial):
     """An engine whose clients return finite weights with infinite squares.
 
