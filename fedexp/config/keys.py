@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -420,6 +420,7 @@ class Config:
     # Configs that an earlier version stored do not have these keys.
     cudnn_benchmark: bool = False
     client_dropout: float = 0.0
+    feature_skew: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(

@@ -7,7 +7,8 @@ The steps are:
 3. Hold out training samples for validation, if configured.
 4. Partition the remaining training samples among the clients.
 5. Cut validation samples from each client's samples, as an alternative to step 3.
-6. Copy the data to the device.
+6. Change the clients' inputs, if they are to differ (feature skew).
+7. Copy the data to the device.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedexp.core.device import to_device
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.core.seeds import numpy_generator, torch_generator
 from fedexp.data.dataset import Arrays, Dataset, labels_of
+from fedexp.data.feature_skew import NO_SKEW, FeatureSkew
 from fedexp.data.partition import CutPartition, Partitioner, validate
 
 UNLABELLED = -1
@@ -301,6 +303,7 @@ def federate(
     download: bool,
     device: torch.device,
     dtype: torch.dtype,
+    feature_skew: FeatureSkew = NO_SKEW,
 ) -> FederatedData:
     """Load, check and split the data, and copy the result to `device` once.
 
@@ -311,6 +314,7 @@ def federate(
         download: Whether missing files may be fetched.
         device: Device of all samples.
         dtype: Dtype of normalised inputs.
+        feature_skew: The change of the clients' inputs.
 
     Raises:
         DataError: Data are absent or damaged, or cannot be split as configured.
@@ -345,6 +349,8 @@ def federate(
     def samples(x: Tensor, y: Tensor, at: np.ndarray, training: bool = False) -> Samples:
         if len(at) < len(y):
             x, y = x[torch.from_numpy(at)], y[torch.from_numpy(at)]
+        if training:
+            x = feature_skew.applied(x, partition, division.seed_data)
         return Samples(
             to_device(x, device),
             to_device(y, device),

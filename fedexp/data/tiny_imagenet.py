@@ -13,7 +13,7 @@ from urllib.error import URLError
 import torch
 
 from fedexp.core.errors import DataError
-from fedexp.data._torchvision import torchvision_datasets
+from fedexp.data._torchvision import torchvision_module
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.data.images import decode_classes, decode_images, require_image_shape
 
@@ -89,7 +89,7 @@ class TinyImageNet(Dataset):
 
 
 def _fetch(root: Path) -> None:
-    utilities = torchvision_datasets().utils
+    utilities = torchvision_module("torchvision.datasets").utils
     try:
         utilities.download_and_extract_archive(_URL, str(root), md5=_MD5)
     except (RuntimeError, OSError, URLError, ValueError) as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedexp.core.errors import DataError
-from fedexp.data._torchvision import torchvision_datasets
+from fedexp.data._torchvision import torchvision_module
 from fedexp.data.dataset import Arrays, Dataset
 from fedexp.storage.files import file_sha256
 
@@ -92,7 +92,7 @@ class TorchvisionSet(Dataset):
         # Downloads are requested only if files are missing. Otherwise torchvision's
         # download() would compute checksums of gigabytes or access the network
         fetch = download and not all(file.exists() for file in self.expected_files(root))
-        kind = getattr(torchvision_datasets(), self.source)
+        kind = getattr(torchvision_module("torchvision.datasets"), self.source)
 
         arrays: list[Tensor] = []
 

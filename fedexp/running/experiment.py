@@ -32,6 +32,7 @@ from fedexp.core.task import Task
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec
 from fedexp.data.dataset import Dataset
+from fedexp.data.feature_skew import FeatureSkew
 from fedexp.data.federated import Division, Proxy, check_scheme, check_validation, federate
 from fedexp.data.partition import Partitioner
 from fedexp.engines.stored_models import StoredModels
@@ -60,6 +61,7 @@ class Experiment:
         dataset: Data set of the clients.
         partitioner: Splits the data set among clients.
         proxy: Data of the server.
+        feature_skew: The change of the clients' inputs.
         specs: Architectures of the networks of the server and the clients. If there is
             an `extractor`, they cover only the part of the model after the extractor.
         input_shape: Shape of one input sample of the networks in `specs`.
@@ -81,6 +83,7 @@ class Experiment:
     dataset: Dataset
     partitioner: Partitioner
     proxy: Proxy
+    feature_skew: FeatureSkew
     specs: Specs
     input_shape: tuple[int, ...]
     extractor: ModelSpec | None
@@ -120,6 +123,7 @@ class Experiment:
             dataset=dataset,
             partitioner=partitioner,
             proxy=build(Proxy, own.proxy, "proxy"),
+            feature_skew=build(FeatureSkew, own.feature_skew, "feature_skew"),
             specs=specs if extractor is None else Specs(spec),
             input_shape=input_shape,
             extractor=extractor,
@@ -190,6 +194,7 @@ class Experiment:
 
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
+            self._check_split_of_skew()
             check_stored_models(
                 self.stored_models,
                 self.config.clients,
@@ -205,12 +210,25 @@ class Experiment:
             )
 
         self.proxy.check(self.dataset)
+        self.feature_skew.check(self.dataset)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:
                 dataset.check(
                     Path(self.config.data_root).expanduser(),
                     self.dataset.download or dataset.download,
                 )
+
+    def _check_split_of_skew(self) -> None:
+        """Check that stored models bring no other split than the changed inputs."""
+        if self.feature_skew.kind != "none" and self.config.client_models.data == "folder":
+            raise ConfigError(
+                "the clients' inputs are changed by the configured partition, "
+                "and client_models.path may contain another split",
+                where="client_models.data",
+                expected="partition",
+                got="folder",
+                do="set client_models.data=partition, or feature_skew.kind=none",
+            )
 
     def _check_float64(self) -> None:
         device = device_name(self.config.device)
@@ -360,6 +378,7 @@ class Experiment:
                 download=self.dataset.download,
                 device=device,
                 dtype=getattr(torch, self.config.dtype),
+                feature_skew=self.feature_skew,
             )
         if self.stored_models is None or self.config.client_models.data == "partition":
             return data

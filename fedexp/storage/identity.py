@@ -47,6 +47,7 @@ _LATER: Mapping[str, object] = {
     "cudnn_benchmark": False,
     "eval.per_class": False,
     "eval.per_client": False,
+    "feature_skew": {"kind": "none", "strength": 0.0},
     "limit.proxy": None,
     "local.epochs_drawn": "round",
     "local.epochs_min": None,

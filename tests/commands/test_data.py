@@ -82,6 +82,8 @@ def test_show(
                 "partition.val_fraction=0.1",
                 "proxy.source=test",
                 "proxy.size=20",
+                "feature_skew.kind=blur",
+                "feature_skew.strength=1.5",
             ]
         )
         == 0
@@ -92,6 +94,7 @@ def test_show(
         "1,437 samples in the pool",
         "held out for validation",
         "20 unlabelled samples",
+        "blur, with a strength from 0 for client 0 to 1.5 for client 3",
         "sha256",
     ):
         assert part in text

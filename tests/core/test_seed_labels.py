@@ -36,6 +36,7 @@ LABELS = {
     "drawn classes": 1,
     "drawn models": 1,
     "dropout": 1,
+    "feature skew": 1,
     "features": 1,
     "folding": 1,
     "generator": 3,

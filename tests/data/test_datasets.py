@@ -14,7 +14,7 @@ import torch
 from fedexp.core.build import build
 from fedexp.core.errors import ConfigError, DataError
 from fedexp.data import torchvision_sets
-from fedexp.data._torchvision import torchvision_datasets
+from fedexp.data._torchvision import torchvision_module
 from fedexp.data.dataset import Arrays, Dataset, verify
 from fedexp.data.digits import Digits
 from fedexp.data.image_folder import ImageFolder
@@ -87,7 +87,7 @@ def test_published_digests_are_those_of_the_original_files(source: str, folder: 
 def test_torchvision_set_reads_cifar_archives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    kind = getattr(torchvision_datasets(), source)
+    kind = getattr(torchvision_module("torchvision.datasets"), source)
     key, classes = ("labels", 10) if source == "CIFAR10" else ("fine_labels", 100)
     folder = tmp_path / kind.base_folder
     folder.mkdir()
@@ -120,7 +120,7 @@ def test_torchvision_set_reads_svhn_matlab_files(
 ) -> None:
     from scipy.io import savemat
 
-    kind = torchvision_datasets().SVHN
+    kind = torchvision_module("torchvision.datasets").SVHN
     image = {"train": pixels(32, 32, 3, 20), "test": pixels(32, 32, 3, 10, seed=1)}
     splits = {}
     for split, x in image.items():

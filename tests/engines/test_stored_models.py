@@ -121,6 +121,7 @@ def assert_same_models(a: Path, b: Path) -> None:
     ("ensemble", ["dtype=float64", "clients_per_round=2", "partition.val_fraction=0.2"]),
     ("fedavg", ["client_dropout=0.5"]),
     ("median", ["local.epochs=3", "local.epochs_min=1"]),
+    ("ma_echo", ["feature_skew.kind=noise", "feature_skew.strength=3", "client_models.data=partition"]),
 ])  # fmt: skip
 def test_fusing_another_runs_models_is_training_them(method: str, overrides: list[str]) -> None:
     Path("conf/model").mkdir(parents=True)
@@ -137,6 +138,14 @@ def test_fusing_another_runs_models_is_training_them(method: str, overrides: lis
         },
         "local_steps": 0,
     }
+
+
+def test_changed_inputs_of_another_split_are_refused(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skew = ["feature_skew.kind=noise", "feature_skew.strength=3"]
+    assert run_command(command("method=fedavg", f"client_models.path={stored}", *skew)) == 2
+    assert "client_models.data=partition" in capsys.readouterr().err
 
 
 def test_nothing_is_trained(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from fedexp.core.net import Net
 from fedexp.core.runner import Snapshot, run
 from fedexp.core.seeds import torch_generator
 from fedexp.core.weights import ModelSpec, Weights
-from fedexp.data._torchvision import torchvision_datasets
+from fedexp.data._torchvision import torchvision_module
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
 from fedexp.models.resnet_features import ResNetExtractor
@@ -47,7 +47,7 @@ def torchvision_state(depth: int, seed: int = 0) -> tuple[torch.nn.Module, dict[
     The network is in evaluation mode.
     """
     # This makes the import below work with any version of torch
-    torchvision_datasets()
+    torchvision_module("torchvision.datasets")
     import torchvision
 
     with torch.device("meta"):
