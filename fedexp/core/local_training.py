@@ -165,8 +165,10 @@ class LocalTraining:
 
         The number is uniform in {epochs_min, ..., epochs} with probability
         `stragglers`. Otherwise it is `epochs`. Every client has its own number.
-        ``stragglers=1`` is the setting of FedNova (Wang et al., NeurIPS 2020, E_i ~
-        U(2, 5)). Smaller values give stragglers as in FedProx (Li et al., MLSys 2020).
+        ``stragglers=1`` is the setting of Wang et al., Tackling the Objective
+        Inconsistency Problem, NeurIPS 2020, for example E_i ~ U(2, 5). Smaller values
+        are the settings of Li et al., Federated Optimization in Heterogeneous Networks,
+        MLSys 2020.
 
         Args:
             seed: Seed of the run.
