@@ -127,7 +127,7 @@ def _draw_map(
     top = float(np.sqrt(max(1, counts.max())))
     axes.imshow(
         np.where(shown > 0, root, np.nan),
-        cmap=_colours(),
+        cmap=colours(),
         vmin=0,
         vmax=top,
         aspect="auto",
@@ -208,7 +208,7 @@ def _draw_scale(scale: Colorbar, most: int) -> None:
     scale.ax.set_title("count", fontsize=7.5, color=_MUTED, pad=7, loc="left")
 
 
-def _colours() -> Colormap:
+def colours() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(
