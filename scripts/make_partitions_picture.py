@@ -3,7 +3,7 @@
     python scripts/make_partitions_picture.py
 
 Each panel has the numbers of samples of 10 clients and 10 classes, on the data set
-digits. White means no sample, and dark means many.
+digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedexp.config.compose import compose
-from fedexp.data.picture import colours
+from fedexp.data.picture import draw_map
 from fedexp.running.experiment import load_data
 from fedexp.tables.report.picture_sizes import SMALLEST_FONT
 
@@ -48,21 +48,9 @@ def main() -> None:
     for axes, (name, keys) in zip(panels, PANELS.items(), strict=True):
         overrides = [f"partition={name}", *(f"partition.{key}" for key in keys)]
         counts = load_data(compose([*overrides, "clients=10"])).class_counts()
-        axes.imshow(
-            np.where(counts > 0, np.sqrt(counts), np.nan),
-            cmap=colours(),
-            vmin=0,
-            vmax=np.sqrt(counts.max()),
-            aspect="auto",
-            interpolation="nearest",
-        )
+        draw_map(axes, counts, np.arange(10), counts, cell=(0.17, 0.17))
         shown = [key for key in keys if len(key) < 24]
         axes.set_title("\n".join([name, *shown]), fontsize=9, loc="left")
-        axes.set_xticks(range(10))
-        axes.set_yticks(range(10))
-        axes.tick_params(labelsize=SMALLEST, length=0)
-        axes.set_xlabel("class", fontsize=SMALLEST)
-        axes.set_ylabel("client", fontsize=SMALLEST)
 
     metadata = {"Software": None, SMALLEST_FONT: f"{SMALLEST}"}
     figure.savefig(PICTURE, format="png", dpi=150, metadata=metadata)

@@ -14,7 +14,6 @@ from fedexp.tracking.terminal import console, escaped, ruled_table
 if TYPE_CHECKING:
     from fedexp.core.data import FederatedData
     from fedexp.core.resolved_config import ResolvedConfig
-    from fedexp.data.feature_skew import FeatureSkew
 
 
 def main() -> None:
@@ -74,22 +73,19 @@ def parser() -> Parser:
 
 
 def _show(options: argparse.Namespace) -> int:
-    import torch
-
     from fedexp.config.compose import compose
     from fedexp.data.picture import draw_partition
     from fedexp.data.table import partition_table
-    from fedexp.running.experiment import Experiment
+    from fedexp.running.experiment import load_data
 
     config = compose(options.overrides)
-    experiment = Experiment.of(config)
-    data = experiment.load(torch.device("cpu"))
+    data = load_data(config)
     counts = data.class_counts()
     out = console()
     title = _split_title(config)
     out.print(title, style="bold", markup=False)
     out.print(partition_table(counts))
-    for line in _data_lines(data, experiment.feature_skew):
+    for line in _data_lines(data, **config["feature_skew"]):
         out.print(line, soft_wrap=True, markup=False)
     draw_partition(counts, options.out, title)
     out.print(f"picture    {options.out}", soft_wrap=True, markup=False)
@@ -111,7 +107,7 @@ def _split_title(config: ResolvedConfig) -> str:
     )
 
 
-def _data_lines(data: FederatedData, feature_skew: FeatureSkew) -> list[str]:
+def _data_lines(data: FederatedData, kind: str, strength: float) -> list[str]:
     from fedexp.data.partition import CutPartition
 
     lines = [f"train      {len(data.train):,} samples in the pool"]
@@ -132,10 +128,11 @@ def _data_lines(data: FederatedData, feature_skew: FeatureSkew) -> list[str]:
     lines.append(
         "drawn      " + ", ".join(f"{key}={value}" for key, value in data.partition.info.items())
     )
-    if feature_skew.kind != "none":
+    if kind != "none":
+        last = data.partition.num_clients - 1
         lines.append(
-            f"inputs     {feature_skew.kind}, with a strength from 0 for client 0 to "
-            f"{feature_skew.strength:g} for client {data.partition.num_clients - 1}"
+            f"inputs     {kind}, with a strength from 0 for client 0 "
+            f"to {strength:g} for client {last}"
         )
     lines.append(f"sha256     {data.partition.sha256} (partition)")
 

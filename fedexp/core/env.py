@@ -296,8 +296,8 @@ class Env(_LimitedServerWork):
             probes: Functions of the trained model and the client's data (see `Probe`).
             local_training: Local training of this job, if it differs from
                 `local_training_this_round`. Make it from `local_training_this_round`
-                with `dataclasses.replace`. With uneven local work, the job has the
-                client's own number of epochs.
+                with `dataclasses.replace`. With uneven local work, its number of epochs
+                is scaled to the client (see `_with_own_epochs`).
         """
         return ClientJob(
             client=client,
@@ -322,8 +322,9 @@ class Env(_LimitedServerWork):
         """Return `local_training` with the number of epochs of `client`.
 
         It differs from the given number only with uneven local work
-        (`LocalTraining.draw_epochs`). A method that trains f times as long as the
-        config says also has f times the drawn number, rounded, and at least one epoch.
+        (`LocalTraining.draw_epochs`). If a method asks for f times the config's number,
+        the client makes f times its drawn number, rounded, and at least one epoch.
+        Training on the pooled data always has the given number.
         """
         usual, given = self.local_training.epochs, local_training.epochs
         if client == POOLED or not usual or not given:

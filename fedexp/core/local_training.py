@@ -47,8 +47,8 @@ class LocalTraining:
             all clients make `epochs` passes.
         epochs_drawn: When a client's number of passes is drawn: in every ``round``, or
             ``once``.
-        stragglers: Probability with which a client's number of passes is drawn. Other
-            clients make `epochs` passes.
+        stragglers: Probability that a client is a straggler. Only stragglers draw their
+            number of passes. All other clients make `epochs` passes.
     """
 
     epochs: int | None
@@ -163,12 +163,15 @@ class LocalTraining:
     def draw_epochs(self, seed: int, round: int, client: int) -> int:
         """Return the number of passes of a client in a round, with uneven local work.
 
-        The number is uniform in {epochs_min, ..., epochs} with probability
-        `stragglers`. Otherwise it is `epochs`. Every client has its own number.
-        ``stragglers=1`` is the setting of Wang et al., Tackling the Objective
-        Inconsistency Problem, NeurIPS 2020, for example E_i ~ U(2, 5). Smaller values
-        are the settings of Li et al., Federated Optimization in Heterogeneous Networks,
-        MLSys 2020.
+        With probability `stragglers`, the number is uniform in {epochs_min, ...,
+        epochs}. Otherwise it is `epochs`. Each client is drawn independently of the
+        others.
+
+        Source: ``stragglers=1`` is the setting of Wang et al., Tackling the Objective
+            Inconsistency Problem, NeurIPS 2020, for example E_i ~ U(2, 5). Smaller
+            values are like the settings of Li et al., Federated Optimization in
+            Heterogeneous Networks, MLSys 2020, where exactly this share of a round's
+            clients are stragglers.
 
         Args:
             seed: Seed of the run.

@@ -35,7 +35,7 @@ def elementwise(hook: Hook) -> Hook:
     - It treats all elements of its tensors alike and independently. It uses no norms,
       means or indices.
     - It uses only the fields `start`, `shared`, `state`, `local_training` and `round`
-      of the context.
+      of the context. It does not use ``local_training.epochs``.
 
     An engine may call a marked method once for several clients, whose tensors are
     stacked along a first axis. Methods without the mark are called once per client.

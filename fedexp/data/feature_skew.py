@@ -37,16 +37,16 @@ class FeatureSkew:
 
     Source: Li, Diao, Chen & He, Federated Learning on Non-IID Data Silos: An
         Experimental Study, ICDE 2022, for ``noise``. There, the strength is a variance
-        and grows with i / N for i from 1.
+        and grows with i / N for i from 1. 8-bit images are rounded and clipped here.
 
     Args:
         kind: ``none``, or one of the following. ``noise`` adds independent Gaussian
             noise. ``rotation`` rotates images counter-clockwise, bilinearly, and fills
             the corners with 0. ``blur`` convolves images with a Gaussian and reflects
-            them at the border. 8-bit images are rounded and clipped afterwards.
-        strength: Strength for the last client. ``noise``: standard deviation, as a
-            share of the range of values for 8-bit images, else in the unit of the
-            inputs. ``rotation``: angle in degrees. ``blur``: standard deviation in
+            them at the border.
+        strength: Strength for the last client. ``noise``: standard deviation. For 8-bit
+            images, 1 is the whole range from 0 to 255. Other inputs have their own
+            unit. ``rotation``: angle in degrees. ``blur``: standard deviation in
             pixels.
     """
 
@@ -67,13 +67,21 @@ class FeatureSkew:
                 f"got {self.strength:g}",
             )
 
-    def check(self, dataset: Dataset) -> None:
-        """Check that the data set has inputs and targets that can be changed.
+    def check(self, dataset: Dataset, clients: int) -> None:
+        """Check that the inputs of the clients can be changed.
 
         Raises:
             ConfigError: The inputs are not images, or the targets would have to be
-                rotated with them.
+                rotated with them, or there is only one client.
         """
+        if self.kind != "none" and clients == 1:
+            raise ConfigError(
+                "the inputs of the first client do not change, and there is no other client",
+                where="feature_skew.kind",
+                expected="none, or two or more clients",
+                got=f"{self.kind} with clients=1",
+                do="raise clients, or set feature_skew.kind=none",
+            )
         if self.kind in ("rotation", "blur") and len(dataset.shape) != 3:
             raise ConfigError(
                 f"the inputs of data set '{dataset.name}' are not images",
@@ -141,7 +149,7 @@ class FeatureSkew:
                 bilinear = v2.InterpolationMode.BILINEAR
                 new = v2.functional.rotate(raw, strength, interpolation=bilinear)
             else:
-                # 3 standard deviations, but less than the image, which is reflected
+                # Reflection needs a reach that is smaller than the image.
                 reach = min(math.ceil(3 * strength), *(side - 1 for side in raw.shape[-2:]))
                 new = v2.functional.gaussian_blur(raw, 2 * reach + 1, strength)
 

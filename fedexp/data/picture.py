@@ -52,7 +52,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
         (left / width, bottom / height, map_width / width, map_height / height)
     )
 
-    _draw_map(image_axes, shown, rows, counts, cell=(map_width / classes, map_height / clients))
+    draw_map(image_axes, shown, rows, counts, cell=(map_width / classes, map_height / clients))
 
     bar_axes = figure.add_axes(
         ((left + map_width + gap) / width, bottom / height, bar / width, map_height / height),
@@ -119,15 +119,24 @@ def _ticks(n: int, length: float) -> np.ndarray:
     return np.arange(0, n, next((step for step in steps if n / step * 0.24 <= length), steps[-1]))
 
 
-def _draw_map(
+def draw_map(
     axes: Axes, shown: np.ndarray, rows: np.ndarray, counts: np.ndarray, cell: tuple[float, float]
 ) -> None:
+    """Draw class counts as a map.
+
+    Args:
+        axes: Axes of the map.
+        shown: Class counts of the shown clients, (rows, classes), int64.
+        rows: Indices of the shown clients.
+        counts: Class counts of all clients. The largest one has the darkest colour.
+        cell: Width and height of a cell in inches.
+    """
     classes = shown.shape[1]
     root = np.sqrt(shown)
     top = float(np.sqrt(max(1, counts.max())))
     axes.imshow(
         np.where(shown > 0, root, np.nan),
-        cmap=colours(),
+        cmap=_colours(),
         vmin=0,
         vmax=top,
         aspect="auto",
@@ -208,7 +217,7 @@ def _draw_scale(scale: Colorbar, most: int) -> None:
     scale.ax.set_title("count", fontsize=7.5, color=_MUTED, pad=7, loc="left")
 
 
-def colours() -> Colormap:
+def _colours() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(

@@ -224,12 +224,16 @@ class ClientCache(Engine):
         keys = [""] * len(jobs)
         for part in parts:
             sizes = [data.partition.size(jobs[i].client) for i in part]
+            epochs = [jobs[i].local_training.epochs for i in part]
             for place, i in enumerate(part):
                 # The clients of a part are trained in one stack. Their numbers of
-                # samples decide how batches are padded and which clients take a step
-                # together. The last bits of each result therefore depend on the numbers
-                # of samples of all clients in the part.
-                batch_group = [sizes, place] if len(part) > 1 else []
+                # samples and epochs decide how batches are padded and which clients
+                # take a step together. The last bits of each result therefore depend on
+                # these numbers of all clients in the part. Equal numbers of epochs are
+                # in the job's local training.
+                batch_group: list[Any] = [sizes, place] if len(part) > 1 else []
+                if len(set(epochs)) > 1:
+                    batch_group.append(epochs)
                 keys[i] = self._key(jobs[i], digests[id(jobs[i].start)], batch_group, data)
         return keys
 

@@ -15,6 +15,7 @@ group is therefore a range of clients, and its tensors are views.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ from fedexp.core.kernel import (
     take_step,
 )
 from fedexp.core.local_optimizers import LocalOptimizer
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
@@ -82,10 +84,11 @@ def train_stack(
 ) -> tuple[list[int], Iterator[ClientResult]]:
     """Train `jobs` as one stack.
 
-    The jobs may differ only in their client, start model, seed, and the values of
-    broadcast trees and client states. Training has finished when this function returns.
-    The payload and the new state of a client are computed only when its result is
-    requested. They are then still in the processor's cache when the server reads them.
+    The jobs may differ only in their client, start model, seed, number of epochs, and
+    the values of broadcast trees and client states. Training has finished when this
+    function returns. The payload and the new state of a client are computed only when
+    its result is requested. They are then still in the processor's cache when the
+    server reads them.
 
     Args:
         jobs: Jobs of the stack.
@@ -421,6 +424,7 @@ def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
         state=stack.state,
         num_examples=unknown,
         num_steps=unknown,
+        local_training=_with_unknown_epochs(client.ctx.local_training),
         net=SimpleNamespace(beside=refuse, spec=None),  # type: ignore[arg-type]
         clock=SimpleNamespace(step=unknown, epoch=unknown),
         once=refuse,
@@ -428,6 +432,12 @@ def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
         full_gradient=refuse,
         count_classes=refuse,
     )
+
+
+def _with_unknown_epochs(local_training: LocalTraining) -> LocalTraining:
+    common = copy.copy(local_training)
+    object.__setattr__(common, "epochs", math.nan)  # not a valid number, so not `replace`
+    return common
 
 
 StackHook = Callable[..., Tree]  # (common context, context of each client, trees ...)

@@ -295,13 +295,12 @@ class FedMA(UnitMatching):
     def _local_training(self, env: Env, only_output_layer: bool = False) -> LocalTraining:
         """Return the local training of retraining steps and of later rounds."""
         local_training = env.local_training
-        if self.retrain_epochs is not None:
-            local_training = replace(local_training, epochs=self.retrain_epochs, steps=None)
-
         if self.retrain_lr is not None:
             local_training = replace(local_training, lr=self.retrain_lr)
 
         local_training = local_training.at_round(env.round, env.rounds)
+        if self.retrain_epochs is not None:
+            local_training = replace(local_training, epochs=self.retrain_epochs, steps=None)
         if not only_output_layer:
             return local_training
 

@@ -210,7 +210,7 @@ class Experiment:
             )
 
         self.proxy.check(self.dataset)
-        self.feature_skew.check(self.dataset)
+        self.feature_skew.check(self.dataset, self.config.clients)
         for dataset in (self.dataset, self.proxy.dataset):
             if dataset is not None:
                 dataset.check(
@@ -219,10 +219,10 @@ class Experiment:
                 )
 
     def _check_split_of_skew(self) -> None:
-        """Check that stored models bring no other split than the changed inputs."""
+        """Refuse feature skew if the split may come from a folder of stored models."""
         if self.feature_skew.kind != "none" and self.config.client_models.data == "folder":
             raise ConfigError(
-                "the clients' inputs are changed by the configured partition, "
+                "feature_skew changes the inputs of the configured partition's clients, "
                 "and client_models.path may contain another split",
                 where="client_models.data",
                 expected="partition",

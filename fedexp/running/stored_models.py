@@ -368,12 +368,13 @@ def _split_of_folder(
     if models.data.indices:
         partition = Partition.from_lists([index.numpy() for index in models.data.indices])
         stored_sha256, stored_pool, size = models.data.data_sha256, None, None
-        stored_split = None
+        stored_split, skew_kind = None, "none"
     elif (path / SPLIT).is_file():
         partition = load_partition(path / SPLIT)
         facts = read_json(path / "data.json") or {}
         config = StoredRun(path).config
         proxy, limit = config.get("proxy") or {}, config.get("limit") or {}
+        skew_kind = (config.get("feature_skew") or {}).get("kind", "none")
         stored_sha256, stored_split = facts.get("data"), facts.get("partition")
         stored_pool = _pool(
             proxy.get("source", "none"),
@@ -387,6 +388,8 @@ def _split_of_folder(
     else:
         return None, None
 
+    if skew_kind != "none":
+        return partition, "feature_skew changed the inputs that its models were trained on"
     if stored_split not in (None, partition.sha256):
         return partition, "it is not the split that the run began with"
     if stored_sha256 != data.fingerprint:

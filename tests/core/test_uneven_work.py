@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedexp.core import trees
 from fedexp.core.data import POOLED
 from fedexp.core.errors import ConfigError
+from fedexp.core.jobs import ClientJob
 from fedexp.core.local_training import LocalTraining
+from fedexp.core.net import Net
+from fedexp.core.numerics import Numerics
+from fedexp.core.task import Batch
+from fedexp.core.trainer import Ctx, Trainer, elementwise
+from fedexp.core.trees import Tree
+from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
 from fedexp.engines.vectorized import Vectorized
-from tests.world import assert_same, make_data, make_world
+from tests.world import World, assert_same, make_data, make_world
 
 
 def local_training(**changes: Any) -> LocalTraining:
@@ -60,8 +70,8 @@ def test_method_with_longer_training_has_the_same_share(given: int) -> None:
     world = make_world("method=fedavg", "local.epochs=4", "local.epochs_min=1")
     start = world.env.initial_weights()
     for client in range(4):
-        usual = world.env.job(client, start, {}).local_training.epochs
-        assert usual is not None and 1 <= usual <= 4
+        usual = world.env.local_training.draw_epochs(world.env.seed, 0, client)
+        assert world.env.job(client, start, {}).local_training.epochs == usual
         longer = replace(world.env.local_training_this_round, epochs=given)
         found = world.env.job(client, start, {}, local_training=longer).local_training.epochs
         assert found == max(1, round(given * usual / 4))
@@ -115,3 +125,61 @@ def test_clients_with_different_epochs_are_trained_in_one_stack() -> None:
 def test_keys_that_do_not_fit_uneven_work_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=said):
         local_training(**changes)
+
+
+def test_cache_key_has_the_epochs_of_the_clients_in_the_stack(tmp_path: Path) -> None:
+    """The last bits of a result depend on the steps that the other clients take."""
+    world = make_world("method=fedavg", "local.epochs=4", data=make_data((24, 24, 24)))
+    start = world.env.initial_weights()
+    same = [world.env.job(client, start, {}) for client in range(3)]
+
+    def key_of_client_0(epochs: int | None) -> str:
+        less = replace(same[2].local_training, epochs=epochs)
+        jobs = [*same[:2], replace(same[2], local_training=less)]
+        cache = ClientCache(
+            Vectorized(kernel="linear"), tmp_path, 1.0, Numerics({}, 1, "cpu", "float64"), "code"
+        )
+        return cache._keys(jobs, [[0, 1, 2]], world.data)[0]
+
+    assert key_of_client_0(4) != key_of_client_0(3) != key_of_client_0(2)
+
+
+@dataclass(frozen=True)
+class ReadsEpochs(Trainer):
+    """A trainer whose loss depends on the number of epochs."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return ctx.task.loss(net, params, buffers, batch, ctx) / (ctx.local_training.epochs or 1)
+
+
+@dataclass(frozen=True)
+class MarkedWrongly(Trainer):
+    """A trainer whose hook is marked as elementwise, but depends on the client."""
+
+    @elementwise
+    def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
+        return trees.scale(grad, 1 / (ctx.local_training.epochs or 1))
+
+
+def uneven_jobs(trainer: Trainer) -> tuple[World, list[ClientJob]]:
+    world = make_world(
+        "method=fedavg", "local.epochs=4", "local.epochs_min=1", data=make_data((24, 24, 24, 24))
+    )
+    start = world.env.initial_weights()
+    jobs = [replace(world.env.job(c, start, {}), trainer=trainer) for c in range(4)]
+    assert len({job.local_training.epochs for job in jobs}) > 1
+    return world, jobs
+
+
+def test_loss_reads_the_epochs_of_its_own_client() -> None:
+    world, jobs = uneven_jobs(ReadsEpochs())
+    stacked = list(Vectorized(kernel="vmap", stack=4).map(jobs, world.data))
+    for one, other in zip(stacked, Serial().map(jobs, world.data), strict=True):
+        for name, value in one.weights.params.items():
+            torch.testing.assert_close(value, other.weights.params[name], rtol=1e-9, atol=1e-12)
+
+
+def test_elementwise_hook_that_reads_the_epochs_does_not_pass_unnoticed() -> None:
+    world, jobs = uneven_jobs(MarkedWrongly())
+    (result, *_) = Vectorized(stack=4).map(jobs, world.data)
+    assert trees.nonfinite(result.weights.params)

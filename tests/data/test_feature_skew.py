@@ -124,6 +124,7 @@ def test_only_the_clients_own_samples_change() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (["clients=1", "feature_skew.kind=noise"], "there is no other client"),
         (["dataset=synthetic", "feature_skew.kind=blur"], "are not images"),
         (["dataset=shapes_masks", "model=unet", "task=segmentation", "feature_skew.kind=rotation"],
          "would not be rotated"),

@@ -70,7 +70,7 @@ _MEASURED = (
     (re.compile(r"\b\d+:\d\d(?::\d\d)?\b"), "TIME"),
     (re.compile(r"\b\d+ local steps per second"), "SPEED"),
     (re.compile(rf"(?<![\w.])\d+(?:\.\d+)? ?(?:{_UNITS})\b"), "MEASURED"),
-    # Results of an installed package name no commit, and changed files add a +.
+    # The commit is absent for an installed package, and has a + if files were changed.
     (re.compile(r", commits: \[[^]]*\]"), ""),
     (_HASH, "HASH"),
     (re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*"), "PATH"),

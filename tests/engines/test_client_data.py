@@ -115,6 +115,15 @@ def test_split_of_other_training_samples_is_refused_if_it_is_needed(local: fedex
     assert fuse("method=fedavg", path, held).status == "done"
 
 
+def test_split_of_changed_inputs_is_refused_if_it_is_needed(tmp_path: Path) -> None:
+    skew = ["feature_skew.kind=noise", "feature_skew.strength=3"]
+    trained = fedexp.run([*BASE, "method=local", IID, *skew, f"output_root={tmp_path}"])
+    path = f"client_models.path={trained.folder}"
+    with pytest.raises(FedexpError, match="feature_skew changed the inputs"):
+        fuse(*MA_ECHO, path)
+    assert fuse("method=fedavg", path).status == "done"
+
+
 @pytest.mark.parametrize(("overrides", "known", "missing"), [
     (["method=fedavg"], {}, "numbers of samples"),
     (["method=ensemble", "aggregator.combine=samples"], {}, "numbers of samples"),

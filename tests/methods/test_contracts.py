@@ -230,12 +230,14 @@ def test_clients_drop_out(method: str) -> None:
 def test_clients_make_different_numbers_of_passes(method: str) -> None:
     """A run ends with finite models if the clients do unequal work.
 
-    Every client that trains with epochs makes its own number of passes, in every round.
+    A job with the config's number of epochs has the number that is drawn for its client
+    and round.
     """
     world = world_of(
         method, "local.steps=null", "local.epochs=4", "local.epochs_min=1", "limit.steps=null"
     )
-    passes: dict[int, set[int | None]] = {}
+    drawn: dict[tuple[int, int], int] = {}
+    passes: dict[tuple[int, int], set[int | None]] = {}
     trained: set[int] = set()
 
     class Engine(Serial):
@@ -243,20 +245,22 @@ def test_clients_make_different_numbers_of_passes(method: str) -> None:
             self, jobs: Sequence[ClientJob], data: FederatedData
         ) -> Generator[ClientResult, None, None]:
             for job, result in zip(jobs, super().map(jobs, data), strict=True):
-                size = data.partition.size(job.client)
-                local_training = job.local_training
+                key = job.round, job.client
+                drawn[key] = world.env.local_training.draw_epochs(world.env.seed, *key)
                 if not job.trained:
                     trained.add(job.client)
-                    passes.setdefault(job.round, set()).add(local_training.epochs)
-                    batches = -(-size // local_training.batch_size)
-                    assert result.num_steps == batches * (local_training.epochs or 0)
+                    passes.setdefault(key, set()).add(job.local_training.epochs)
+                    size, batch = data.partition.size(job.client), job.local_training.batch_size
+                    assert result.num_steps == -(-size // batch) * (job.local_training.epochs or 0)
                 yield result
 
     for step in run(world.aggregator, world.env, Engine(), world.data):
         last = step.after
     models = [model for model in world.models(last) if model]
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
-    assert trained == {POOLED} or any(len(numbers) > 1 for numbers in passes.values())
+    if trained != {POOLED}:
+        assert len(set(drawn.values())) > 1
+        assert all(drawn[key] in numbers for key, numbers in passes.items())
 
 
 class Enormous(Serial):

@@ -595,6 +595,16 @@ def test_a_step_matches_a_layer_and_the_next_retrains_what_lies_above() -> None:
         assert [done[end].metrics[f"fusion/width_{i}"] for i in (1, 2)] == widths
 
 
+def test_retraining_shorter_than_the_smallest_number_of_epochs_is_scaled() -> None:
+    """Retraining with 2 of 6 epochs makes a third of the epochs that are drawn."""
+    engine = Seen()
+    world = training("local.epochs=6", "local.epochs_min=3", retrain_epochs=2, rounds=1)
+    all_steps(world, engine)
+    for job in engine.asked[1]:
+        drawn = world.env.local_training.draw_epochs(world.env.seed, 0, job.client)
+        assert job.local_training.epochs == max(1, round(drawn / 3))
+
+
 @pytest.mark.parametrize("model", [TWO, CNN], ids=["mlp", "cnn"])
 def test_retraining_that_moves_nothing_is_one_shot_matching(model) -> None:
     """Retraining with a step size of 1e-30 equals one-shot matching.

@@ -341,10 +341,15 @@ def test_wandb_tries_an_unreachable_server_once_a_sweep(
     assert len(said) == 5 and all("(no route). Continuing offline" in text for text in said)
 
 
-def frozen_service() -> None:
+def frozen_service(late: bool) -> None:
     """Stop the W&B service of a run after the first round.
 
     Then do what Python does at its end, including W&B's exit hook.
+
+    Args:
+        late: Whether the exit hooks run after W&B has noticed that the connection is
+            lost, and before the thread of the feed ends W&B. This happens on a busy
+            machine.
     """
     import wandb
 
@@ -357,22 +362,24 @@ def frozen_service() -> None:
     service = connection._proc._process
     service.send_signal(signal.SIGSTOP)
     logger.timeout = 0.2
-    # On a busy machine, the exit hooks run before the thread of the feed ends W&B, and
-    # after W&B has noticed that the connection is lost.
-    wandb.teardown = lambda: None
+    if late:
+        wandb.teardown = lambda: None
     for row in ROWS[1:]:
         feed.log(row)
     feed.close("done", None)
-    connection._client._broken_exc = ConnectionResetError("Connection lost")
+    if late:
+        assert connection._client._broken_exc is None
+        connection._client._broken_exc = ConnectionResetError("Connection lost")
     atexit._run_exitfuncs()
     print(len(warnings), service.wait(), flush=True)
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_frozen_wandb_lets_the_process_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    process = Forked(tmp_path, frozen_service)
+    process = Forked(tmp_path, frozen_service, late)
     out, err = process.communicate(timeout=100)
     assert (process.returncode, out) == (0, "1 -9\n"), err
     assert "Traceback" not in err

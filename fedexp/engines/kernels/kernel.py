@@ -170,8 +170,8 @@ class StackKernel(ABC):
     def __init__(self, job: ClientJob, net: Net) -> None:
         """Prepare for a stack of jobs like `job`.
 
-        All jobs of the stack have the same trainer, task, local training, network and
-        frozen parameters.
+        All jobs of the stack have the same trainer, task, network and frozen
+        parameters. They have the same local training, except for the number of epochs.
         """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from fedexp.core import trees
 from fedexp.core.device import OutOfMemoryError, on_cpu
 from fedexp.core.jobs import ClientJob
 from fedexp.core.kernel import overrides
+from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
 from fedexp.core.task import Batch
 from fedexp.core.trainer import Ctx, Measured, Received, Trainer
@@ -37,8 +38,8 @@ class _UnansweredError(Exception):
 class _SharedCtx(Ctx):
     """The context that a loss reads for several clients.
 
-    Its values are those of the first client. Reading a number that differs between the
-    clients raises `UnlikeClientsError`.
+    Its values are those of the first client. Reading a number or a local training that
+    differs between the clients raises `UnlikeClientsError`.
     """
 
     unlike: frozenset[str] = frozenset()
@@ -47,8 +48,10 @@ class _SharedCtx(Ctx):
     def of(cls, own: list[Ctx], **replaced: Any) -> _SharedCtx:
         """Return the context of the clients `own`, with some fields replaced."""
         values = {f.name: getattr(own[0], f.name) for f in fields(Ctx)} | replaced
-        numbers = [name for name, value in values.items() if isinstance(value, int | float)]
-        unlike = {name for name in numbers if len({getattr(ctx, name) for ctx in own}) > 1}
+        compared = [
+            name for name, value in values.items() if isinstance(value, int | float | LocalTraining)
+        ]
+        unlike = {name for name in compared if len({getattr(ctx, name) for ctx in own}) > 1}
 
         shared = cls(**values)
         object.__setattr__(shared, "unlike", frozenset(unlike))
