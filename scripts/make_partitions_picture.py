@@ -17,11 +17,12 @@ from matplotlib.figure import Figure
 from fedexp.config.compose import compose
 from fedexp.data.picture import draw_map
 from fedexp.running.experiment import load_data
+from fedexp.tables.report.canvas import smallest_font
 from fedexp.tables.report.picture_sizes import SMALLEST_FONT
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "assets" / "partitions.png"
-COLUMNS, SMALLEST = 5, 8  # panels in a row, and the size of the smallest text in points
+COLUMNS = 5
 PAIRS = ["[0,1]", "[2,3]", "[4,5]", "[6,7]", "[8,9]"]
 # The keys of each partition. Those that need a file or owners of samples are left out.
 PANELS = {
@@ -52,7 +53,7 @@ def main() -> None:
         shown = [key for key in keys if len(key) < 24]
         axes.set_title("\n".join([name, *shown]), fontsize=9, loc="left")
 
-    metadata = {"Software": None, SMALLEST_FONT: f"{SMALLEST}"}
+    metadata = {"Software": None, SMALLEST_FONT: f"{smallest_font(figure):g}"}
     figure.savefig(PICTURE, format="png", dpi=150, metadata=metadata)
 
 

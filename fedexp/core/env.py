@@ -322,9 +322,9 @@ class Env(_LimitedServerWork):
         """Return `local_training` with the number of epochs of `client`.
 
         It differs from the given number only with uneven local work
-        (`LocalTraining.draw_epochs`). If a method asks for f times the config's number,
-        the client makes f times its drawn number, rounded, and at least one epoch.
-        Training on the pooled data always has the given number.
+        (`LocalTraining.draw_epochs`). A method may ask for another number than the
+        config's. The drawn number is then scaled by the same factor and rounded, to at
+        least one epoch. Training on the pooled data always has the given number.
         """
         usual, given = self.local_training.epochs, local_training.epochs
         if client == POOLED or not usual or not given:

@@ -37,7 +37,8 @@ class FeatureSkew:
 
     Source: Li, Diao, Chen & He, Federated Learning on Non-IID Data Silos: An
         Experimental Study, ICDE 2022, for ``noise``. There, the strength is a variance
-        and grows with i / N for i from 1. 8-bit images are rounded and clipped here.
+        and grows with i / N for i from 1. Unlike there, noisy 8-bit images are rounded
+        and clipped to 0 to 255.
 
     Args:
         kind: ``none``, or one of the following. ``noise`` adds independent Gaussian
@@ -45,9 +46,9 @@ class FeatureSkew:
             the corners with 0. ``blur`` convolves images with a Gaussian and reflects
             them at the border.
         strength: Strength for the last client. ``noise``: standard deviation. For 8-bit
-            images, 1 is the whole range from 0 to 255. Other inputs have their own
-            unit. ``rotation``: angle in degrees. ``blur``: standard deviation in
-            pixels.
+            images, 1 is the whole range from 0 to 255. For other inputs, it is in the
+            unit of the inputs. ``rotation``: angle in degrees. ``blur``: standard
+            deviation in pixels.
     """
 
     kind: Literal["none", "noise", "rotation", "blur"] = "none"

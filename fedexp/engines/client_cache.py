@@ -229,8 +229,8 @@ class ClientCache(Engine):
                 # The clients of a part are trained in one stack. Their numbers of
                 # samples and epochs decide how batches are padded and which clients
                 # take a step together. The last bits of each result therefore depend on
-                # these numbers of all clients in the part. Equal numbers of epochs are
-                # in the job's local training.
+                # these numbers of all clients in the part. If all numbers of epochs are
+                # equal, the job's own local training already has this number.
                 batch_group: list[Any] = [sizes, place] if len(part) > 1 else []
                 if len(set(epochs)) > 1:
                     batch_group.append(epochs)

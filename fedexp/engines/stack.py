@@ -4,7 +4,7 @@ The clients' tensors are stacked along a new first axis, and their local steps a
 together. The order of operations in a step is that of the step kernel
 (`fedexp.core.kernel`). Each client takes the same steps as if it trained on its own.
 Only the last bits of its results depend on other clients, namely on the numbers of
-samples of all clients in the stack.
+samples and epochs of all clients in the stack.
 
 A stack's kernel (`StackKernel`) computes the gradients of its clients. If the kernel
 pads batches, all clients take a step together. For other kernels, the clients are
@@ -46,7 +46,6 @@ from fedexp.core.kernel import (
     take_step,
 )
 from fedexp.core.local_optimizers import LocalOptimizer
-from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Ctx, Received, Trainer
@@ -417,14 +416,11 @@ def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
 
     unknown: Any = math.nan
     return replace(
-        client.ctx,
+        _without_numbers(client.ctx),
         start=stack.start,
         received=stack.received,
         shared=stack.shared,
         state=stack.state,
-        num_examples=unknown,
-        num_steps=unknown,
-        local_training=_with_unknown_epochs(client.ctx.local_training),
         net=SimpleNamespace(beside=refuse, spec=None),  # type: ignore[arg-type]
         clock=SimpleNamespace(step=unknown, epoch=unknown),
         once=refuse,
@@ -434,10 +430,13 @@ def _shared_context(client: _StackedClient, stack: StackTrees) -> Ctx:
     )
 
 
-def _with_unknown_epochs(local_training: LocalTraining) -> LocalTraining:
-    common = copy.copy(local_training)
-    object.__setattr__(common, "epochs", math.nan)  # not a valid number, so not `replace`
-    return common
+def _without_numbers(ctx: Ctx) -> Ctx:
+    """Return a context in which the numbers that differ between clients are NaN."""
+    local_training = copy.copy(ctx.local_training)
+    # `replace` would refuse the value.
+    object.__setattr__(local_training, "epochs", math.nan)
+    unknown: Any = math.nan
+    return replace(ctx, num_examples=unknown, num_steps=unknown, local_training=local_training)
 
 
 StackHook = Callable[..., Tree]  # (common context, context of each client, trees ...)
@@ -472,7 +471,7 @@ def _adjustment(trainer: Trainer, own: Sequence[Ctx], net: Net) -> Adjustment | 
 
     elementwise = getattr(trainer.adjustment, "elementwise", False)
     if elementwise and len({_identity(ctx) for ctx in own}) == 1:
-        common = trainer.adjustment(own[0])
+        common = trainer.adjustment(_without_numbers(own[0]))
         return common and _changed(common, lambda value: value.expand(len(own), *value.shape))
 
     kinds = set()

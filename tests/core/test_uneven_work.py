@@ -19,7 +19,7 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.net import Net
 from fedexp.core.numerics import Numerics
 from fedexp.core.task import Batch
-from fedexp.core.trainer import Ctx, Trainer, elementwise
+from fedexp.core.trainer import Adjustment, Ctx, Trainer, elementwise
 from fedexp.core.trees import Tree
 from fedexp.engines.client_cache import ClientCache
 from fedexp.engines.serial import Serial
@@ -153,12 +153,24 @@ class ReadsEpochs(Trainer):
 
 
 @dataclass(frozen=True)
-class MarkedWrongly(Trainer):
-    """A trainer whose hook is marked as elementwise, but depends on the client."""
+class ReadsBatchSize(Trainer):
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        return ctx.task.loss(net, params, buffers, batch, ctx) / ctx.local_training.batch_size
 
+
+# Trainers whose hook is marked as elementwise, but depends on the client.
+@dataclass(frozen=True)
+class CorrectsByEpochs(Trainer):
     @elementwise
     def correct(self, grad: Tree, params: Tree, ctx: Ctx) -> Tree:
         return trees.scale(grad, 1 / (ctx.local_training.epochs or 1))
+
+
+@dataclass(frozen=True)
+class AdjustsByEpochs(Trainer):
+    @elementwise
+    def adjustment(self, ctx: Ctx) -> Adjustment:
+        return Adjustment(gradient=1 / (ctx.local_training.epochs or 1))
 
 
 def uneven_jobs(trainer: Trainer) -> tuple[World, list[ClientJob]]:
@@ -173,13 +185,26 @@ def uneven_jobs(trainer: Trainer) -> tuple[World, list[ClientJob]]:
 
 def test_loss_reads_the_epochs_of_its_own_client() -> None:
     world, jobs = uneven_jobs(ReadsEpochs())
-    stacked = list(Vectorized(kernel="vmap", stack=4).map(jobs, world.data))
+    engine = Vectorized(kernel="vmap", stack=4)
+    stacked = list(engine.map(jobs, world.data))
+    counts = Counter(job.local_training.epochs for job in jobs)
+    together = sum(3 * (epochs or 0) * n for epochs, n in counts.items() if n > 1)
+    assert engine.stacked_steps == together
     for one, other in zip(stacked, Serial().map(jobs, world.data), strict=True):
         for name, value in one.weights.params.items():
             torch.testing.assert_close(value, other.weights.params[name], rtol=1e-9, atol=1e-12)
 
 
-def test_elementwise_hook_that_reads_the_epochs_does_not_pass_unnoticed() -> None:
-    world, jobs = uneven_jobs(MarkedWrongly())
+def test_loss_that_reads_other_keys_is_still_stacked() -> None:
+    world, jobs = uneven_jobs(ReadsBatchSize())
+    engine = Vectorized(kernel="vmap", stack=4)
+    list(engine.map(jobs, world.data))
+    least = min(job.local_training.epochs or 0 for job in jobs)
+    assert engine.stacked_steps >= 4 * 3 * least
+
+
+@pytest.mark.parametrize("trainer", [CorrectsByEpochs(), AdjustsByEpochs()])
+def test_elementwise_hook_that_reads_the_epochs_does_not_pass_unnoticed(trainer: Trainer) -> None:
+    world, jobs = uneven_jobs(trainer)
     (result, *_) = Vectorized(stack=4).map(jobs, world.data)
     assert trees.nonfinite(result.weights.params)

@@ -17,6 +17,7 @@ from fedexp.config.compose import compose
 from fedexp.config.folders import conf_dir
 from fedexp.core.data import POOLED, FederatedData, Partition
 from fedexp.core.engine import Engine
+from fedexp.core.env import Env
 from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.runner import run
@@ -227,40 +228,45 @@ def test_clients_drop_out(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_make_different_numbers_of_passes(method: str) -> None:
+def test_clients_make_different_numbers_of_passes(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run ends with finite models if the clients do unequal work.
 
-    A job with the config's number of epochs has the number that is drawn for its client
-    and round.
+    The engine gets the numbers of epochs that `Env.job` drew, and the clients do this
+    work.
     """
     world = world_of(
         method, "local.steps=null", "local.epochs=4", "local.epochs_min=1", "limit.steps=null"
     )
-    drawn: dict[tuple[int, int], int] = {}
-    passes: dict[tuple[int, int], set[int | None]] = {}
-    trained: set[int] = set()
+    planned: dict[tuple[int, int, int], int | None] = {}
+    original = Env.job
+
+    def job(env: Env, client: int, *arguments: Any, **named: Any) -> ClientJob:
+        made = original(env, client, *arguments, **named)
+        planned[env.round, env.step, client] = made.local_training.epochs
+        return made
+
+    monkeypatch.setattr(Env, "job", job)
 
     class Engine(Serial):
         def map(
             self, jobs: Sequence[ClientJob], data: FederatedData
         ) -> Generator[ClientResult, None, None]:
             for job, result in zip(jobs, super().map(jobs, data), strict=True):
-                key = job.round, job.client
-                drawn[key] = world.env.local_training.draw_epochs(world.env.seed, *key)
                 if not job.trained:
-                    trained.add(job.client)
-                    passes.setdefault(key, set()).add(job.local_training.epochs)
-                    size, batch = data.partition.size(job.client), job.local_training.batch_size
-                    assert result.num_steps == -(-size // batch) * (job.local_training.epochs or 0)
+                    epochs = job.local_training.epochs
+                    assert epochs == planned[job.round, job.step, job.client]
+                    batches = -(-data.partition.size(job.client) // job.local_training.batch_size)
+                    assert result.num_steps == batches * (epochs or 0)
                 yield result
 
     for step in run(world.aggregator, world.env, Engine(), world.data):
         last = step.after
     models = [model for model in world.models(last) if model]
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
-    if trained != {POOLED}:
-        assert len(set(drawn.values())) > 1
-        assert all(drawn[key] in numbers for key, numbers in passes.items())
+    if any(client != POOLED for *_, client in planned):
+        assert len({epochs for (_, step, _), epochs in planned.items() if step == 0}) > 1
 
 
 class Enormous(Serial):

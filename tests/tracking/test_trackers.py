@@ -347,9 +347,8 @@ def frozen_service(late: bool) -> None:
     Then do what Python does at its end, including W&B's exit hook.
 
     Args:
-        late: Whether the exit hooks run after W&B has noticed that the connection is
-            lost, and before the thread of the feed ends W&B. This happens on a busy
-            machine.
+        late: Whether W&B notices the lost connection before the exit hooks run, while
+            the feed's thread has not ended W&B yet. This happens on a busy machine.
     """
     import wandb
 

@@ -35,11 +35,27 @@ class _UnansweredError(Exception):
     """The loss requested noise or class counts that it did not request in the trial."""
 
 
+class _UnlikeEpochs(LocalTraining):
+    """The local training of clients with different numbers of epochs."""
+
+    @classmethod
+    def of(cls, local_training: LocalTraining) -> _UnlikeEpochs:
+        """Return a copy that does not give its number of epochs."""
+        unlike = object.__new__(cls)
+        unlike.__dict__.update(vars(local_training))
+        return unlike
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "epochs":
+            raise UnlikeClientsError("local_training")
+        return object.__getattribute__(self, name)
+
+
 class _SharedCtx(Ctx):
     """The context that a loss reads for several clients.
 
-    Its values are those of the first client. Reading a number or a local training that
-    differs between the clients raises `UnlikeClientsError`.
+    Its values are those of the first client. Reading a number that differs between the
+    clients raises `UnlikeClientsError`. The number of epochs is one of these numbers.
     """
 
     unlike: frozenset[str] = frozenset()
@@ -48,10 +64,10 @@ class _SharedCtx(Ctx):
     def of(cls, own: list[Ctx], **replaced: Any) -> _SharedCtx:
         """Return the context of the clients `own`, with some fields replaced."""
         values = {f.name: getattr(own[0], f.name) for f in fields(Ctx)} | replaced
-        compared = [
-            name for name, value in values.items() if isinstance(value, int | float | LocalTraining)
-        ]
-        unlike = {name for name in compared if len({getattr(ctx, name) for ctx in own}) > 1}
+        numbers = [name for name, value in values.items() if isinstance(value, int | float)]
+        unlike = {name for name in numbers if len({getattr(ctx, name) for ctx in own}) > 1}
+        if len({ctx.local_training for ctx in own}) > 1:
+            values["local_training"] = _UnlikeEpochs.of(own[0].local_training)
 
         shared = cls(**values)
         object.__setattr__(shared, "unlike", frozenset(unlike))
