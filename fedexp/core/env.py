@@ -318,18 +318,41 @@ class Env(_LimitedServerWork):
             drops_out=self._drops_out(client),
         )
 
+    def draw_epochs(self, client: int) -> int:
+        """Return how many passes a client makes in this round, with uneven work.
+
+        A straggler's number is uniform in {epochs_min, ..., epochs}. Other clients make
+        `epochs` passes. A client is a straggler with probability `stragglers`. With
+        ``epochs_drawn=once``, the draw does not depend on the round.
+
+        Source: ``stragglers=1`` is the setting of Wang et al., Tackling the Objective
+            Inconsistency Problem, NeurIPS 2020, for example E_i ~ U(2, 5). Smaller
+            values are like the settings of Li et al., Federated Optimization in
+            Heterogeneous Networks, MLSys 2020, where exactly this share of a round's
+            clients are stragglers.
+        """
+        config = self.local_training
+        assert config.epochs is not None  # callers check it
+        if config.epochs_min is None:
+            return config.epochs
+        names = [client] if config.epochs_drawn == "once" else [self.round, client]
+        rng = numpy_generator(self.seed, "local epochs", *names)
+        if rng.random() >= config.stragglers:
+            return config.epochs
+        return int(rng.integers(config.epochs_min, config.epochs, endpoint=True))
+
     def _with_own_epochs(self, client: int, local_training: LocalTraining) -> LocalTraining:
         """Return `local_training` with the number of epochs of `client`.
 
-        It differs from the given number only with uneven local work
-        (`LocalTraining.draw_epochs`). A method may ask for another number than the
-        config's. The drawn number is then scaled by the same factor and rounded, to at
-        least one epoch. Training on the pooled data always has the given number.
+        It differs from the given number only with uneven local work (`draw_epochs`). A
+        method may ask for another number than the config's. The drawn number is then
+        scaled by the same factor and rounded, to at least one epoch. Training on the
+        pooled data always has the given number.
         """
         usual, given = self.local_training.epochs, local_training.epochs
         if client == POOLED or not usual or not given:
             return local_training
-        drawn = self.local_training.draw_epochs(self.seed, self.round, client)
+        drawn = self.draw_epochs(client)
         if drawn == usual:
             return local_training
         return replace(local_training, epochs=max(1, round(given * drawn / usual)))

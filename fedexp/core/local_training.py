@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedexp.core.build import NOT_A_KEY, require
-from fedexp.core.seeds import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class LocalTraining:
         eps: Number that is added to the denominator.
         max_steps: Upper bound on the steps of a round, or None. It applies to `epochs`
             and to `steps`.
-        epochs_min: Smallest number of passes of a client (see `draw_epochs`). None if
-            all clients make `epochs` passes.
+        epochs_min: Smallest number of passes of a client (see `Env.draw_epochs`). None
+            if all clients make `epochs` passes.
         epochs_drawn: When a client's number of passes is drawn: in every ``round``, or
             ``once``.
         stragglers: Probability that a client is a straggler. Only stragglers draw their
@@ -159,33 +158,6 @@ class LocalTraining:
             epochs_drawn="round",
             stragglers=1.0,
         )
-
-    def draw_epochs(self, seed: int, round: int, client: int) -> int:
-        """Return the number of passes of a client in a round, with uneven local work.
-
-        With probability `stragglers`, the number is uniform in {epochs_min, ...,
-        epochs}. Otherwise it is `epochs`. Each client is drawn independently of the
-        others.
-
-        Source: ``stragglers=1`` is the setting of Wang et al., Tackling the Objective
-            Inconsistency Problem, NeurIPS 2020, for example E_i ~ U(2, 5). Smaller
-            values are like the settings of Li et al., Federated Optimization in
-            Heterogeneous Networks, MLSys 2020, where exactly this share of a round's
-            clients are stragglers.
-
-        Args:
-            seed: Seed of the run.
-            round: The round, from 0. It has no effect with ``epochs_drawn=once``.
-            client: Index of the client.
-        """
-        assert self.epochs is not None  # callers check it
-        if self.epochs_min is None:
-            return self.epochs
-        names = [client] if self.epochs_drawn == "once" else [round, client]
-        rng = numpy_generator(seed, "local epochs", *names)
-        if rng.random() >= self.stragglers:
-            return self.epochs
-        return int(rng.integers(self.epochs_min, self.epochs, endpoint=True))
 
     def lr_factor(self, round: int, rounds: int) -> float:
         """Return the factor of the step size in a round.

@@ -36,9 +36,9 @@ def local_training(**changes: Any) -> LocalTraining:
 def drawn(rounds: int = 100, clients: int = 20, seed: int = 3, **changes: Any) -> list[list[int]]:
     """Return the drawn numbers of epochs, by round and client."""
     own = local_training(**{"epochs": 5, "epochs_min": 2} | changes)
+    env = replace(make_world("method=fedavg").env, local_training=own, seed=seed)
     return [
-        [own.draw_epochs(seed, round, client) for client in range(clients)]
-        for round in range(rounds)
+        [env.at(round).draw_epochs(client) for client in range(clients)] for round in range(rounds)
     ]
 
 
@@ -70,7 +70,7 @@ def test_method_with_longer_training_has_the_same_share(given: int) -> None:
     world = make_world("method=fedavg", "local.epochs=4", "local.epochs_min=1")
     start = world.env.initial_weights()
     for client in range(4):
-        usual = world.env.local_training.draw_epochs(world.env.seed, 0, client)
+        usual = world.env.draw_epochs(client)
         assert world.env.job(client, start, {}).local_training.epochs == usual
         longer = replace(world.env.local_training_this_round, epochs=given)
         found = world.env.job(client, start, {}, local_training=longer).local_training.epochs

@@ -601,7 +601,7 @@ def test_retraining_shorter_than_the_smallest_number_of_epochs_is_scaled() -> No
     world = training("local.epochs=6", "local.epochs_min=3", retrain_epochs=2, rounds=1)
     all_steps(world, engine)
     for job in engine.asked[1]:
-        drawn = world.env.local_training.draw_epochs(world.env.seed, 0, job.client)
+        drawn = world.env.draw_epochs(job.client)
         assert job.local_training.epochs == max(1, round(drawn / 3))
 
 
