@@ -42,19 +42,19 @@ PANELS = {
 def main() -> None:
     """Load the split of each partition and draw it."""
     rows = -(-len(PANELS) // COLUMNS)
-    figure = Figure(figsize=(10, 2.3 * rows), layout="constrained")
+    figure = Figure(figsize=(7.6, 2.0 * rows), layout="constrained")
     FigureCanvasAgg(figure)
 
     panels = figure.subplots(rows, COLUMNS).ravel()
     for axes, (name, keys) in zip(panels, PANELS.items(), strict=True):
         overrides = [f"partition={name}", *(f"partition.{key}" for key in keys)]
         counts = load_data(compose([*overrides, "clients=10"])).class_counts()
-        draw_map(axes, counts, np.arange(10), counts, cell=(0.17, 0.17))
+        draw_map(axes, counts, np.arange(10), counts, cell=(0.11, 0.11))
         shown = [key for key in keys if len(key) < 24]
-        axes.set_title("\n".join([name, *shown]), fontsize=9, loc="left")
+        axes.set_title("\n".join([name, *shown]), fontsize=8, loc="left")
 
     metadata = {"Software": None, SMALLEST_FONT: f"{smallest_font(figure):g}"}
-    figure.savefig(PICTURE, format="png", dpi=150, metadata=metadata)
+    figure.savefig(PICTURE, format="png", dpi=200, metadata=metadata)
 
 
 if __name__ == "__main__":
