@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -63,15 +64,22 @@ def _tf32(on: bool) -> Iterator[None]:
 def _deterministic() -> Iterator[None]:
     """Allow only bit-reproducible operations.
 
-    Torch raises an error for any other operation.
+    Torch raises an error for any other operation. Torch would also fill new tensors
+    with NaN before an operation writes to them. On a GPU this takes a kernel launch per
+    tensor. It is switched off, because no operation reads what it has not written.
     """
     mode = torch.get_deterministic_debug_mode()
+    # torch's stubs lack this module
+    memory: Any = torch.utils.deterministic
+    fills = memory.fill_uninitialized_memory
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")
     torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
+        memory.fill_uninitialized_memory = fills
         torch.set_deterministic_debug_mode(mode)
         if workspace is None:
             os.environ.pop(_CUBLAS, None)

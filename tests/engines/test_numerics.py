@@ -43,6 +43,7 @@ def switches() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "benchmark": torch.backends.cudnn.benchmark,
         "workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "fills": torch.utils.deterministic.fill_uninitialized_memory,
     }
 
 
@@ -71,6 +72,7 @@ def test_switches_are_set_for_a_run_and_put_back(
             "deterministic": True,
             "benchmark": False,
             "workspace": ":4096:8",
+            "fills": False,
         }
         raise ZeroDivisionError
     assert switches() == found
