@@ -47,6 +47,11 @@ def chosen(engine: str) -> list[str]:
     return [f"engine={name}", *more]
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the option --device to a parser."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+
+
 def bare(data: str, workload: str, threads: int, rounds: int, *more: str) -> dict[str, Any]:
     """Run `bare_loop.py` in a separate process.
 
@@ -58,7 +63,12 @@ def bare(data: str, workload: str, threads: int, rounds: int, *more: str) -> dic
 
 
 def fedexp(
-    data: str, threads: int, rounds: int, *overrides: str, home: Path = HERE.parent
+    data: str,
+    threads: int,
+    rounds: int,
+    *overrides: str,
+    home: Path = HERE.parent,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Run `fedexp_rounds.py` of the checkout `home` in a separate process.
 
@@ -69,6 +79,7 @@ def fedexp(
         f"data_root={data}",
         f"threads={threads}",
         f"rounds={rounds}",
+        f"device={device}",
         "dataset=fashion_mnist",
         "local.lr=0.05",
     ]
@@ -90,7 +101,7 @@ def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def heading(facts: str) -> str:
+def heading(facts: str, device: str = "cpu") -> str:
     """Return a line with date, commit, machine, versions and the given facts."""
     return (
         f"{datetime.date.today()}, commit {commit(HERE)}; {processor()}, {os.cpu_count()} cores; "

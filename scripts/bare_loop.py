@@ -2,6 +2,7 @@
 
     python scripts/bare_loop.py DATA_ROOT W1|W2|W3|W4
         [--method fedavg|fedprox|scaffold|fedsam] [--threads 2] [--rounds 8]
+        [--device cpu|cuda]
 
 It is the federated training loop that a researcher would write by hand, and nothing
 else. Images are normalised once, and batches are taken from them by index. The
@@ -110,6 +111,7 @@ def arguments() -> argparse.Namespace:
 
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--split",
         type=Path,
@@ -138,7 +140,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    x, y = load(options.data)
+    x, y = (tensor.to(options.device) for tensor in load(options.data))
 
     if options.split:
         members, cohorts = unequal(options.split)
@@ -147,7 +149,7 @@ def main() -> None:
         m = options.cohort or cohort
         cohorts = [rng.choice(clients, m, replace=False).tolist() for _ in range(options.rounds)]
 
-    model = mlp(784, *options.hidden, 10) if options.hidden else build()
+    model = (mlp(784, *options.hidden, 10) if options.hidden else build()).to(options.device)
     loop = rounds(
         model, x, y, members, cohorts[: options.rounds], options.method, batch, lr, momentum
     )
@@ -188,7 +190,7 @@ def rounds(
                 own = c_i.get(client) or [torch.zeros_like(w) for w in weights]
                 drift = [a - b for a, b in zip(c, own, strict=True)]
 
-            order = members[client][torch.randperm(len(members[client]))]
+            order = members[client][torch.randperm(len(members[client]))].to(x.device)
             batches = order.split(batch)
             for index in batches:
                 loss = F.cross_entropy(model(x[index]), y[index])
@@ -220,6 +222,8 @@ def rounds(
         with torch.no_grad():
             torch._foreach_copy_(weights, [t / mass for t in total])
             torch._foreach_add_(c, change, alpha=1 / len(members))
+        if x.is_cuda:
+            torch.cuda.synchronize()
         yield time.perf_counter() - start, steps
 
 

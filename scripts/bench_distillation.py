@@ -728,7 +728,9 @@ def main() -> None:
         "`scripts/bench_distillation.py`"
     )
     table = alternate.Table(
-        options.write, alternate.heading(facts), ["what", "time", "beside", "ratio", ""]
+        options.write,
+        alternate.heading(facts, options.device.type),
+        ["what", "time", "beside", "ratio", ""],
     )
 
     for case in options.cases or CASES:

@@ -1,7 +1,7 @@
 """Check that engine=auto is within 10 % of the fastest engine.
 
     python scripts/bench_engines.py [W1 W1u W1s W2 W3 small resnet] [--repeats 5]
-        [--threads 2] [--ray] [--write FILE]
+        [--threads 2] [--device cpu|cuda] [--ray] [--write FILE]
 
 The candidates are every engine with every stack size (number of clients that are
 trained together), and the engine that auto chooses. With --ray, engine=ray on a local
@@ -17,7 +17,8 @@ The time of a candidate is the median of its turns. If other programs used more 
 tenth of a core during a turn, the turn is rejected and repeated. A candidate has at
 most three times as many turns as repeats. It is marked ``!`` if it has too few clean
 turns. auto is measured as a separate candidate, although its engine is also one of the
-other candidates. The exit code is 1 if auto is more than 10 % slower than the fastest
+other candidates. On a GPU, no candidate has workers, because `auto` never chooses them
+there. The exit code is 1 if auto is more than 10 % slower than the fastest
 candidate, and 2 if a candidate has too few clean turns.
 
 The workloads are those of bench_rounds.py and the following, all on Fashion-MNIST:
@@ -90,7 +91,7 @@ class Candidate:
         return statistics.median(self.turns or self.rejected)
 
 
-def candidates(workload: str, threads: int, ray: bool) -> dict[str, Candidate]:
+def candidates(workload: str, options: Any) -> dict[str, Candidate]:
     """Return every engine with all its options set, by name."""
     from fedexp.core.engine import describe
     from fedexp.engines.ray import Ray
@@ -98,13 +99,14 @@ def candidates(workload: str, threads: int, ray: bool) -> dict[str, Candidate]:
     from fedexp.engines.vectorized import Vectorized
     from fedexp.engines.workers import Workers
 
+    threads = options.threads
     kernel: Any = "linear" if workload[:2] in ("W1", "W2") else "vmap"
     stacked = {f"{kernel} {stack}": Vectorized(stack, kernel) for stack in STACKS[workload]}
     made = {
         name: Candidate(engine, threads) for name, engine in {"serial": Serial(), **stacked}.items()
     }
 
-    if threads > 1:
+    if threads > 1 and options.device == "cpu":
         beside = {
             name: engine
             for name, engine in stacked.items()
@@ -117,7 +119,7 @@ def candidates(workload: str, threads: int, ray: bool) -> dict[str, Candidate]:
         made |= {
             name: Candidate(Workers(inner=describe(engine)), 1) for name, engine in inner.items()
         }
-    if ray:
+    if options.ray:
         made["ray"] = Candidate(Ray(address="local", actors=threads), 1)
     return made
 
@@ -163,6 +165,7 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     import torch
 
     from fedexp.config.compose import compose
+    from fedexp.core.device import synchronise
     from fedexp.core.engine import EngineContext
     from fedexp.core.runner import Snapshot, next_jobs, run
     from fedexp.running.experiment import Experiment, choose_numerics
@@ -171,20 +174,21 @@ def world(workload: str, options: Any) -> Iterator[tuple[Callable[[Any], None], 
     fixed = [
         f"data_root={options.data}",
         f"threads={options.threads}",
-        "device=cpu",
+        f"device={options.device}",
         "dataset=fashion_mnist",
     ]
 
     experiment = Experiment.of(compose([*fixed, "local.lr=0.05", *WORKLOADS[workload]]))
     numerics = choose_numerics(experiment.config)
     with use_numerics(numerics):
-        device = torch.device("cpu")
+        device = torch.device(options.device)
         data = experiment.load(device)
         env = experiment.env(data, device)
         start = Snapshot(0, experiment.aggregator.init(env))
 
         def one_round(engine: Any) -> None:
             next(run(experiment.aggregator, env, engine, data, start))
+            synchronise(device)
 
         jobs = next_jobs(experiment.aggregator, env, start)
         yield one_round, EngineContext(jobs, data, LONG, options.threads, numerics)
@@ -205,7 +209,7 @@ def compare(workload: str, options: Any, table: alternate.Table) -> tuple[float,
 
     with world(workload, options) as (one_round, context), contextlib.ExitStack() as stack:
         chosen = Auto().choose(context)
-        made = candidates(workload, options.threads, options.ray)
+        made = candidates(workload, options)
         made["auto"] = Candidate(chosen, chosen.threads_each(options.threads))
         for candidate in made.values():
             torch.set_num_threads(candidate.threads)
@@ -251,6 +255,7 @@ def main() -> int:
         "workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS)
     )
     parser.add_argument("--repeats", type=int, default=5)
+    alternate.add_device(parser)
     parser.add_argument("--ray", action="store_true", help="also measure engine=ray")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
@@ -274,7 +279,7 @@ def main() -> int:
         "ratio to the best",
         "auto's engine",
     ]
-    table = alternate.Table(options.write, alternate.heading(facts), columns)
+    table = alternate.Table(options.write, alternate.heading(facts, options.device), columns)
 
     found = {workload: compare(workload, options, table) for workload in options.workloads}
     table.line("")

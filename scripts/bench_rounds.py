@@ -2,6 +2,7 @@
 
     python scripts/bench_rounds.py [W1 W1u W2 W3 W4]
         [--methods fedavg fedprox scaffold] [--engines serial auto ...]
+        [--device cpu|cuda]
     python scripts/bench_rounds.py --against CHECKOUT [...]
 
 The bare loop is bare_loop.py. The second form compares this checkout with a checkout of
@@ -93,14 +94,19 @@ def pair(
 
     if options.against:
         other = alternate.fedexp(
-            options.data, options.threads, rounds, *overrides, home=options.against
+            *(options.data, options.threads, rounds, *overrides),
+            home=options.against,
+            device=options.device,
         )
     else:
-        more = ["--split", str(split)] if workload == "W1u" else []
+        more = ["--device", options.device]
+        more += ["--split", str(split)] if workload == "W1u" else []
         other = alternate.bare(
             options.data, workload[:2], options.threads, rounds, "--method", method, *more
         )
-    mine = alternate.fedexp(options.data, options.threads, rounds, *overrides)
+    mine = alternate.fedexp(
+        options.data, options.threads, rounds, *overrides, device=options.device
+    )
 
     if other["steps"] != mine["steps"]:
         raise SystemExit(
@@ -134,6 +140,7 @@ def main() -> None:
         "--engines", nargs="+", default=alternate.ENGINES, metavar="ENGINE[,OVERRIDE...]"
     )
     parser.add_argument("--pairs", type=int, default=5)
+    alternate.add_device(parser)
     parser.add_argument(
         "--against",
         type=Path,
@@ -157,7 +164,7 @@ def main() -> None:
     columns = ["workload", "method", "engine", "computed by", "steps per round"]
     columns += [f"{other} s/round", "fedexp s/round", "ratio (median of pairs)"]
     columns += ["95 % interval of the median", "min", "max"]
-    table = alternate.Table(options.write, alternate.heading(facts), columns)
+    table = alternate.Table(options.write, alternate.heading(facts, options.device), columns)
 
     notes: dict[str, None] = {}
 
