@@ -254,6 +254,11 @@ class KernelMode(TorchDispatchMode):
             self._cuda.refuse(f"\"{op.name}_cuda\" not implemented for '{first.dtype}'")
         if op.name == "linalg_lstsq" and kwargs.get("driver") not in (None, "gels"):
             self._cuda.refuse("linalg.lstsq: `driver` should be one of (gels) on CUDA")
+        if op.name == "avg_pool2d_backward" and any(args[4]) and not args[1].is_contiguous():
+            self._cuda.refuse(
+                "CUDA's avg_pool2d_backward is wrong with padding and a channels-last input: "
+                "https://github.com/pytorch/pytorch/issues/188344"
+            )
         if not torch.are_deterministic_algorithms_enabled():
             return
 

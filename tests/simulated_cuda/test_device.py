@@ -235,6 +235,20 @@ def test_unsupported_calls_are_refused(refused: Callable[[str, Callable[[], Any]
     assert torch.linalg.lstsq(x, x, driver="gels").solution.is_cuda
 
 
+def test_wrong_gradients_of_cuda_are_refused(
+    refused: Callable[[str, Callable[[], Any]], None],
+) -> None:
+    def gradient(layout: torch.memory_format, padding: int) -> Tensor:
+        x = torch.ones(1, 2, 4, 4, device="cuda").contiguous(memory_format=layout)
+        x.requires_grad_()
+        pooled = nn.functional.avg_pool2d(x, 2, stride=1, padding=padding)
+        return torch.autograd.grad(pooled.sum(), x)[0]
+
+    refused("avg_pool2d_backward is wrong", lambda: gradient(torch.channels_last, 1))
+    gradient(torch.channels_last, 0)
+    gradient(torch.contiguous_format, 1)
+
+
 def test_nondeterministic_calls_are_refused(
     refused: Callable[[str, Callable[[], Any]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
