@@ -136,6 +136,7 @@ class World:
             f"aggregator.b={options.batch}",
             f"aggregator.B={options.batch}",
             f"data_root={options.data}",
+            f"device={options.device}",
             *more,
         ]
 

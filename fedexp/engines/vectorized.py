@@ -133,9 +133,12 @@ class Vectorized(Engine):
             )
             return Serial()
 
+        # With fewer clients than the largest stack, one stack of all clients is timed
+        most = min(len(jobs), context.most_stacked, _STACKS[-1])
+        stacks = sorted({*(size for size in _STACKS if size < most), most} - {1})
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
-            for stack in [size for size in _STACKS if size <= min(len(jobs), context.most_stacked)]:
+            for stack in stacks:
                 candidate = Vectorized(stack, name)
                 candidate.note = context.note
                 candidate.open(context.numerics, context.threads)

@@ -234,6 +234,7 @@ def test_short_runs_on_cuda_are_not_timed(untimed: None) -> None:
     [
         (("linear", 4), Vectorized(4, "linear")),
         (("vmap", 2), Vectorized(2, "vmap")),
+        (("linear", 6), Vectorized(6, "linear")),
         (None, Serial()),
     ],
 )
