@@ -103,8 +103,13 @@ def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
 
 def heading(facts: str, device: str = "cpu") -> str:
     """Return a line with date, commit, machine, versions and the given facts."""
+    computer = f"{processor()}, {os.cpu_count()} cores"
+    if device == "cuda":
+        import torch
+
+        computer = f"{torch.cuda.get_device_name()}; {computer}"
     return (
-        f"{datetime.date.today()}, commit {commit(HERE)}; {processor()}, {os.cpu_count()} cores; "
+        f"{datetime.date.today()}, commit {commit(HERE)}; {computer}; "
         f"Python {platform.python_version()}, torch {version('torch')}; {facts}"
     )
 
