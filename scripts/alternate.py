@@ -52,13 +52,16 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
 
-def bare(data: str, workload: str, threads: int, rounds: int, *more: str) -> dict[str, Any]:
+def bare(
+    data: str, workload: str, threads: int, rounds: int, *more: str, device: str = "cpu"
+) -> dict[str, Any]:
     """Run `bare_loop.py` in a separate process.
 
     Returns:
         Seconds and steps of every round.
     """
     fixed = [data, workload, "--threads", str(threads), "--rounds", str(rounds)]
+    fixed += ["--device", device]
     return process([sys.executable, str(HERE / "bare_loop.py"), *fixed, *more])
 
 
@@ -104,10 +107,10 @@ def process(command: list[str], home: Path = HERE.parent) -> dict[str, Any]:
 def heading(facts: str, device: str = "cpu") -> str:
     """Return a line with date, commit, machine, versions and the given facts."""
     computer = f"{processor()}, {os.cpu_count()} cores"
-    if device == "cuda":
+    if device != "cpu":
         import torch
 
-        computer = f"{torch.cuda.get_device_name()}; {computer}"
+        computer = f"{torch.cuda.get_device_name(device)}; {computer}"
     return (
         f"{datetime.date.today()}, commit {commit(HERE)}; {computer}; "
         f"Python {platform.python_version()}, torch {version('torch')}; {facts}"

@@ -730,7 +730,7 @@ def main() -> None:
     )
     table = alternate.Table(
         options.write,
-        alternate.heading(facts, options.device.type),
+        alternate.heading(facts, str(options.device)),
         ["what", "time", "beside", "ratio", ""],
     )
 

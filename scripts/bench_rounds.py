@@ -91,22 +91,17 @@ def pair(
     """
     rounds = options.rounds or ROUNDS[workload]
     overrides = [*WORKLOADS[workload], *METHODS[method], *alternate.chosen(engine)]
+    common = (options.data, options.threads, rounds, *overrides)
 
     if options.against:
-        other = alternate.fedexp(
-            *(options.data, options.threads, rounds, *overrides),
-            home=options.against,
-            device=options.device,
-        )
+        other = alternate.fedexp(*common, home=options.against, device=options.device)
     else:
-        more = ["--device", options.device]
+        more = ["--method", method]
         more += ["--split", str(split)] if workload == "W1u" else []
         other = alternate.bare(
-            options.data, workload[:2], options.threads, rounds, "--method", method, *more
+            options.data, workload[:2], options.threads, rounds, *more, device=options.device
         )
-    mine = alternate.fedexp(
-        options.data, options.threads, rounds, *overrides, device=options.device
-    )
+    mine = alternate.fedexp(*common, device=options.device)
 
     if other["steps"] != mine["steps"]:
         raise SystemExit(

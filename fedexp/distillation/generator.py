@@ -77,11 +77,9 @@ def doubled(x: Tensor, weight: Tensor) -> Tensor:
     multiply the same pixel of x and are summed first. An output value then needs 4
     products instead of 9. The computation is a transposed convolution of stride 2. Its
     4x4 kernel contains the sums of 2x2 neighbouring weights.
-
-    On CUDA, `weight` is channels last. PyTorch's gradient of a pooling with padding is
-    wrong for this layout (https://github.com/pytorch/pytorch/issues/188344). The
-    weights are therefore copied to the contiguous layout first.
     """
+    # On CUDA, weights are channels last. PyTorch 2.11 computes a wrong gradient of a
+    # padded pooling there if its input has this layout (pytorch/pytorch#188344).
     flipped = weight.flip(2, 3).contiguous()
     kernel = functional.avg_pool2d(flipped, 2, stride=1, padding=1, divisor_override=1)
     return functional.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)

@@ -32,7 +32,7 @@ from fedexp.engines.timing import seconds_per_step
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACKS = (2, 4, 8, 16, 32)  # numbers of clients per stack that are timed on CUDA
+_STACKS = (2, 4, 8, 16, 32)  # limits of the numbers of clients per stack that CUDA times
 _STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` has set the number
 # Number of stacks per block. A block consists of consecutive jobs, and only jobs of the
 # same block are stacked together. Results are returned in job order, so a finished
@@ -133,9 +133,10 @@ class Vectorized(Engine):
             )
             return Serial()
 
-        # With fewer clients than the largest stack, one stack of all clients is timed
-        most = min(len(jobs), context.most_stacked, _STACKS[-1])
-        stacks = sorted({*(size for size in _STACKS if size < most), most} - {1})
+        # `split` makes all stacks about equally large. These are the sizes it forms.
+        limits = (min(size, context.most_stacked) for size in _STACKS)
+        numbers = {-(-len(jobs) // limit) for limit in limits}
+        stacks = sorted({-(-len(jobs) // number) for number in numbers} - {1})
         times: dict[tuple[Kernel, int], float] = {}
         for name in names:
             for stack in stacks:

@@ -64,22 +64,21 @@ def _tf32(on: bool) -> Iterator[None]:
 def _deterministic() -> Iterator[None]:
     """Allow only bit-reproducible operations.
 
-    Torch raises an error for any other operation. Torch would also fill new tensors
-    with NaN before an operation writes to them. On a GPU this takes a kernel launch per
-    tensor. It is switched off, because no operation reads what it has not written.
+    Torch raises an error for any other operation.
     """
     mode = torch.get_deterministic_debug_mode()
-    # torch's stubs lack this module
-    memory: Any = torch.utils.deterministic
-    fills = memory.fill_uninitialized_memory
+    # By default, torch then also fills new tensors with NaN, which reveals code that
+    # reads them too early. On a GPU, each fill is a kernel launch.
+    deterministic: Any = torch.utils.deterministic  # torch's stubs lack this module
+    fill_memory = deterministic.fill_uninitialized_memory
     workspace = os.environ.get(_CUBLAS)
     os.environ.setdefault(_CUBLAS, ":4096:8")
     torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False
+    deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        memory.fill_uninitialized_memory = fills
+        deterministic.fill_uninitialized_memory = fill_memory
         torch.set_deterministic_debug_mode(mode)
         if workspace is None:
             os.environ.pop(_CUBLAS, None)

@@ -1,4 +1,4 @@
-"""Count launches and waits on a GPU: python -m tests.real_cuda.count [CASE ...].
+"""Count launches and synchronisations on a GPU: python -m tests.real_cuda.count [CASE ...].
 
 Every number is that of one local step of all clients. It is the difference between two
 run lengths. The runs are those of ``tests/simulated_cuda/cases.py``. The simulated
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.real_cuda.runs import count_launches, count_waits, run
+from tests.real_cuda.runs import count_launches, count_synchronisations, run
 from tests.simulated_cuda.cases import CASES, LONG, SHORT, Case
 
 
@@ -29,13 +29,17 @@ def per_step(case: Case, count: Callable[[Path, Sequence[str]], int]) -> float:
 
 def main() -> None:
     """Print the table."""
-    print("| case | launches, simulated | launches, counted | waits, counted |")
+    print("| case | launches, simulated | launches, counted | synchronisations, counted |")
     print("|---|---|---|---|")
     for name in sys.argv[1:] or CASES:
         case = CASES[name]
         if case.ceiling is not None:
-            launches, waits = (per_step(case, count) for count in (count_launches, count_waits))
-            print(f"| {name} | {case.ceiling:g} | {launches:g} | {waits:g} |", flush=True)
+            launches, synchronisations = (
+                per_step(case, count) for count in (count_launches, count_synchronisations)
+            )
+            print(
+                f"| {name} | {case.ceiling:g} | {launches:g} | {synchronisations:g} |", flush=True
+            )
 
 
 if __name__ == "__main__":

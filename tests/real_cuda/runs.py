@@ -19,6 +19,10 @@ from fedexp.core.kernel import StepNoise
 from fedexp.running.execute import execute
 from fedexp.storage.model_folder import MODELS
 
+# Largest relative distance between the models of the two devices. They add numbers in
+# different orders, so their results differ by rounding.
+MOST = {"float64": 1e-8, "float32": 1e-6}
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 # These overrides switch off everything that is not part of the run.
 _ALONE = ["memo.enabled=false", "logger=local", "threads=1"]
@@ -67,7 +71,7 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-def count_waits(folder: Path, overrides: Sequence[str]) -> int:
+def count_synchronisations(folder: Path, overrides: Sequence[str]) -> int:
     """Return how often torch waited for the GPU during a run."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

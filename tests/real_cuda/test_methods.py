@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fedexp.core.errors import ConfigError
-from tests.real_cuda.runs import distance, needs_gpu, run_with_cpu_noise
-from tests.simulated_cuda.matrix import SETTINGS, methods, runs
+from tests.real_cuda.runs import MOST, distance, needs_gpu, run_with_cpu_noise
+from tests.simulated_cuda.matrix import SETTINGS, methods, overrides
 
-# Largest relative distance between the models of the two devices. Their sums have
-# another order. Optimizers such as Adam divide by gradients that may be tiny, which
-# enlarges the difference. In float64 it stays small in spite of this.
-MOST = {"float64": 1e-8, "float32": 1e-3}
+# Adam divides by gradients that may be tiny, which enlarges rounding errors. On the CPU,
+# runs of this method in float32 and float64 differ by 2e-4.
+_SENSITIVE = {("feddf_paper", "float32"): 1e-3}
+_REFUSAL = "only chains of linear layers can be matched here"
 
 
 @needs_gpu
@@ -28,17 +28,18 @@ def test_models_agree_with_the_cpu(
     dtype: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    overrides = dict(zip(SETTINGS, runs(method), strict=True))[setting][0]
-    overrides = [*overrides, f"dtype={dtype}"]
+    chosen = [*overrides(method, setting), f"dtype={dtype}"]
     try:
-        on_cpu = run_with_cpu_noise(tmp_path / "cpu", overrides, "cpu")
-    except ConfigError:
-        assert setting == "CNN"
-        pytest.skip(f"{method} refuses networks with convolutions")
+        on_cpu = run_with_cpu_noise(tmp_path / "cpu", chosen, "cpu")
+    except ConfigError as error:
+        if setting == "CNN" and _REFUSAL in str(error):
+            pytest.skip(str(error))
+        raise
 
-    on_gpu = run_with_cpu_noise(tmp_path / "gpu", overrides, "cuda")
+    on_gpu = run_with_cpu_noise(tmp_path / "gpu", chosen, "cuda")
 
-    record_property("distance", distance(on_gpu, on_cpu))
+    found = distance(on_gpu, on_cpu)
+    record_property("distance", found)
     assert on_gpu["peak_memory"]["gpu"] > 0
     assert on_gpu["metrics"].keys() == on_cpu["metrics"].keys()
-    assert distance(on_gpu, on_cpu) <= MOST[dtype]
+    assert found <= _SENSITIVE.get((method, dtype), MOST[dtype])

@@ -53,7 +53,7 @@ class Case:
         return [*_SMALL, *self.overrides, rounds, f"local.steps={steps}"], device
 
 
-_UNET = [
+UNET = [
     *("dataset=shapes_masks", "dataset.shape=[3,16,16]", "dataset.samples=160"),
     *("task=segmentation", "model=unet", "model.down=[[4],[4],[4]]", "model.up=[[4],[4]]"),
 ]
@@ -99,7 +99,7 @@ CASES = {
         has_same_bits=False,
         rounds=1,
     ),
-    "unet": Case([*_VMAP, *_UNET], 156, has_same_bits=False, rounds=1),
+    "unet": Case([*_VMAP, *UNET], 156, has_same_bits=False, rounds=1),
     "cvae": Case([*_VMAP, "task=cvae", "model=cvae", "model.hidden=[16]"], 124),
     "bf16": Case([*_VMAP, *_GREY, "model=cnn_mnist", "precision=bf16"], 86, has_same_bits=False),
     "deterministic": Case([*_STACK, "method=scaffold", "deterministic=true"], 27),

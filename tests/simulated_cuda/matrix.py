@@ -43,10 +43,15 @@ def methods() -> list[str]:
     return sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml"))
 
 
+def overrides(method: str, setting: str) -> list[str]:
+    """Return the overrides of a method's run in a setting."""
+    common = ["debug=smoke", "partition=iid", f"method={method}", *_LESS.get(method, [])]
+    return [*common, *SETTINGS[setting]]
+
+
 def runs(method: str) -> list[Run]:
     """Return the runs of a method, one per setting."""
-    common = ["debug=smoke", "partition=iid", f"method={method}", *_LESS.get(method, [])]
-    return [([*common, *setting], "cuda:1") for setting in SETTINGS.values()]
+    return [(overrides(method, setting), "cuda:1") for setting in SETTINGS]
 
 
 def problems(method: str, setting: str, recording: Recording) -> list[str]:

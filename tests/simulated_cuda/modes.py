@@ -254,7 +254,7 @@ class KernelMode(TorchDispatchMode):
             self._cuda.refuse(f"\"{op.name}_cuda\" not implemented for '{first.dtype}'")
         if op.name == "linalg_lstsq" and kwargs.get("driver") not in (None, "gels"):
             self._cuda.refuse("linalg.lstsq: `driver` should be one of (gels) on CUDA")
-        if op.name == "avg_pool2d_backward" and any(args[4]) and not args[1].is_contiguous():
+        if op.name == "avg_pool2d_backward" and any(args[4]) and _is_channels_last(args[1]):
             self._cuda.refuse(
                 "CUDA's avg_pool2d_backward is wrong with padding and a channels-last input: "
                 "https://github.com/pytorch/pytorch/issues/188344"
@@ -274,6 +274,10 @@ def _knows_classes(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
         return False
     num_classes: int = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     return num_classes != -1
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _is_cublas_deterministic() -> bool:
