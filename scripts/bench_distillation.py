@@ -689,7 +689,7 @@ def main() -> None:
         "cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)"
     )
 
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    alternate.add_device(parser)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128, help="b")
     parser.add_argument(
@@ -715,6 +715,7 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
     options = parser.parse_args()
+    options.device = torch.device(options.device)
     torch.set_num_threads(options.threads)
     if options.worker:
         print(json.dumps(worker(options)))

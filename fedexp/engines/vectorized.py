@@ -32,7 +32,7 @@ from fedexp.engines.timing import seconds_per_step
 KERNELS: dict[str, type[StackKernel]] = {"linear": Linear, "vmap": Vmapped}
 Kernel = Literal["auto", "linear", "vmap"]
 
-_STACKS = (2, 4, 8, 16, 32)  # limits of the numbers of clients per stack that CUDA times
+_STACKS = (2, 4, 8, 16, 32)  # limits of the stack sizes that are timed on CUDA
 _STACK_BEFORE_CHOICE = 8  # clients per stack until `choose` has set the number
 # Number of stacks per block. A block consists of consecutive jobs, and only jobs of the
 # same block are stacked together. Results are returned in job order, so a finished
@@ -133,7 +133,8 @@ class Vectorized(Engine):
             )
             return Serial()
 
-        # `split` makes all stacks about equally large. These are the sizes it forms.
+        # `split` makes as few stacks as the limit allows, all about equally large. The
+        # sizes that it really forms are timed.
         limits = (min(size, context.most_stacked) for size in _STACKS)
         numbers = {-(-len(jobs) // limit) for limit in limits}
         stacks = sorted({-(-len(jobs) // number) for number in numbers} - {1})
