@@ -107,7 +107,8 @@ class Leaderboard:
 
     Args:
         table: The table.
-        rows: Conditions of the rows.
+        rows: Conditions of the rows in which at least one run is done.
+        missing: Conditions of the other rows, which have no results yet.
         entries: The methods, by average rank. Methods without a rank come last.
         aggregates: Aggregates over the rows. None if fewer than two methods have
             results in all rows.
@@ -115,6 +116,7 @@ class Leaderboard:
 
     table: Table
     rows: tuple[Mapping[str, Value], ...]
+    missing: tuple[Mapping[str, Value], ...]
     entries: tuple[Entry, ...]
     aggregates: Aggregates | None
 
@@ -140,11 +142,19 @@ def leaderboard(
         timing: The record of runs that were made for their times only, on a machine
             that computed nothing else. None: there are no such runs.
     """
-    places = {table.row_key(cell.conditions): cell.conditions for cell in cells}
+    every = {table.row_key(cell.conditions): cell.conditions for cell in cells}
     runs: dict[str, dict[tuple[Value, ...], list[RunRecord]]] = {}
     for cell in cells:
         own = runs.setdefault(cell.method, {})
         own[table.row_key(cell.conditions)] = record.runs_of(table, cell)
+    begun = {
+        place
+        for own in runs.values()
+        for place, found in own.items()
+        if any(run.done for run in found)
+    }
+    places = {place: conditions for place, conditions in every.items() if place in begun}
+    missing = tuple(conditions for place, conditions in every.items() if place not in begun)
 
     scores: dict[str, list[dict[Seeds, float]]] = {
         column: [
@@ -152,7 +162,7 @@ def leaderboard(
             for place in places
         ]
         for column, own in runs.items()
-        if all(_is_complete(own.get(place, ())) for place in places)
+        if places and all(_is_complete(own.get(place, ())) for place in places)
     }
     aggregates = aggregate(scores, table.higher_is_better) if len(scores) > 1 else None
     ranked = {one.column: one for one in aggregates.columns} if aggregates else {}
@@ -178,7 +188,7 @@ def leaderboard(
         for column, own in runs.items()
     ]
     entries.sort(key=lambda entry: entry.aggregate.rank if entry.aggregate else math.inf)
-    return Leaderboard(table, tuple(places.values()), tuple(entries), aggregates)
+    return Leaderboard(table, tuple(places.values()), missing, tuple(entries), aggregates)
 
 
 def _differences(

@@ -164,8 +164,11 @@ def finding(board: Leaderboard) -> str:
 
     best, reference = ranked[0], board.reference
     seeds = max((row.n for entry in ranked for row in entry.rows if row), default=0)
+    settings = texts.count(len(board.rows) + len(board.missing), "setting")
+    if board.missing:
+        settings = f"{len(board.rows)} of {settings}"
     parts = [
-        f"{len(ranked)} methods were compared in {texts.count(len(board.rows), 'setting')} with "
+        f"{len(ranked)} methods were compared in {settings} with "
         f"{texts.count(seeds, 'seed')} each.",
         f"{best.label} has the best average rank, {_rank(best)}: its mean over the settings is "
         f"{_mean(board, best)}.",

@@ -149,6 +149,23 @@ def test_method_without_a_number_in_a_row_has_no_rank(number: float | None) -> N
     assert {one.column for one in board.aggregates.columns} == {"fedavg", "mixed"}
 
 
+def test_rows_without_any_run_do_not_count() -> None:
+    board = made({column: (rows[0], [None] * 3) for column, rows in VALUES.items()})
+    assert board.rows == ROWS[:1] and board.missing == ROWS[1:]
+    assert all(entry.aggregate is not None for entry in board.entries)
+    assert finding(board).startswith("3 methods were compared in 1 of 2 settings with 3 seeds")
+    shown = Shown(board.table, board, [], {}, None, "command")
+    _, page = leaderboards.pages([shown], with_methods=False)
+    assert "not been run yet: <code>alpha=0.5</code>." in page.text
+    assert made(VALUES).missing == ()
+
+
+def test_without_any_run_no_method_has_a_rank() -> None:
+    board = made({column: ([None] * 3, [None] * 3) for column in VALUES})
+    assert board.rows == () and board.aggregates is None
+    assert [entry.aggregate for entry in board.entries] == [None] * 3
+
+
 def test_one_seed_gives_no_test() -> None:
     values = {column: [row[:1] for row in rows] for column, rows in VALUES.items()}
     text = finding(made(values, reached={column: [3] for column in VALUES}))
