@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fedexp.core.resolved_config import ResolvedConfig
     from fedexp.running.check import CheckedJob
     from fedexp.running.experiment import Experiment
-    from fedexp.tuning.objective import Objective
 
 
 def run_sweep(
@@ -42,7 +41,7 @@ def run_sweep(
     launch: Callable[[], int],
     *,
     title: str | None = None,
-    objective: Objective | None = None,
+    shown: str = "",
 ) -> int:
     """Set the environment variables that the jobs of a sweep share, and call `launch`.
 
@@ -51,7 +50,8 @@ def run_sweep(
         jobs: Number of jobs.
         launch: Function that runs the jobs and returns an exit code.
         title: Readable name of the sweep, for trackers. None: `name`.
-        objective: Number that a job returns and shows. None: the headline.
+        shown: Path in ``result.json`` of the number that a job returns and shows. If
+            empty, a job returns and shows the headline.
 
     Returns:
         The exit code of `launch`. If a signal interrupted it, the exit code is 128 plus
@@ -65,7 +65,7 @@ def run_sweep(
         "FEDEXP_GROUP": name if title is None else title,
         "FEDEXP_SWEEP_JOBS": str(jobs),
         "FEDEXP_LAUNCHER_PID": str(os.getpid()),
-        "FEDEXP_OBJECTIVE": "" if objective is None else objective.path,
+        "FEDEXP_SHOWN": shown,
     }
     # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -245,6 +245,7 @@ def sweep_job(config: Any) -> float:
                 experiment=_checked_experiment(hydra_config.job.num, resolved),
                 group=os.environ.get("FEDEXP_GROUP"),
                 name=job if concurrent > 1 else "",
+                shown=_shown()[1],
             )
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
@@ -264,9 +265,15 @@ def sweep_job(config: Any) -> float:
     return value
 
 
+def _shown() -> tuple[str, str]:
+    """Split the path of `run_sweep` into a key of ``result.json`` and a metric."""
+    place, _, metric = os.environ.get("FEDEXP_SHOWN", "").partition(".")
+    return place, metric
+
+
 def _returned(result: Mapping[str, Any]) -> tuple[str, float]:
     """Return the metric and the number that a job of a sweep returns."""
-    place, _, metric = os.environ.get("FEDEXP_OBJECTIVE", "").partition(".")
+    place, metric = _shown()
     # The test runs of a tuning hold out no samples.
     if metric in (result.get(place) or {}):
         return metric, float(result[place][metric])

@@ -226,7 +226,8 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
     with checked_jobs(jobs), recorded_jobs() as record:
         title = sweep_title(overrides, name)
-        code = run_sweep(f"sweep-{name}", len(configs), launch, title=title, objective=objective)
+        shown = "" if objective is None else objective.path
+        code = run_sweep(f"sweep-{name}", len(configs), launch, title=title, shown=shown)
         # Hydra's basic sweeper runs the jobs in `configs`. Another sweeper may have run
         # other jobs.
         if not grid:

@@ -13,7 +13,6 @@ from fedexp.core.errors import ConfigError, FedexpError, suggest
 from fedexp.tuning.search_keys import SEARCH_KEYS
 
 if TYPE_CHECKING:
-    from fedexp.tuning.objective import Objective
     from fedexp.tuning.plan import SearchPlan
     from fedexp.tuning.study import Launch, TuningStudy
     from fedexp.tuning.summary import Summary
@@ -93,7 +92,7 @@ def _search(arguments: Sequence[str], options: argparse.Namespace) -> int:
     others = [one for one in arguments if one not in hydra or one.startswith("hydra.searchpath")]
     plan = plan_search(others)
     search = plan.search
-    launch = _launcher(plan.name, hydra, others, search.objective)
+    launch = _launcher(plan.name, hydra, others, search.objective.path)
     batch = plan.batch or _batch(plan, hydra)
     study = TuningStudy(search, launch, lambda text: print(text, flush=True))
 
@@ -106,7 +105,7 @@ def _search(arguments: Sequence[str], options: argparse.Namespace) -> int:
             print(f"{begun} trials were begun before", flush=True)
         code = study.run(plan.trials, batch)
         if not code:
-            code = _finish(plan, study, _launcher(plan.name, hydra, others, None), options.typed)
+            code = _finish(plan, study, _launcher(plan.name, hydra, others, ""), options.typed)
     if code >= 128:
         print("interrupted: the same command continues from here", file=sys.stderr)
     return code
@@ -156,16 +155,14 @@ def _batch(plan: SearchPlan, hydra: Sequence[str]) -> int:
         return max(1, jobs // seeds)
 
 
-def _launcher(
-    name: str, hydra: Sequence[str], overrides: Sequence[str], objective: Objective | None
-) -> Launch:
+def _launcher(name: str, hydra: Sequence[str], overrides: Sequence[str], shown: str) -> Launch:
     """Return a function that launches the jobs that have no stored result.
 
     Args:
         name: Name of the study.
         hydra: Overrides of Hydra's own keys, such as the launcher.
         overrides: All other overrides.
-        objective: Number that the jobs show.
+        shown: As for `fedexp.commands.launching.run_sweep`.
     """
     from fedexp.commands.launching import multirun, run_sweep
     from fedexp.config.compose import compose
@@ -184,7 +181,7 @@ def _launcher(
             len(todo),
             lambda: multirun(todo, of_sweep),
             title=f"tune {name}",
-            objective=objective,
+            shown=shown,
         )
 
     return launch
@@ -308,7 +305,7 @@ def _tune_file(
     if options.dry_run:
         return 0
 
-    launch = _launcher(name, hydra, others, None)
+    launch = _launcher(name, hydra, others, plan.tuning.by)
     try:
         code = run_tuning(plan, launch, lambda text: print(text, flush=True))
     except FedexpError as error:

@@ -81,6 +81,7 @@ def execute(
     group: str | None = None,
     name: str = "",
     say: Callable[[str], None] | None = print,
+    shown: str = "",
 ) -> dict[str, Any]:
     """Run a resolved config, resume it, or return its stored result.
 
@@ -93,6 +94,8 @@ def execute(
             same time. Empty for no prefix.
         say: Function that shows a note to the user. If None, no notes and no progress
             are shown.
+        shown: Metric that the progress shows. The headline metric is shown instead if
+            the run does not measure it.
 
     Returns:
         The content of ``result.json``.
@@ -125,7 +128,7 @@ def execute(
             announce(f"reuse=false: earlier files moved to {aside}")
         with interrupt_on_sigterm():
             return _Run(
-                config, experiment, folder, group, note, {"setup": folder_seconds}
+                config, experiment, folder, group, note, {"setup": folder_seconds}, shown
             ).execute()
     finally:
         folder.release()
@@ -216,6 +219,7 @@ class _Run:
         group: Sweep that the run belongs to.
         note: Callable that shows a message and writes it to the log.
         seconds: Seconds that were spent outside of steps, by phase.
+        shown: Metric that the progress shows, if the run measures it.
     """
 
     resolved: ResolvedConfig
@@ -224,6 +228,7 @@ class _Run:
     group: str | None
     note: _Notes
     seconds: dict[str, float]
+    shown: str
 
     def execute(self) -> dict[str, Any]:
         """Execute the run and record in its folder how it ended.
@@ -406,6 +411,7 @@ class _Run:
             )
 
             stack.enter_context(self.note.shown_by(progress.note))
+            shown = self.shown if self.shown in experiment.metric_names else experiment.headline
             trainer: Engine = (
                 engine
                 if experiment.stored_models is None
@@ -434,9 +440,7 @@ class _Run:
                         journal.append(step.row)
                         saver.note(step)
                         feed.log(step.row)
-                        progress.step(
-                            step.row, experiment.headline, None if step.ends_round else step.within
-                        )
+                        progress.step(step.row, shown, None if step.ends_round else step.within)
 
                     logged = time.perf_counter()
                     if step.ends_run or saver.since_last_save(unit) >= every:

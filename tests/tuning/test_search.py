@@ -283,3 +283,9 @@ def test_trials_run_in_parallel_and_a_killed_study_continues(tmp_path: Path) -> 
               for path in Path("outputs/runs").glob("*/*/result.json")]  # fmt: skip
     assert len(values) == 3
     assert {run["value"] for run in found["test"]["runs"]} <= {*values}
+    # A trial shows the objective, and no number of the test data.
+    shown = [
+        line for line in done.stdout.splitlines() if line.startswith(("job 1", "done   job 1"))
+    ]
+    assert any("round 2/2  val/global/acc" in line for line in shown)
+    assert not any("test/" in line for line in shown)

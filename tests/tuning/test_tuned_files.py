@@ -122,6 +122,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
 
     def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+        assert os.environ["FEDEXP_SHOWN"] == TUNING["by"]
         for job in jobs:
             config = compose([*job])
             asked.append(config)
