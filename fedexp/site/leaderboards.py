@@ -289,6 +289,25 @@ def points(tuning: Tuning) -> int:
     return sum(len(sweep.points) for sweep in sweeps)
 
 
+def tried(tuning: Tuning, column: str) -> str:
+    """Return the points of a column, each with its number once it was measured."""
+    measured = tuning.results.get(column)
+    if measured is None:
+        sweeps = [(sweep.over, [*map(str, sweep.points)]) for sweep in tuning.sweeps[column]]
+    else:
+        sweeps = [
+            (
+                swept.over,
+                [
+                    f"{point} ({'failed' if value is None else f'{value:.4f}'})"
+                    for point, value in zip(swept.points, swept.values, strict=True)
+                ],
+            )
+            for swept in measured
+        ]
+    return "; ".join(f"{over}: {', '.join(points)}" for over, points in sweeps)
+
+
 def _rendered(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(values)
 
@@ -306,6 +325,7 @@ def _environment() -> Environment:
         "seconds_text": seconds_text,
         "sort_value": sort_value,
         "points": points,
+        "tried": tried,
         "known": lambda board, name: any(
             row is not None and getattr(row, name) is not None
             for entry in board.entries

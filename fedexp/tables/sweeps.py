@@ -17,6 +17,7 @@ from fedexp.core.errors import ConfigError, FedexpError, suggest
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
 from fedexp.storage.run_folder import RunFolder, read_result_and_status
+from fedexp.storage.selection import dotted_items
 from fedexp.tables.cells import key_of, planned_cells
 from fedexp.tables.load import load_table
 from fedexp.tables.lookup import read_path
@@ -202,7 +203,7 @@ def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> 
         write_results(plan.tuning, results, plan.source, plan.target)
         chosen = replace(plan.tuning, results=results).setting(method)
         say(f"{method}: {' '.join(chosen or ())}, written to {plan.target}")
-        for warning in _edge_warnings(found):
+        for warning in _edge_warnings(found, _point_runs(plan, method, {}).configs[0]):
             say(f"note: {method}: {warning}")
     return 0
 
@@ -344,14 +345,24 @@ def _commits(points: Sequence[_PointRuns]) -> set[str]:
     return {commit for commit in commits if commit}
 
 
-def _edge_warnings(results: Sequence[Swept]) -> list[str]:
-    """Return a warning for each chosen value that is the lowest or highest tried."""
+def _edge_warnings(results: Sequence[Swept], config: ResolvedConfig) -> list[str]:
+    """Return a warning for each chosen value that is the lowest or highest tried.
+
+    Args:
+        results: Results of all sweeps of a method.
+        config: Config of the method before its sweeps. The first sweep measures the
+            values that this config has for the keys of the later sweeps.
+    """
     warnings = []
+    values = dict(dotted_items(config.values))
     for key in dict.fromkeys(swept.over for swept in results):
         own = [swept for swept in results if swept.over == key]
         chosen = [swept.chosen for swept in own if swept.chosen is not None]
         if chosen:
-            tried = tuple(str(point) for swept in own for point in swept.points)
+            points = [point for swept in own for point in swept.points]
+            if key != results[0].over:
+                points.append(values[key])
+            tried = tuple(map(str, points))
             space = Choice(key, tried, f"{key}={','.join(tried)}")
             warnings += edge_warnings([space], {key: str(chosen[-1])})
     return warnings

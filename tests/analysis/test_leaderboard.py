@@ -18,12 +18,13 @@ from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, t
 from fedexp.analysis.leaderboard_picture import front, picture
 from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
-from fedexp.site.leaderboards import Shown, finding
+from fedexp.site.leaderboards import Shown, finding, tried
 from fedexp.tables import record
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Column, Table
+from fedexp.tuning.tuned_files import Sweep, Swept, load_tuning
 
 ROWS = ({"alpha": 0.1}, {"alpha": 0.5})
 # Accuracies of each column: one list per row, one number per seed.
@@ -224,6 +225,16 @@ def test_pages_show_all_methods_and_their_picture() -> None:
     assert "seconds of a round" not in page.text and "rounds to the target" not in page.text
     names = dict(leaderboards.files_of([shown]))
     assert [*names] == ["leaderboards/small/costs.svg", "leaderboards/small/costs-dark.svg"]
+
+
+def test_the_page_shows_the_number_of_each_point_that_was_measured() -> None:
+    tuning = load_tuning("many_rounds_dirichlet")
+    sweeps = (Swept("local.lr", (0.1, 0.3), (0.5, None), 0.1), Swept("a", (1, 2), (0.4, 0.3), None))
+    points = tuple(Sweep(swept.over, swept.points) for swept in sweeps)
+    measured = replace(tuning, sweeps={"fedavg": points}, results={"fedavg": sweeps})
+    shown = "local.lr: 0.1 (0.5000), 0.3 (failed); a: 1 (0.4000), 2 (0.3000)"
+    assert tried(measured, "fedavg") == shown
+    assert tried(replace(tuning, results={}), "fedavg") == "local.lr: 0.01, 0.03, 0.1, 0.3, 1.0"
 
 
 def test_a_leaderboard_that_was_not_run_is_listed_with_its_commands() -> None:

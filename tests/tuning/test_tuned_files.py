@@ -674,3 +674,21 @@ def test_unequal_tuning_of_a_leaderboard_is_refused(
     equal.write_text(equal_tuning(**changes))
     with pytest.raises(ConfigError, match=said):
         load_table("my/tiny")
+
+
+@pytest.mark.parametrize(("start", "edge"), [(0.25, False), (0.1, True)])
+def test_the_first_sweep_tries_the_value_that_a_later_key_has_without_tuning(
+    mine: Path,
+    runs: list[dict[str, Any]],
+    start: float,
+    edge: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    first = {"over": "local.momentum", "points": [0.3, 0.6]}
+    second = {"over": "local.lr", "points": [0.15, 0.18]}
+    overrides = [*TUNING["overrides"], f"local.lr={start}"]
+    mine.write_text(sweeps_of(first, second, overrides=overrides))
+
+    assert run_command(["mine"]) == 0
+    assert load_tuning("mine").setting("local") == ("local.momentum=0.3", "local.lr=0.18")
+    assert ("local.lr=0.18 is at the upper edge" in capfd.readouterr().out) == edge
