@@ -144,10 +144,12 @@ class Proxy:
             )
         if self.labelled and other.num_classes != main.num_classes:
             raise ConfigError(
-                "labels of another data set mean other classes",
+                f"the proxy's labels do not fit networks for data set '{main.name}'",
                 where="proxy.labelled",
-                expected=f"false, or a proxy.dataset with {main.num_classes} classes",
+                expected=f"{main.num_classes} classes, as in '{main.name}'",
                 got=f"{other.num_classes} classes of '{other.name}'",
+                do="choose another proxy.dataset, or set proxy.labelled=false if the method needs "
+                "no labels",
             )
 
 

@@ -240,7 +240,7 @@ def test_a_proxy_of_another_data_set_is_composed_hashed_and_named(
 @pytest.mark.parametrize(("overrides", "words"), [
     (["proxy.dataset=othres"], "did you mean 'others'"),
     (["proxy.dataset=digits"], "do not fit"),
-    (["proxy.dataset=others", "proxy.labelled=true"], "other classes"),
+    (["proxy.dataset=others", "proxy.labelled=true"], "the proxy's labels do not fit"),
     (["proxy.dataset=others", "proxy.source=none", "proxy.size=0"], "has no effect"),
     (["proxy.dataset=mnist", "dataset=digits", "dataset.shape=[1,28,28]", "data_root=nowhere"], "train-images-idx3-ubyte"),
 ])  # fmt: skip
