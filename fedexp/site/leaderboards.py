@@ -28,6 +28,7 @@ from fedexp.tables.load import load_table, table_names
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Picture
 from fedexp.tables.schema import Table
+from fedexp.tables.sweeps import tried_ranges
 from fedexp.tables.verdicts import LEVEL
 from fedexp.tracking.terminal import size_text
 from fedexp.tuning.tuned_files import Tuning, load_tuning
@@ -308,6 +309,18 @@ def tried(tuning: Tuning, column: str) -> str:
     return "; ".join(f"{over}: {', '.join(points)}" for over, points in sweeps)
 
 
+def chosen(tuning: Tuning, column: str) -> str:
+    """Return the chosen values of a column, and mark those at the edge of a range."""
+    if column not in tuning.results:
+        return "not chosen yet"
+    edges = {space.key: space.edge(value) for space, value in tried_ranges(tuning, column)}
+    values = []
+    for override in tuning.setting(column) or ():
+        edge = edges[override.partition("=")[0]]
+        values.append(override if edge is None else f"{override} ({edge} edge)")
+    return ", ".join(values)
+
+
 def _rendered(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(values)
 
@@ -326,6 +339,7 @@ def _environment() -> Environment:
         "sort_value": sort_value,
         "points": points,
         "tried": tried,
+        "chosen": chosen,
         "known": lambda board, name: any(
             row is not None and getattr(row, name) is not None
             for entry in board.entries

@@ -96,6 +96,36 @@ def sweep_overrides(
     return [job.overrides for job in planned.jobs]
 
 
+def tried_ranges(
+    tuning: Tuning, method: str, extra: Sequence[str] = ()
+) -> list[tuple[Choice, str]]:
+    """Return the range of each key that got a value, and this value.
+
+    A range has all values that were tried for the key. For the keys of later sweeps,
+    one of them is the value in the method's config, which the first sweep measures.
+
+    Args:
+        tuning: Tuning with results of the method.
+        method: Column of the table.
+        extra: Overrides that are appended to every run.
+    """
+    job, *_ = sweep_overrides(tuning, method, (), extra)
+    config = dict(dotted_items(compose(list(job)).values))
+    results = tuning.results[method]
+
+    ranges = []
+    for key in dict.fromkeys(swept.over for swept in results):
+        own = [swept for swept in results if swept.over == key]
+        chosen = [swept.chosen for swept in own if swept.chosen is not None]
+        if chosen:
+            points = [point for swept in own for point in swept.points]
+            if key != results[0].over:
+                points.append(config[key])
+            tried = tuple(map(str, points))
+            ranges.append((Choice(key, tried, f"{key}={','.join(tried)}"), str(chosen[-1])))
+    return ranges
+
+
 def plan_tuning(
     name: str, methods: Sequence[str], extra: Sequence[str], out: Path | None
 ) -> TuningPlan:
@@ -201,10 +231,11 @@ def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> 
         # this method must not be lost.
         results[method] = found
         write_results(plan.tuning, results, plan.source, plan.target)
-        chosen = replace(plan.tuning, results=results).setting(method)
-        say(f"{method}: {' '.join(chosen or ())}, written to {plan.target}")
-        for warning in _edge_warnings(found, _point_runs(plan, method, {}).configs[0]):
-            say(f"note: {method}: {warning}")
+        tuned = replace(plan.tuning, results=results)
+        say(f"{method}: {' '.join(tuned.setting(method) or ())}, written to {plan.target}")
+        for space, chosen in tried_ranges(tuned, method, plan.extra):
+            for warning in edge_warnings([space], {space.key: chosen}):
+                say(f"note: {method}: {warning}")
     return 0
 
 
@@ -343,26 +374,3 @@ def _commits(points: Sequence[_PointRuns]) -> set[str]:
     results = [read_run(config)[0] or {} for point in points for config in point.configs]
     commits = (result.get("environment", {}).get("commit") for result in results)
     return {commit for commit in commits if commit}
-
-
-def _edge_warnings(results: Sequence[Swept], config: ResolvedConfig) -> list[str]:
-    """Return a warning for each chosen value that is the lowest or highest tried.
-
-    Args:
-        results: Results of all sweeps of a method.
-        config: Config of the method before its sweeps. The first sweep measures the
-            values that this config has for the keys of the later sweeps.
-    """
-    warnings = []
-    values = dict(dotted_items(config.values))
-    for key in dict.fromkeys(swept.over for swept in results):
-        own = [swept for swept in results if swept.over == key]
-        chosen = [swept.chosen for swept in own if swept.chosen is not None]
-        if chosen:
-            points = [point for swept in own for point in swept.points]
-            if key != results[0].over:
-                points.append(values[key])
-            tried = tuple(map(str, points))
-            space = Choice(key, tried, f"{key}={','.join(tried)}")
-            warnings += edge_warnings([space], {key: str(chosen[-1])})
-    return warnings

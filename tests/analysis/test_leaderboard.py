@@ -18,7 +18,7 @@ from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, t
 from fedexp.analysis.leaderboard_picture import front, picture
 from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
-from fedexp.site.leaderboards import Shown, finding, tried
+from fedexp.site.leaderboards import Shown, chosen, finding, tried
 from fedexp.tables import record
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
@@ -234,6 +234,8 @@ def test_the_page_shows_the_number_of_each_point_that_was_measured() -> None:
     measured = replace(tuning, sweeps={"fedavg": points}, results={"fedavg": sweeps})
     shown = "local.lr: 0.1 (0.5000), 0.3 (failed); a: 1 (0.4000), 2 (0.3000)"
     assert tried(measured, "fedavg") == shown
+    assert chosen(measured, "fedavg") == "local.lr=0.1 (lower edge)"
+    assert chosen(tuning, "no column") == "not chosen yet"
     assert tried(replace(tuning, results={}), "fedavg") == "local.lr: 0.01, 0.03, 0.1, 0.3, 1.0"
 
 
