@@ -211,7 +211,7 @@ class _Request:
             seeds=options.seeds,
             extra=[o for o in options.overrides if not key_of(o).startswith("hydra")],
         )
-        untuned = [column.why for column in self.table.methods if not column.is_tuned]
+        untuned = [column.why for column in self.table.methods if column.untuned]
         if untuned and not any(planned.jobs for planned in self.cells):
             raise ConfigError(
                 "no coefficients have been chosen for these columns",
@@ -259,7 +259,7 @@ def _run(options: argparse.Namespace) -> int:
     failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
     lacking = [request.table.columns[one.method] for one in request.cells if not one.jobs]
-    untuned = sum(not column.is_tuned for column in lacking)
+    untuned = sum(bool(column.untuned) for column in lacking)
     absent = len(lacking) - untuned
     without = f"; {absent} cells have no method yet" if absent else ""
     without += f"; {untuned} cells are not tuned yet" if untuned else ""

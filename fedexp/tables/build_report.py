@@ -114,7 +114,7 @@ def is_partial(table: Table, cells: Sequence[PlannedCell], record: TableRecord) 
     may change the runs. It is also True if some runs have no number, or if a column has
     no runs because its coefficients have not been chosen.
     """
-    if record.variant != "smoke" and any(not column.is_tuned for column in table.methods):
+    if record.variant != "smoke" and any(column.untuned for column in table.methods):
         return True
     if record.only or any(_alters(override, table) for override in record.extra):
         return True

@@ -68,7 +68,7 @@ def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     except FedexpError as error:
         return _broken_row(name, error) | {"cells": 0, "without_method": 0, "runs": 0}
 
-    untuned = sum(not column.is_tuned for column in table.methods)
+    untuned = sum(bool(column.untuned) for column in table.methods)
     jobs = {job.overrides: job for planned in cells for job in planned.jobs}
     runs = list(map(find_run, jobs.values()))
     statuses = [run.status for run in runs]

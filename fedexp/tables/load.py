@@ -59,7 +59,7 @@ def with_equal_tuning(table: Table) -> Table:
 
     Every file chooses values for every column, from equally many points. The values
     apply to the rows that the file names. If a file has not chosen a column's values
-    yet, the column has no runs and shows the reason.
+    yet, the column has no runs in these rows and shows the reason.
 
     Raises:
         ConfigError: A file has a seed of the table, or does not sweep each column over
@@ -86,7 +86,12 @@ def with_equal_tuning(table: Table) -> Table:
                 )
             setting = tuning.setting(key)
             if setting is None:
-                columns[key] = replace(columns[key], is_tuned=False, why=_not_tuned(name, key))
+                column = columns[key]
+                columns[key] = replace(
+                    column,
+                    untuned=(*column.untuned, tuning.where),
+                    why=column.why or _not_tuned(name, key),
+                )
             else:
                 rules.append(OverrideRule({**tuning.where, "method": key}, setting))
     return replace(table, methods=tuple(columns.values()), rules=tuple(rules))

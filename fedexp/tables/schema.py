@@ -127,8 +127,8 @@ class Column:
             is added automatically. Empty: nothing else uses test data.
         published: Keys and values that identify the column's rows in the file of
             published numbers (`Table.published`). Empty: ``{method: <key>}``.
-        is_tuned: Whether all coefficients of the column have been chosen. If not, the
-            column has runs only in the smoke variant, and `why` has the reason.
+        untuned: Conditions of the rows whose coefficients have not been chosen. Here
+            the column has runs only in the smoke variant, and `why` has the reason.
     """
 
     key: str
@@ -145,7 +145,7 @@ class Column:
     equals: Equal | None = None
     oracle: str = ""
     published: dict[str, Any] = field(default_factory=dict)
-    is_tuned: bool = field(default=True, metadata=NOT_A_KEY)
+    untuned: tuple[Where, ...] = field(default=(), metadata=NOT_A_KEY)
 
     def __post_init__(self) -> None:
         require(

@@ -609,25 +609,39 @@ def equal_tuning(**changes: Any) -> str:
 
 def test_columns_of_a_leaderboard_have_runs_once_all_values_are_chosen(equal: Path) -> None:
     untuned = load_table("my/tiny")
-    assert not any(cell.jobs for cell in planned_cells(untuned))
+    # The file names the rows with equal starts. The other rows are not tuned at all.
+    assert {c.conditions["start"] for c in planned_cells(untuned) if c.jobs} == {"diff"}
     assert all(cell.jobs for cell in planned_cells(untuned, "smoke"))
     assert untuned.columns["local"].why == "not chosen yet: run fedexp-tune mine local"
 
     equal.write_text(equal_tuning(results={"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}))
     cells = planned_cells(load_table("my/tiny"))
-    assert {cell.method for cell in cells if cell.jobs} == {"local"}
-    # The values apply to the rows that the file names.
-    lrs = {
-        cell.conditions["start"]: "local.lr=0.2" in cell.jobs[0].overrides
-        for cell in cells
-        if cell.jobs
-    }
-    assert lrs["same"] and not lrs.get("different", False)
+    same = [cell for cell in cells if cell.conditions["start"] == "same" and cell.jobs]
+    assert {cell.method for cell in same} == {"local"}
+    assert all("local.lr=0.2" in cell.jobs[0].overrides for cell in same)
+    other = [cell for cell in cells if cell.conditions["start"] == "diff"]
+    assert other and not any("local.lr=0.2" in cell.jobs[0].overrides for cell in other)
+
+
+def test_rows_of_a_leaderboard_wait_only_for_their_own_file(equal: Path) -> None:
+    chosen = {"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}
+    equal.write_text(equal_tuning(results=chosen | {"momentum": chosen["local"]}))
+    other = {**TUNING["cell"], "start": "diff"}
+    changes = {"where": {"start": "diff"}, "cell": other}
+    equal.with_stem("others").write_text(equal_tuning(**changes))
+    table = EQUAL | {"equal_tuning": ["mine", "others"]}
+    equal.parents[1].joinpath("table/my/tiny.yaml").write_text(yaml.safe_dump(table))
+
+    for results, starts in (({}, {"same"}), (chosen, {"same", "diff"})):
+        equal.with_stem("others").write_text(equal_tuning(results=results, **changes))
+        cells = planned_cells(load_table("my/tiny"), only={"method": ["local"]})
+        assert {cell.conditions["start"] for cell in cells if cell.jobs} == starts
 
 
 def test_a_leaderboard_without_chosen_values_is_refused_with_the_command_to_enter(
     equal: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    equal.write_text(equal_tuning(where={}))
     assert run_table(["run", "my/tiny"]) == 2
     said = capfd.readouterr().err
     assert "no coefficients have been chosen" in said and "run fedexp-tune mine local" in said
