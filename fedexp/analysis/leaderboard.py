@@ -43,7 +43,7 @@ class RowResult:
         high: Upper end of this interval.
         worst_tenth: Accuracy on the training data of the 10 % of clients with the
             lowest accuracy, in the table's unit.
-        target: The target of the headline.
+        target: The target of the headline, in the table's unit.
         rounds_to_target: Median over runs of the first round that reaches the target.
             It is infinite if at most half of the runs reach it.
         bytes_to_target: `rounds_to_target` times the bytes that all clients send and
@@ -238,7 +238,7 @@ def _row_result(
         len(runs),
         *mean_interval([run.value for run in runs if run.value is not None]),
         None if worst is None else worst * scale,
-        target,
+        None if target is None else target * scale,
         rounds,
         to_target,
         traffic,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
 from fedexp.analysis.leaderboard import Entry, Leaderboard
 from fedexp.tables.report import canvas
 from fedexp.tables.report.report import Picture
+from fedexp.tracking.terminal import size_text
 
 _WIDTH, _HEIGHT = 7.4, 3.6
 _NOTE = (
@@ -20,6 +22,8 @@ _NOTE = (
 Point = tuple[float, float, str]
 # Fields of `RowResult` that are costs, by the label of the axis.
 _COSTS = {"bytes of a run": "num_bytes", "seconds of a round": "round_seconds"}
+# Functions that format the numbers at an axis, by its label.
+_TEXTS = {"bytes of a run": size_text, "seconds of a round": "{:g}".format}
 
 
 def picture(board: Leaderboard) -> Picture | None:
@@ -43,9 +47,16 @@ def picture(board: Leaderboard) -> Picture | None:
         for at, (label, points) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), at + 1)
             axes.set(xlabel=label, ylabel=f"{board.table.metric}, {board.table.unit}")
-            canvas.set_log_scale(axes, "x")
+            if canvas.spans_decades([cost for cost, *_ in points], 1):
+                canvas.set_log_scale(axes, "x")
+            axes.xaxis.set_major_formatter(_formatter(_TEXTS[label]))
             _draw(axes, points, higher_is_better=board.table.higher_is_better)
         return canvas.render_picture("costs", title, figure, [_NOTE])
+
+
+def _formatter(text: Callable[[float], str]) -> FuncFormatter:
+    """Return a formatter of ticks from a function that formats a number."""
+    return FuncFormatter(lambda value, _: text(value))
 
 
 def front(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:

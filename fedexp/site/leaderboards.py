@@ -167,7 +167,8 @@ def finding(board: Leaderboard) -> str:
     seeds = max((row.n for entry in ranked for row in entry.rows if row), default=0)
     settings = texts.count(len(board.rows) + len(board.missing), "setting")
     if board.missing:
-        settings = f"{len(board.rows)} of {settings}"
+        run = ", ".join(map(row_text, board.rows))
+        settings = f"{len(board.rows)} of {settings} ({run})"
     parts = [
         f"{len(ranked)} methods were compared in {settings} with "
         f"{texts.count(seeds, 'seed')} each.",
@@ -313,12 +314,33 @@ def chosen(tuning: Tuning, column: str) -> str:
     """Return the chosen values of a column, and mark those at the edge of a range."""
     if column not in tuning.results:
         return "not chosen yet"
-    edges = {space.key: space.edge(value) for space, value in tried_ranges(tuning, column)}
+    edges = _edges(tuning, column)
     values = []
     for override in tuning.setting(column) or ():
-        edge = edges[override.partition("=")[0]]
-        values.append(override if edge is None else f"{override} ({edge} edge)")
+        edge = edges.get(override.partition("=")[0])
+        values.append(f"{override} ({edge} edge)" if edge else override)
     return ", ".join(values)
+
+
+def edge_note(one: Shown) -> str:
+    """Return how many methods have a chosen value at the edge of its range."""
+    count = sum(
+        any(column in tuning.results and _edges(tuning, column) for tuning in one.tunings)
+        for column in one.table.columns
+    )
+    if not count:
+        return ""
+    subject = "1 method has" if count == 1 else f"{count} methods have"
+    return (
+        f"{subject} a hyper-parameter whose chosen value is the lowest or the highest that was "
+        "tried. A value beyond it may be better."
+    )
+
+
+def _edges(tuning: Tuning, column: str) -> dict[str, str]:
+    """Return the edge of each key whose chosen value is at the edge of its range."""
+    edges = {space.key: space.edge(value) for space, value in tried_ranges(tuning, column)}
+    return {key: edge for key, edge in edges.items() if edge is not None}
 
 
 def _rendered(name: str, **values: Any) -> str:
@@ -340,6 +362,7 @@ def _environment() -> Environment:
         "points": points,
         "tried": tried,
         "chosen": chosen,
+        "edge_note": edge_note,
         "known": lambda board, name: any(
             row is not None and getattr(row, name) is not None
             for entry in board.entries

@@ -18,7 +18,7 @@ from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, t
 from fedexp.analysis.leaderboard_picture import front, picture
 from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
-from fedexp.site.leaderboards import Shown, chosen, finding, tried
+from fedexp.site.leaderboards import Shown, chosen, edge_note, finding, tried
 from fedexp.tables import record
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
@@ -133,7 +133,7 @@ def test_numbers_of_a_row_are_in_the_units_of_the_table() -> None:
     row = made(VALUES, timing=True).reference.rows[0]
     assert row is not None
     assert (row.n, row.mean, row.num_bytes) == (3, pytest.approx(61.0), 1000)
-    assert row.worst_tenth == pytest.approx(40.0)
+    assert row.worst_tenth == pytest.approx(40.0) and row.target == pytest.approx(50.0)
     # A round without its evaluation: (16 + 4 + 5) / 10
     assert (row.round_seconds, row.server_seconds) == (pytest.approx(2.5), pytest.approx(0.5))
     untimed = made(VALUES).reference.rows[0]
@@ -154,7 +154,9 @@ def test_rows_without_any_run_do_not_count() -> None:
     board = made({column: (rows[0], [None] * 3) for column, rows in VALUES.items()})
     assert board.rows == ROWS[:1] and board.missing == ROWS[1:]
     assert all(entry.aggregate is not None for entry in board.entries)
-    assert finding(board).startswith("3 methods were compared in 1 of 2 settings with 3 seeds")
+    assert finding(board).startswith(
+        "3 methods were compared in 1 of 2 settings (alpha=0.1) with 3 seeds"
+    )
     shown = Shown(board.table, board, [], {}, None, "command")
     _, page = leaderboards.pages([shown], with_methods=False)
     assert "not been run yet: <code>alpha=0.5</code>." in page.text
@@ -236,6 +238,12 @@ def test_the_page_shows_the_number_of_each_point_that_was_measured() -> None:
     assert tried(measured, "fedavg") == shown
     assert chosen(measured, "fedavg") == "local.lr=0.1 (lower edge)"
     assert chosen(tuning, "no column") == "not chosen yet"
+    table = load_table(tuning.table)
+    assert edge_note(Shown(table, None, [measured], {}, None, "")).startswith("1 method has a")
+    inner = replace(sweeps[0], chosen=0.2, points=(0.1, 0.2, 0.3), values=(0.3, 0.5, 0.4))
+    points = (Sweep(inner.over, inner.points),)
+    settled = replace(tuning, sweeps={"fedavg": points}, results={"fedavg": (inner,)})
+    assert edge_note(Shown(table, None, [settled], {}, None, "")) == ""
     assert tried(replace(tuning, results={}), "fedavg") == "local.lr: 0.01, 0.03, 0.1, 0.3, 1.0"
 
 
