@@ -2,8 +2,9 @@
 
     python scripts/make_readme.py [--check]
 
-The tables are between markers. They show how the current code judges the numbers and
-claims of the committed records, and what each method needs and sends. With ``--check``,
+The generated parts are between markers. They show how the current code judges the
+numbers and claims of the committed records, what the leaderboards found, and what each
+method needs and sends. With ``--check``,
 nothing is written, and the exit code is 1 if a table is out of date.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from make_claim_states import reports
 
-from fedexp.site import methods, traffic
+from fedexp.site import leaderboards, methods, traffic
 from fedexp.tables.load import load_table, table_names
 from fedexp.tables.report import layout
 from fedexp.tables.report.report import Report
@@ -46,6 +47,8 @@ def reproduced() -> str:
     """Return a summary of the reproduced numbers, and a table with a row per paper."""
     found: dict[str, list[Report]] = {}
     for report in reports():
+        if report.paper == "none":
+            continue
         found.setdefault(report.name.partition("/")[0], []).append(report)
     tables: dict[str, list[Table]] = {}
     for name in table_names():
@@ -97,6 +100,16 @@ def reproduced() -> str:
         "papers' tables were only run at a reduced scale. They are not compared (-)."
     )
     return "\n".join(textwrap.wrap(summary, 100)) + "\n\n" + _table([*head, *more], rows)
+
+
+def found_by_leaderboards() -> str:
+    """Return what each leaderboard found that was run."""
+    paragraphs = []
+    for one in leaderboards.read(ROOT / RECORDS):
+        if one.board is not None:
+            found = f"{leaderboards.finding(one.board)} {leaderboards.edge_note(one)}"
+            paragraphs.append(f"**{one.table.title}.** {found.strip()}")
+    return "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in paragraphs)
 
 
 def _counts(counted: Counter[str], names: Iterable[str]) -> str:
@@ -179,7 +192,12 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def written(text: str) -> str:
     """Return the text of README.md with new tables and counts."""
-    for name, make in (("reproduced", reproduced), ("methods", listed_methods)):
+    parts = {
+        "reproduced": reproduced,
+        "leaderboards": found_by_leaderboards,
+        "methods": listed_methods,
+    }
+    for name, make in parts.items():
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
         before, rest = text.split(begin)
         after = rest.split(end)[1]
