@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from make_claim_states import reports
@@ -43,10 +44,16 @@ VENUES = "AAAI|AISTATS|CVPR|ICCV|ICLR|ICML|MLSys|NeurIPS|NIPS|Neural Networks"
 CLAIM_STATES = ("supported", "contradicted", "undecided")
 
 
+@cache
+def committed_reports() -> tuple[Report, ...]:
+    """Return the reports of all committed records."""
+    return tuple(reports())
+
+
 def reproduced() -> str:
     """Return a summary of the reproduced numbers, and a table with a row per paper."""
     found: dict[str, list[Report]] = {}
-    for report in reports():
+    for report in committed_reports():
         if report.paper == "none":
             continue
         found.setdefault(report.name.partition("/")[0], []).append(report)
@@ -144,6 +151,22 @@ def listed_methods() -> str:
     return _table(head, rows)
 
 
+def counted_claims() -> str:
+    """Count the tests of claims by their states."""
+    states = ("supported", "contradicted", "undecided", "not supported in reduced form")
+    withdrawn = "superseded settings: no verdict"
+    counts = Counter(claim.state for report in committed_reports() for claim in report.claims)
+    if others := set(counts) - {*states, withdrawn}:
+        raise ValueError(f"the sentence on claims lacks these states: {', '.join(others)}")
+
+    supported, contradicted, undecided, not_supported = (counts[state] for state in states)
+    return (
+        f"{counts.total()} tests of claims. {supported} are supported, {contradicted} contradicted "
+        f"and {undecided} undecided. {not_supported} are not supported in reduced runs. "
+        f"{counts[withdrawn]} were withdrawn"
+    )
+
+
 def counted_methods() -> str:
     """Count the methods, the baselines and the variants."""
     presets = methods.presets()
@@ -191,7 +214,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def written(text: str) -> str:
-    """Return the text of README.md with new tables and counts."""
+    """Return the text of README.md with new generated parts and counts."""
     parts = {
         "reproduced": reproduced,
         "leaderboards": found_by_leaderboards,
@@ -202,6 +225,9 @@ def written(text: str) -> str:
         before, rest = text.split(begin)
         after = rest.split(end)[1]
         text = f"{before}{begin}\n{make()}\n\n{end}{after}"
+    text = re.sub(
+        r"\d+ tests of claims\..*? in reduced runs\. \d+ were withdrawn", counted_claims(), text
+    )
     return re.sub(r"\d+ methods, \d+ baselines and \d+ variants", counted_methods(), text)
 
 
