@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedexp.analysis.leaderboard import Entry, Leaderboard
 from fedexp.tables.report import canvas
@@ -47,16 +47,20 @@ def picture(board: Leaderboard) -> Picture | None:
         for at, (label, points) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), at + 1)
             axes.set(xlabel=label, ylabel=f"{board.table.metric}, {board.table.unit}")
-            if canvas.spans_decades([cost for cost, *_ in points], 1):
-                canvas.set_log_scale(axes, "x")
-            axes.xaxis.set_major_formatter(_formatter(_TEXTS[label]))
+            _set_cost_axis(axes, points, _TEXTS[label])
             _draw(axes, points, higher_is_better=board.table.higher_is_better)
         return canvas.render_picture("costs", title, figure, [_NOTE])
 
 
-def _formatter(text: Callable[[float], str]) -> FuncFormatter:
-    """Return a formatter of ticks from a function that formats a number."""
-    return FuncFormatter(lambda value, _: text(value))
+def _set_cost_axis(axes: Axes, points: Sequence[Point], text: Callable[[float], str]) -> None:
+    """Set the scale and the ticks of the horizontal axis."""
+    if canvas.spans_decades([cost for cost, *_ in points], 1):
+        canvas.set_log_scale(axes, "x")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def front(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
