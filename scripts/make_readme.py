@@ -2,10 +2,10 @@
 
     python scripts/make_readme.py [--check]
 
-The generated parts are between markers. They show how the current code judges the
-numbers and claims of the committed records, what the leaderboards found, and what each
-method needs and sends. With ``--check``,
-nothing is written, and the exit code is 1 if a table is out of date.
+Two tables are between markers. They show how the current code judges the numbers and
+claims of the committed records, and what each method needs and sends. Another table has
+a row on what the leaderboards found. With ``--check``, nothing is written, and the exit
+code is 1 if README.md is out of date.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ PROPOSED = {
     "ma_echo": "ma_echo",
     "nafi": "nafi",
 }
+# Beginning of the row of README.md on leaderboards.
+EQUAL_TUNING = "| They are compared with equal tuning. |"
 VENUES = "AAAI|AISTATS|CVPR|ICCV|ICLR|ICML|MLSys|NeurIPS|NIPS|Neural Networks"
 CLAIM_STATES = ("supported", "contradicted", "undecided")
 
@@ -110,13 +112,20 @@ def reproduced() -> str:
 
 
 def found_by_leaderboards() -> str:
-    """Return what each leaderboard found that was run."""
-    paragraphs = []
+    """Return the row of a table with what each leaderboard found that was run."""
+    parts = [
+        "Each method tries equally many points of its hyper-parameters on held-out samples, and is "
+        "then run with other seeds."
+    ]
     for one in leaderboards.read(ROOT / RECORDS):
         if one.board is not None:
-            found = f"{leaderboards.finding(one.board)} {leaderboards.edge_note(one)}"
-            paragraphs.append(f"**{one.table.title}.** {found.strip()}")
-    return "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in paragraphs)
+            found = f"*{one.table.title}*: {leaderboards.finding(one.board)}"
+            parts += [found, leaderboards.edge_note(one)]
+    links = (
+        f"([numbers]({RECORDS}/leaderboard.csv), "
+        "[explanation](docs/findings.md#the-leaderboard-of-many-rounds))"
+    )
+    return f"{EQUAL_TUNING} {' '.join(filter(None, parts))} {links} |"
 
 
 def _counts(counted: Counter[str], names: Iterable[str]) -> str:
@@ -215,16 +224,14 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def written(text: str) -> str:
     """Return the text of README.md with new generated parts and counts."""
-    parts = {
-        "reproduced": reproduced,
-        "leaderboards": found_by_leaderboards,
-        "methods": listed_methods,
-    }
-    for name, make in parts.items():
+    for name, make in (("reproduced", reproduced), ("methods", listed_methods)):
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
         before, rest = text.split(begin)
         after = rest.split(end)[1]
         text = f"{before}{begin}\n{make()}\n\n{end}{after}"
+
+    board = found_by_leaderboards()
+    text = re.sub(rf"^{re.escape(EQUAL_TUNING)}.*$", lambda _: board, text, flags=re.MULTILINE)
     text = re.sub(
         r"\d+ tests of claims\..*? in reduced runs\. \d+ were withdrawn", counted_claims(), text
     )

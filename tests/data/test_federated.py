@@ -243,7 +243,7 @@ def test_result_names_test_data_used_in_training() -> None:
 @pytest.mark.parametrize(("proxy", "words"), [
     (Proxy("train", 9, dataset=Digits()), "do not fit"),
     (Proxy("train", 9, dataset=Numbered(mean=(1.0,), std=(2.0,))), "share its samples"),
-    (Proxy("train", 9, True, dataset=Others()), "other classes"),
+    (Proxy("train", 9, True, dataset=Others()), "the proxy.s labels do not fit"),
 ])  # fmt: skip
 def test_a_proxy_that_does_not_fit_is_refused(proxy: Proxy, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
