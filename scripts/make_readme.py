@@ -230,12 +230,17 @@ def written(text: str) -> str:
         after = rest.split(end)[1]
         text = f"{before}{begin}\n{make()}\n\n{end}{after}"
 
-    board = found_by_leaderboards()
-    text = re.sub(rf"^{re.escape(EQUAL_TUNING)}.*$", lambda _: board, text, flags=re.MULTILINE)
-    text = re.sub(
-        r"\d+ tests of claims\..*? in reduced runs\. \d+ were withdrawn", counted_claims(), text
-    )
-    return re.sub(r"\d+ methods, \d+ baselines and \d+ variants", counted_methods(), text)
+    sentences = {
+        rf"{re.escape(EQUAL_TUNING)}.*": found_by_leaderboards,
+        r"\d+ tests of claims\..* in reduced runs\. \d+ were withdrawn": counted_claims,
+        r"\d+ methods, \d+ baselines and \d+ variants": counted_methods,
+    }
+    for pattern, make in sentences.items():
+        new = make()
+        text, count = re.subn(pattern, lambda _, new=new: new, text)
+        if count != 1:
+            raise ValueError(f"README.md has {count} places that match {pattern}, not one")
+    return text
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -107,8 +108,8 @@ class Leaderboard:
 
     Args:
         table: The table.
-        rows: Conditions of the rows in which at least one run is done.
-        missing: Conditions of the other rows, which have no results yet.
+        rows: Conditions of the rows in which most methods are complete.
+        missing: Conditions of the other rows, which do not count yet.
         entries: The methods, by average rank. Methods without a rank come last.
         aggregates: Aggregates over the rows. None if fewer than two methods have
             results in all rows.
@@ -147,14 +148,12 @@ def leaderboard(
     for cell in cells:
         own = runs.setdefault(cell.method, {})
         own[table.row_key(cell.conditions)] = record.runs_of(table, cell)
-    begun = {
-        place
-        for own in runs.values()
-        for place, found in own.items()
-        if any(run.done for run in found)
-    }
-    places = {place: conditions for place, conditions in every.items() if place in begun}
-    missing = tuple(conditions for place, conditions in every.items() if place not in begun)
+    complete = Counter(
+        place for own in runs.values() for place, found in own.items() if _is_complete(found)
+    )
+    # The first methods of a new row must not cost all others their rank.
+    places = {at: conditions for at, conditions in every.items() if 2 * complete[at] > len(runs)}
+    missing = tuple(conditions for at, conditions in every.items() if at not in places)
 
     scores: dict[str, list[dict[Seeds, float]]] = {
         column: [
@@ -290,6 +289,8 @@ _OVERALL = (
     "rank",
     "win_rate",
     "mean_of_rows",
+    "mean_of_rows_low",
+    "mean_of_rows_high",
     "difference",
     "difference_low",
     "difference_high",
@@ -307,12 +308,15 @@ def to_csv(leaderboards: Iterable[Leaderboard]) -> str:
     for board in leaderboards:
         for entry in board.entries:
             own = entry.aggregate
-            overall = [own.rank, own.win_rate, own.mean.value] if own else [None] * 3
-            if entry.difference is None:
+            overall: list[float | None] = [None] * 5
+            if own is not None:
+                mean = own.mean
+                overall = [own.rank, own.win_rate, mean.value, mean.low, mean.high]
+            gap = entry.difference
+            if gap is None:
                 overall += [None] * 4
             else:
-                ends = entry.difference.interval or (None, None)
-                overall += [entry.difference.difference, *ends, entry.difference.p]
+                overall += [gap.difference, *(gap.interval or (None, None)), gap.p]
             for conditions, row in zip(board.rows, entry.rows, strict=True):
                 results = [None if row is None else getattr(row, name) for name in _ROW]
                 names = [board.table.name, row_text(conditions), entry.column, entry.label]

@@ -245,7 +245,7 @@ def sweep_job(config: Any) -> float:
                 experiment=_checked_experiment(hydra_config.job.num, resolved),
                 group=os.environ.get("FEDEXP_GROUP"),
                 name=job if concurrent > 1 else "",
-                shown=_shown()[1],
+                progress_metric=_shown()[1],
             )
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None

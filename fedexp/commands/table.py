@@ -211,7 +211,7 @@ class _Request:
             seeds=options.seeds,
             extra=[o for o in options.overrides if not key_of(o).startswith("hydra")],
         )
-        untuned = [column.why for column in self.table.methods if column.untuned]
+        untuned = [why for cell in self.cells if (why := _why_untuned(self.table, cell))]
         if untuned and not any(planned.jobs for planned in self.cells):
             raise ConfigError(
                 "no coefficients have been chosen for these columns",
@@ -237,6 +237,11 @@ class _Request:
         return Path(config["output_root"]).expanduser().resolve()
 
 
+def _why_untuned(table: Table, cell: PlannedCell) -> str:
+    """Return why the coefficients of a cell have not been chosen, "" if they have."""
+    return table.columns[cell.method].why_untuned(cell.conditions)
+
+
 def _split_overrides(overrides: Iterable[str], *, of_sweep: bool) -> list[str]:
     """Return the overrides that configure the whole sweep, or all other overrides.
 
@@ -258,8 +263,8 @@ def _run(options: argparse.Namespace) -> int:
     waiting = [(methods[job.overrides], request.cell_runs[job.overrides].folder) for job in todo]
     failed = sum(request.cell_runs[job.overrides].status in FAILED for job in todo)
     again = f" ({failed} failed before)" if failed else ""
-    lacking = [request.table.columns[one.method] for one in request.cells if not one.jobs]
-    untuned = sum(bool(column.untuned) for column in lacking)
+    lacking = [cell for cell in request.cells if not cell.jobs]
+    untuned = sum(bool(_why_untuned(request.table, cell)) for cell in lacking)
     absent = len(lacking) - untuned
     without = f"; {absent} cells have no method yet" if absent else ""
     without += f"; {untuned} cells are not tuned yet" if untuned else ""

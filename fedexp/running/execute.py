@@ -81,7 +81,7 @@ def execute(
     group: str | None = None,
     name: str = "",
     say: Callable[[str], None] | None = print,
-    shown: str = "",
+    progress_metric: str = "",
 ) -> dict[str, Any]:
     """Run a resolved config, resume it, or return its stored result.
 
@@ -94,8 +94,8 @@ def execute(
             same time. Empty for no prefix.
         say: Function that shows a note to the user. If None, no notes and no progress
             are shown.
-        shown: Metric that the progress shows. The headline metric is shown instead if
-            the run does not measure it.
+        progress_metric: Metric that the progress shows. The headline metric is shown
+            instead if the run does not measure it.
 
     Returns:
         The content of ``result.json``.
@@ -128,7 +128,7 @@ def execute(
             announce(f"reuse=false: earlier files moved to {aside}")
         with interrupt_on_sigterm():
             return _Run(
-                config, experiment, folder, group, note, {"setup": folder_seconds}, shown
+                config, experiment, folder, group, note, {"setup": folder_seconds}, progress_metric
             ).execute()
     finally:
         folder.release()
@@ -219,7 +219,8 @@ class _Run:
         group: Sweep that the run belongs to.
         note: Callable that shows a message and writes it to the log.
         seconds: Seconds that were spent outside of steps, by phase.
-        shown: Metric that the progress shows, if the run measures it.
+        progress_metric: Metric that the progress shows. The headline metric is shown
+            instead if the run does not measure it.
     """
 
     resolved: ResolvedConfig
@@ -228,7 +229,7 @@ class _Run:
     group: str | None
     note: _Notes
     seconds: dict[str, float]
-    shown: str
+    progress_metric: str
 
     def execute(self) -> dict[str, Any]:
         """Execute the run and record in its folder how it ended.
@@ -411,7 +412,8 @@ class _Run:
             )
 
             stack.enter_context(self.note.shown_by(progress.note))
-            shown = self.shown if self.shown in experiment.metric_names else experiment.headline
+            wanted = self.progress_metric
+            metric = wanted if wanted in experiment.metric_names else experiment.headline
             trainer: Engine = (
                 engine
                 if experiment.stored_models is None
@@ -440,7 +442,7 @@ class _Run:
                         journal.append(step.row)
                         saver.note(step)
                         feed.log(step.row)
-                        progress.step(step.row, shown, None if step.ends_round else step.within)
+                        progress.step(step.row, metric, None if step.ends_round else step.within)
 
                     logged = time.perf_counter()
                     if step.ends_run or saver.since_last_save(unit) >= every:

@@ -172,8 +172,10 @@ def finding(board: Leaderboard) -> str:
     parts = [
         f"{len(ranked)} methods were compared in {settings} with "
         f"{texts.count(seeds, 'seed')} each.",
-        f"{best.label} has the best average rank, {_rank(best)}: its mean over the settings is "
-        f"{_mean(board, best)}.",
+        f"{best.label} is the best with {_mean(board, best)}."
+        if len(board.rows) == 1
+        else f"{best.label} has the best average rank, {_rank(best)}. "
+        f"Its mean over the settings is {_mean(board, best)}.",
     ]
     if reference.aggregate is None:
         return " ".join(parts)
@@ -311,36 +313,29 @@ def tried(tuning: Tuning, column: str) -> str:
 
 
 def chosen(tuning: Tuning, column: str) -> str:
-    """Return the chosen values of a column, and mark those at the edge of a range."""
+    """Return the best values of a column, and mark those at the edge of a range."""
     if column not in tuning.results:
         return "not chosen yet"
-    edges = _edges(tuning, column)
     values = []
-    for override in tuning.setting(column) or ():
-        edge = edges.get(override.partition("=")[0])
-        values.append(f"{override} ({edge} edge)" if edge else override)
+    for space, value in tried_ranges(tuning, column):
+        edge = space.edge(value)
+        values.append(f"{space.key}={value}" + (f" ({edge} edge)" if edge else ""))
     return ", ".join(values)
 
 
 def edge_note(one: Shown) -> str:
-    """Return how many methods have a chosen value at the edge of its range."""
+    """Return how many methods have a best value at the edge of its range."""
     count = sum(
-        any(column in tuning.results and _edges(tuning, column) for tuning in one.tunings)
+        any("edge)" in chosen(tuning, column) for tuning in one.tunings)
         for column in one.table.columns
     )
     if not count:
         return ""
     subject = "1 method has" if count == 1 else f"{count} methods have"
     return (
-        f"{subject} a hyper-parameter whose chosen value is the lowest or the highest that was "
+        f"{subject} a hyper-parameter whose best value is the lowest or the highest that was "
         "tried. A value beyond it may be better."
     )
-
-
-def _edges(tuning: Tuning, column: str) -> dict[str, str]:
-    """Return the edge of each key whose chosen value is at the edge of its range."""
-    edges = {space.key: space.edge(value) for space, value in tried_ranges(tuning, column)}
-    return {key: edge for key, edge in edges.items() if edge is not None}
 
 
 def _rendered(name: str, **values: Any) -> str:

@@ -247,7 +247,9 @@ def _judged_cell(
     )
     cell = _with_verdict(cell, table, _objection(runs, reduced, extra))
     if cell.verdict == "not run":
-        return replace(cell, reason=column.why or incomplete or _why_not_run(runs))
+        untuned = column.why_untuned(planned.conditions)
+        reason = column.why or untuned or incomplete or _why_not_run(runs)
+        return replace(cell, reason=reason)
     other = "made by other code than the current one" if any(r.other_code for r in done) else ""
     return replace(cell, reason="; ".join(filter(None, [cell.reason, incomplete, other])))
 

@@ -110,8 +110,7 @@ def planned_cells(
                 continue
             place = table.row_key(full), column.key
             jobs = found.setdefault(place, [])
-            untuned = any(fits(where, full, column.key) for where in column.untuned)
-            if column.overrides is None or (untuned and variant != "smoke"):
+            if column.overrides is None or (variant != "smoke" and column.why_untuned(full)):
                 continue
             fitting = [o for o in extra if fits(table.given.get(key_of(o), {}), full, column.key)]
             left = [override for override in fitting if key_of(override) in table.given]

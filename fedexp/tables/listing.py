@@ -74,16 +74,16 @@ def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     statuses = [run.status for run in runs]
     done, failed = statuses.count("done"), sum(map(statuses.count, FAILED))
     state = (
-        f"{untuned} columns not tuned"
-        if untuned
-        else "done"
-        if done == len(runs)
+        "done"
+        if done == len(runs) and not untuned
         else f"{failed} failed"
         if failed
         else "missing"
         if not done
         else "in part"
     )
+    if untuned:
+        state = f"{state}, {untuned} columns not tuned in all rows"
     if unready := min((run.error for run in runs if not run.config), default=""):
         state = f"{state}; {unready}"
     return {

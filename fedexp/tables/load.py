@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError, nearest
 from fedexp.storage.yaml_files import read_yaml_mapping
 from fedexp.tables.checks import check_table
 from fedexp.tables.plot_styles import read_method_styles, read_plot_styles
-from fedexp.tables.schema import OverrideRule, Table, fits, require_known
+from fedexp.tables.schema import OverrideRule, Table, Untuned, fits, require_known
 from fedexp.tuning.tuned_files import Tuning, load_tuning
 
 
@@ -89,8 +89,7 @@ def with_equal_tuning(table: Table) -> Table:
                 column = columns[key]
                 columns[key] = replace(
                     column,
-                    untuned=(*column.untuned, tuning.where),
-                    why=column.why or _not_tuned(name, key),
+                    untuned=(*column.untuned, Untuned(tuning.where, _not_tuned(name, key))),
                 )
             else:
                 rules.append(OverrideRule({**tuning.where, "method": key}, setting))

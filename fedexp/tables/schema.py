@@ -100,6 +100,19 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Untuned:
+    """Rows of a column whose coefficients have not been chosen.
+
+    Args:
+        where: Conditions of the rows.
+        why: The reason, with the command to enter.
+    """
+
+    where: Where
+    why: str
+
+
+@dataclass(frozen=True)
 class Column:
     """A column of the table: a method.
 
@@ -127,8 +140,8 @@ class Column:
             is added automatically. Empty: nothing else uses test data.
         published: Keys and values that identify the column's rows in the file of
             published numbers (`Table.published`). Empty: ``{method: <key>}``.
-        untuned: Conditions of the rows whose coefficients have not been chosen. Here
-            the column has runs only in the smoke variant, and `why` has the reason.
+        untuned: Rows whose coefficients have not been chosen. In these rows, the column
+            has runs only in the smoke variant.
     """
 
     key: str
@@ -145,7 +158,12 @@ class Column:
     equals: Equal | None = None
     oracle: str = ""
     published: dict[str, Any] = field(default_factory=dict)
-    untuned: tuple[Where, ...] = field(default=(), metadata=NOT_A_KEY)
+    untuned: tuple[Untuned, ...] = field(default=(), metadata=NOT_A_KEY)
+
+    def why_untuned(self, conditions: Mapping[str, Value]) -> str:
+        """Return why a row's coefficients have not been chosen, "" if they have."""
+        reasons = (one.why for one in self.untuned if fits(one.where, conditions, self.key))
+        return next(reasons, "")
 
     def __post_init__(self) -> None:
         require(

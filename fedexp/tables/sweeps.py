@@ -99,10 +99,11 @@ def sweep_overrides(
 def tried_ranges(
     tuning: Tuning, method: str, extra: Sequence[str] = ()
 ) -> list[tuple[Choice, str]]:
-    """Return the range of each key that got a value, and this value.
+    """Return the range of each key that was tuned, and its best value.
 
     A range has all values that were tried for the key. For the keys of later sweeps,
     one of them is the value in the method's config, which the first sweep measures.
+    This value is the best one if a later sweep found no better one.
 
     Args:
         tuning: Tuning with results of the method.
@@ -117,12 +118,12 @@ def tried_ranges(
     for key in dict.fromkeys(swept.over for swept in results):
         own = [swept for swept in results if swept.over == key]
         chosen = [swept.chosen for swept in own if swept.chosen is not None]
-        if chosen:
-            points = [point for swept in own for point in swept.points]
-            if key != results[0].over:
-                points.append(config[key])
-            tried = tuple(map(str, points))
-            ranges.append((Choice(key, tried, f"{key}={','.join(tried)}"), str(chosen[-1])))
+        points = [point for swept in own for point in swept.points]
+        if key != results[0].over:
+            points.append(config[key])
+        tried = tuple(map(str, points))
+        best = chosen[-1] if chosen else config[key]
+        ranges.append((Choice(key, tried, f"{key}={','.join(tried)}"), str(best)))
     return ranges
 
 

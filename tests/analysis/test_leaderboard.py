@@ -24,7 +24,7 @@ from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Column, Table
-from fedexp.tuning.tuned_files import Sweep, Swept, load_tuning
+from fedexp.tuning.tuned_files import Sweep, Swept, Tuning, load_tuning
 
 ROWS = ({"alpha": 0.1}, {"alpha": 0.5})
 # Accuracies of each column: one list per row, one number per seed.
@@ -150,8 +150,13 @@ def test_method_without_a_number_in_a_row_has_no_rank(number: float | None) -> N
     assert {one.column for one in board.aggregates.columns} == {"fedavg", "mixed"}
 
 
-def test_rows_without_any_run_do_not_count() -> None:
-    board = made({column: (rows[0], [None] * 3) for column, rows in VALUES.items()})
+@pytest.mark.parametrize("done", [[], ["fedavg"]])
+def test_rows_without_most_of_the_methods_do_not_count(done: list[str]) -> None:
+    values = {
+        column: (rows[0], rows[1] if column in done else [None] * 3)
+        for column, rows in VALUES.items()
+    }
+    board = made(values)
     assert board.rows == ROWS[:1] and board.missing == ROWS[1:]
     assert all(entry.aggregate is not None for entry in board.entries)
     assert finding(board).startswith(
@@ -159,7 +164,7 @@ def test_rows_without_any_run_do_not_count() -> None:
     )
     shown = Shown(board.table, board, [], {}, None, "command")
     _, page = leaderboards.pages([shown], with_methods=False)
-    assert "not been run yet: <code>alpha=0.5</code>." in page.text
+    assert "without results of most methods: <code>alpha=0.5</code>." in page.text
     assert made(VALUES).missing == ()
 
 
@@ -229,22 +234,29 @@ def test_pages_show_all_methods_and_their_picture() -> None:
     assert [*names] == ["leaderboards/small/costs.svg", "leaderboards/small/costs-dark.svg"]
 
 
-def test_the_page_shows_the_number_of_each_point_that_was_measured() -> None:
+def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     tuning = load_tuning("many_rounds_dirichlet")
-    sweeps = (Swept("local.lr", (0.1, 0.3), (0.5, None), 0.1), Swept("a", (1, 2), (0.4, 0.3), None))
-    points = tuple(Sweep(swept.over, swept.points) for swept in sweeps)
-    measured = replace(tuning, sweeps={"fedavg": points}, results={"fedavg": sweeps})
-    shown = "local.lr: 0.1 (0.5000), 0.3 (failed); a: 1 (0.4000), 2 (0.3000)"
-    assert tried(measured, "fedavg") == shown
-    assert chosen(measured, "fedavg") == "local.lr=0.1 (lower edge)"
-    assert chosen(tuning, "no column") == "not chosen yet"
     table = load_table(tuning.table)
-    assert edge_note(Shown(table, None, [measured], {}, None, "")).startswith("1 method has a")
-    inner = replace(sweeps[0], chosen=0.2, points=(0.1, 0.2, 0.3), values=(0.3, 0.5, 0.4))
-    points = (Sweep(inner.over, inner.points),)
-    settled = replace(tuning, sweeps={"fedavg": points}, results={"fedavg": (inner,)})
-    assert edge_note(Shown(table, None, [settled], {}, None, "")) == ""
-    assert tried(replace(tuning, results={}), "fedavg") == "local.lr: 0.01, 0.03, 0.1, 0.3, 1.0"
+
+    def measured(*sweeps: Swept) -> Tuning:
+        points = tuple(Sweep(swept.over, swept.points) for swept in sweeps)
+        return replace(tuning, sweeps={"fedprox": points}, results={"fedprox": sweeps})
+
+    lr = Swept("local.lr", (0.1, 0.3), (0.5, None), 0.1)
+    # FedProx has mu = 0.1, which is better than both points and below them.
+    outside = measured(lr, Swept("trainer.mu", (1, 2), (0.4, 0.3), None))
+    shown = "local.lr: 0.1 (0.5000), 0.3 (failed); trainer.mu: 1 (0.4000), 2 (0.3000)"
+    assert tried(outside, "fedprox") == shown
+    assert chosen(outside, "fedprox") == "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
+    assert chosen(tuning, "no column") == "not chosen yet"
+    assert edge_note(Shown(table, None, [outside], {}, None, "")).startswith("1 method has a")
+
+    lr = Swept("local.lr", (0.1, 0.2, 0.3), (0.3, 0.5, 0.4), 0.2)
+    inside = measured(lr, Swept("trainer.mu", (0.05, 0.2), (0.4, 0.3), None))
+    assert chosen(inside, "fedprox") == "local.lr=0.2, trainer.mu=0.1"
+    assert edge_note(Shown(table, None, [inside], {}, None, "")) == ""
+    untuned = replace(inside, results={})
+    assert tried(untuned, "fedprox") == "local.lr: 0.1, 0.2, 0.3; trainer.mu: 0.05, 0.2"
 
 
 def test_a_leaderboard_that_was_not_run_is_listed_with_its_commands() -> None:

@@ -612,7 +612,9 @@ def test_columns_of_a_leaderboard_have_runs_once_all_values_are_chosen(equal: Pa
     # The file names the rows with equal starts. The other rows are not tuned at all.
     assert {c.conditions["start"] for c in planned_cells(untuned) if c.jobs} == {"diff"}
     assert all(cell.jobs for cell in planned_cells(untuned, "smoke"))
-    assert untuned.columns["local"].why == "not chosen yet: run fedexp-tune mine local"
+    (reason,) = untuned.columns["local"].untuned
+    assert reason.why == "not chosen yet: run fedexp-tune mine local"
+    assert untuned.columns["local"].why_untuned({"start": "diff"}) == ""
 
     equal.write_text(equal_tuning(results={"local": [result(POINTS, [0.3, 0.6, 0.5], 0.2)]}))
     cells = planned_cells(load_table("my/tiny"))
@@ -645,7 +647,7 @@ def test_a_leaderboard_without_chosen_values_is_refused_with_the_command_to_ente
     assert run_table(["run", "my/tiny"]) == 2
     said = capfd.readouterr().err
     assert "no coefficients have been chosen" in said and "run fedexp-tune mine local" in said
-    assert list_runs("my/tiny", [])["state"] == "2 columns not tuned"
+    assert list_runs("my/tiny", [])["state"] == "missing, 2 columns not tuned in all rows"
 
 
 def test_a_leaderboard_with_an_untuned_column_is_partial(equal: Path) -> None:
