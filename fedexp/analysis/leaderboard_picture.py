@@ -20,10 +20,12 @@ _NOTE = (
 
 # A point of the picture: cost, mean over the rows, label.
 Point = tuple[float, float, str]
-# Fields of `RowResult` that are costs, by the label of the axis.
-_COSTS = {"bytes of a run": "num_bytes", "seconds of a round": "round_seconds"}
-# Functions that format the numbers at an axis, by its label.
-_TEXTS = {"bytes of a run": size_text, "seconds of a round": "{:g}".format}
+# By the label of the axis: a field of `RowResult` that is a cost, and a function that
+# formats it.
+_COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "bytes of a run": ("num_bytes", size_text),
+    "seconds of a round": ("round_seconds", "{:g}".format),
+}
 
 
 def picture(board: Leaderboard) -> Picture | None:
@@ -36,7 +38,7 @@ def picture(board: Leaderboard) -> Picture | None:
     """
     panels = {
         label: points
-        for label, cost in _COSTS.items()
+        for label, (cost, _) in _COSTS.items()
         if (points := [one for entry in board.entries if (one := _point(entry, cost))])
     }
     if not panels:
@@ -47,7 +49,7 @@ def picture(board: Leaderboard) -> Picture | None:
         for at, (label, points) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), at + 1)
             axes.set(xlabel=label, ylabel=f"{board.table.metric}, {board.table.unit}")
-            _set_cost_axis(axes, points, _TEXTS[label])
+            _set_cost_axis(axes, points, _COSTS[label][1])
             _draw(axes, points, higher_is_better=board.table.higher_is_better)
         return canvas.render_picture("costs", title, figure, [_NOTE])
 

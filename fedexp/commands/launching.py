@@ -41,7 +41,7 @@ def run_sweep(
     launch: Callable[[], int],
     *,
     title: str | None = None,
-    shown: str = "",
+    objective_path: str = "",
 ) -> int:
     """Set the environment variables that the jobs of a sweep share, and call `launch`.
 
@@ -50,8 +50,8 @@ def run_sweep(
         jobs: Number of jobs.
         launch: Function that runs the jobs and returns an exit code.
         title: Readable name of the sweep, for trackers. None: `name`.
-        shown: Path in ``result.json`` of the number that a job returns and shows. If
-            empty, a job returns and shows the headline.
+        objective_path: Path in ``result.json`` of the number that a job returns and
+            shows. If empty, a job returns and shows the headline.
 
     Returns:
         The exit code of `launch`. If a signal interrupted it, the exit code is 128 plus
@@ -65,7 +65,7 @@ def run_sweep(
         "FEDEXP_GROUP": name if title is None else title,
         "FEDEXP_SWEEP_JOBS": str(jobs),
         "FEDEXP_LAUNCHER_PID": str(os.getpid()),
-        "FEDEXP_SHOWN": shown,
+        "FEDEXP_OBJECTIVE": objective_path,
     }
     # With hydra/launcher=ray, Ray must not send usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -245,7 +245,7 @@ def sweep_job(config: Any) -> float:
                 experiment=_checked_experiment(hydra_config.job.num, resolved),
                 group=os.environ.get("FEDEXP_GROUP"),
                 name=job if concurrent > 1 else "",
-                progress_metric=_shown()[1],
+                progress_metric=_objective()[1],
             )
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
@@ -265,15 +265,15 @@ def sweep_job(config: Any) -> float:
     return value
 
 
-def _shown() -> tuple[str, str]:
+def _objective() -> tuple[str, str]:
     """Split the path of `run_sweep` into a key of ``result.json`` and a metric."""
-    place, _, metric = os.environ.get("FEDEXP_SHOWN", "").partition(".")
+    place, _, metric = os.environ.get("FEDEXP_OBJECTIVE", "").partition(".")
     return place, metric
 
 
 def _returned(result: Mapping[str, Any]) -> tuple[str, float]:
     """Return the metric and the number that a job of a sweep returns."""
-    place, metric = _shown()
+    place, metric = _objective()
     # The test runs of a tuning hold out no samples.
     if metric in (result.get(place) or {}):
         return metric, float(result[place][metric])

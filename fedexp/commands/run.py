@@ -226,8 +226,10 @@ def _sweep(overrides: list[str], jobs: list[CheckedJob]) -> int:
 
     with checked_jobs(jobs), recorded_jobs() as record:
         title = sweep_title(overrides, name)
-        shown = "" if objective is None else objective.path
-        code = run_sweep(f"sweep-{name}", len(configs), launch, title=title, shown=shown)
+        objective_path = "" if objective is None else objective.path
+        code = run_sweep(
+            f"sweep-{name}", len(configs), launch, title=title, objective_path=objective_path
+        )
         # Hydra's basic sweeper runs the jobs in `configs`. Another sweeper may have run
         # other jobs.
         if not grid:

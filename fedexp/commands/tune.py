@@ -155,14 +155,16 @@ def _batch(plan: SearchPlan, hydra: Sequence[str]) -> int:
         return max(1, jobs // seeds)
 
 
-def _launcher(name: str, hydra: Sequence[str], overrides: Sequence[str], shown: str) -> Launch:
+def _launcher(
+    name: str, hydra: Sequence[str], overrides: Sequence[str], objective_path: str
+) -> Launch:
     """Return a function that launches the jobs that have no stored result.
 
     Args:
         name: Name of the study.
         hydra: Overrides of Hydra's own keys, such as the launcher.
         overrides: All other overrides.
-        shown: As for `fedexp.commands.launching.run_sweep`.
+        objective_path: As for `fedexp.commands.launching.run_sweep`.
     """
     from fedexp.commands.launching import multirun, run_sweep
     from fedexp.config.compose import compose
@@ -181,7 +183,7 @@ def _launcher(name: str, hydra: Sequence[str], overrides: Sequence[str], shown: 
             len(todo),
             lambda: multirun(todo, of_sweep),
             title=f"tune {name}",
-            shown=shown,
+            objective_path=objective_path,
         )
 
     return launch

@@ -27,11 +27,11 @@ from fedexp.tables.cells import planned_cells
 from fedexp.tables.load import load_table, table_names
 from fedexp.tables.report import layout, texts
 from fedexp.tables.report.report import Picture
-from fedexp.tables.schema import Table
+from fedexp.tables.schema import Table, fits
 from fedexp.tables.sweeps import tried_ranges
 from fedexp.tables.verdicts import LEVEL
 from fedexp.tracking.terminal import size_text
-from fedexp.tuning.tuned_files import Tuning, load_tuning
+from fedexp.tuning.tuned_files import Sweep, Swept, Tuning, load_tuning
 
 # Folder of the records of runs that were made for their times only. It is beside the
 # leaderboards' records.
@@ -295,24 +295,20 @@ def points(tuning: Tuning) -> int:
 
 def tried(tuning: Tuning, column: str) -> str:
     """Return the points of a column, each with its number once it was measured."""
-    measured = tuning.results.get(column)
-    if measured is None:
-        sweeps = [(sweep.over, [*map(str, sweep.points)]) for sweep in tuning.sweeps[column]]
-    else:
-        sweeps = [
-            (
-                swept.over,
-                [
-                    f"{point} ({'failed' if value is None else f'{value:.4f}'})"
-                    for point, value in zip(swept.points, swept.values, strict=True)
-                ],
-            )
-            for swept in measured
-        ]
-    return "; ".join(f"{over}: {', '.join(points)}" for over, points in sweeps)
+    sweeps = tuning.results.get(column) or tuning.sweeps[column]
+    return "; ".join(f"{sweep.over}: {', '.join(_tried(sweep))}" for sweep in sweeps)
 
 
-def chosen(tuning: Tuning, column: str) -> str:
+def _tried(sweep: Sweep | Swept) -> list[str]:
+    if isinstance(sweep, Sweep):
+        return [str(point) for point in sweep.points]
+    return [
+        f"{point} ({'failed' if value is None else f'{value:.4f}'})"
+        for point, value in zip(sweep.points, sweep.values, strict=True)
+    ]
+
+
+def best_values(tuning: Tuning, column: str) -> str:
     """Return the best values of a column, and mark those at the edge of a range."""
     if column not in tuning.results:
         return "not chosen yet"
@@ -323,15 +319,21 @@ def chosen(tuning: Tuning, column: str) -> str:
     return ", ".join(values)
 
 
-def edge_note(one: Shown) -> str:
-    """Return how many methods have a best value at the edge of its range."""
-    count = sum(
-        any("edge)" in chosen(tuning, column) for tuning in one.tunings)
-        for column in one.table.columns
-    )
-    if not count:
+def edge_note(board: Leaderboard, tunings: Sequence[Tuning]) -> str:
+    """Return how many methods have a best value at the edge of its range.
+
+    Tunings for rows that do not count yet are left out.
+    """
+    at_edge = {
+        column
+        for tuning in tunings
+        if any(fits(tuning.where, row, "") for row in board.rows)
+        for column in tuning.results
+        if any(space.edge(value) for space, value in tried_ranges(tuning, column))
+    }
+    if not at_edge:
         return ""
-    subject = "1 method has" if count == 1 else f"{count} methods have"
+    subject = "1 method has" if len(at_edge) == 1 else f"{len(at_edge)} methods have"
     return (
         f"{subject} a hyper-parameter whose best value is the lowest or the highest that was "
         "tried. A value beyond it may be better."
@@ -356,7 +358,7 @@ def _environment() -> Environment:
         "sort_value": sort_value,
         "points": points,
         "tried": tried,
-        "chosen": chosen,
+        "best_values": best_values,
         "edge_note": edge_note,
         "known": lambda board, name: any(
             row is not None and getattr(row, name) is not None

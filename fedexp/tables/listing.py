@@ -83,7 +83,7 @@ def list_runs(name: str, overrides: Sequence[str]) -> dict[str, Any]:
         else "in part"
     )
     if untuned:
-        state = f"{state}, {untuned} columns not tuned in all rows"
+        state = f"{state}, {untuned} columns with untuned rows"
     if unready := min((run.error for run in runs if not run.config), default=""):
         state = f"{state}; {unready}"
     return {

@@ -62,12 +62,14 @@ def with_equal_tuning(table: Table) -> Table:
     yet, the column has no runs in these rows and shows the reason.
 
     Raises:
-        ConfigError: A file has a seed of the table, or does not sweep each column over
-            equally many points, with ``local.lr`` first.
+        ConfigError: A file has a seed of the table, names rows by something else than
+            the table's keys, or does not sweep each column over equally many points,
+            with ``local.lr`` first.
     """
     rules, columns = [*table.rules], table.columns
     for name in table.equal_tuning:
         tuning = _tuning(table, name)
+        require_known(tuning.where, table.keys, f"conf/tuned/{name}.yaml, where")
         where = f"conf/tuned/{name}.yaml, sweeps"
         if unswept := [key for key in columns if key not in tuning.sweeps]:
             raise ConfigError(

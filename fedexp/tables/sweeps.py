@@ -234,9 +234,9 @@ def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> 
         write_results(plan.tuning, results, plan.source, plan.target)
         tuned = replace(plan.tuning, results=results)
         say(f"{method}: {' '.join(tuned.setting(method) or ())}, written to {plan.target}")
-        for space, chosen in tried_ranges(tuned, method, plan.extra):
-            for warning in edge_warnings([space], {space.key: chosen}):
-                say(f"note: {method}: {warning}")
+        best = dict(tried_ranges(tuned, method, plan.extra))
+        for warning in edge_warnings([*best], {space.key: value for space, value in best.items()}):
+            say(f"note: {method}: {warning}")
     return 0
 
 

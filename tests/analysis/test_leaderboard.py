@@ -18,7 +18,7 @@ from fedexp.analysis.leaderboard import WORST_TENTH, Leaderboard, leaderboard, t
 from fedexp.analysis.leaderboard_picture import front, picture
 from fedexp.core.errors import ConfigError
 from fedexp.site import leaderboards
-from fedexp.site.leaderboards import Shown, chosen, edge_note, finding, tried
+from fedexp.site.leaderboards import Shown, best_values, edge_note, finding, tried
 from fedexp.tables import record
 from fedexp.tables.cells import Job, PlannedCell
 from fedexp.tables.load import load_table
@@ -235,8 +235,8 @@ def test_pages_show_all_methods_and_their_picture() -> None:
 
 
 def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
-    tuning = load_tuning("many_rounds_dirichlet")
-    table = load_table(tuning.table)
+    tuning = replace(load_tuning("many_rounds_dirichlet"), where={"alpha": 0.1})
+    board = made(VALUES)
 
     def measured(*sweeps: Swept) -> Tuning:
         points = tuple(Sweep(swept.over, swept.points) for swept in sweeps)
@@ -247,14 +247,17 @@ def test_best_values_are_marked_at_the_edge_of_what_was_tried() -> None:
     outside = measured(lr, Swept("trainer.mu", (1, 2), (0.4, 0.3), None))
     shown = "local.lr: 0.1 (0.5000), 0.3 (failed); trainer.mu: 1 (0.4000), 2 (0.3000)"
     assert tried(outside, "fedprox") == shown
-    assert chosen(outside, "fedprox") == "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
-    assert chosen(tuning, "no column") == "not chosen yet"
-    assert edge_note(Shown(table, None, [outside], {}, None, "")).startswith("1 method has a")
+    assert (
+        best_values(outside, "fedprox") == "local.lr=0.1 (lower edge), trainer.mu=0.1 (lower edge)"
+    )
+    assert best_values(tuning, "no column") == "not chosen yet"
+    assert edge_note(board, [outside]).startswith("1 method has a")
+    assert edge_note(board, [replace(outside, where={"alpha": 5})]) == ""
 
     lr = Swept("local.lr", (0.1, 0.2, 0.3), (0.3, 0.5, 0.4), 0.2)
     inside = measured(lr, Swept("trainer.mu", (0.05, 0.2), (0.4, 0.3), None))
-    assert chosen(inside, "fedprox") == "local.lr=0.2, trainer.mu=0.1"
-    assert edge_note(Shown(table, None, [inside], {}, None, "")) == ""
+    assert best_values(inside, "fedprox") == "local.lr=0.2, trainer.mu=0.1"
+    assert edge_note(board, [inside]) == ""
     untuned = replace(inside, results={})
     assert tried(untuned, "fedprox") == "local.lr: 0.1, 0.2, 0.3; trainer.mu: 0.05, 0.2"
 

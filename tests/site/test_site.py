@@ -16,7 +16,7 @@ import pytest
 from fedexp.commands.table import run_command
 from fedexp.config.folders import conf_dir
 from fedexp.core.errors import FedexpError
-from fedexp.site import build, records, results
+from fedexp.site import build, leaderboards, records, results
 from fedexp.site.page import Page
 from fedexp.site.records import Result
 from fedexp.tables.load import load_table
@@ -252,6 +252,11 @@ def test_every_record_has_a_table_page_and_a_report(
         form = about.parent.name.removeprefix(table).removeprefix("-") or "full"
         expected.add(f"results/{name}/{form}/report.html")
     assert reports.keys() == expected
+    boards = [one for one in leaderboards.read(tmp_path) if one.board is not None]
+    assert [page.path for page in leaderboards.pages(boards, with_methods=False)][1:] == [
+        f"{about.parent.parent.name}s/{about.parent.name}.md"
+        for about in tmp_path.glob("leaderboard/*/record.json")
+    ]
 
     pages = {page.path: page.text for page in results.pages(read)}
     for path, html in reports.items():

@@ -122,7 +122,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
 
     def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
-        assert os.environ["FEDEXP_SHOWN"] == TUNING["by"]
+        assert os.environ["FEDEXP_OBJECTIVE"] == TUNING["by"]
         for job in jobs:
             config = compose([*job])
             asked.append(config)
@@ -607,7 +607,7 @@ def equal_tuning(**changes: Any) -> str:
     return yaml.safe_dump(TUNING | {"sweeps": sweeps} | changes, sort_keys=False)
 
 
-def test_columns_of_a_leaderboard_have_runs_once_all_values_are_chosen(equal: Path) -> None:
+def test_rows_of_a_tuning_file_have_runs_once_its_values_are_chosen(equal: Path) -> None:
     untuned = load_table("my/tiny")
     # The file names the rows with equal starts. The other rows are not tuned at all.
     assert {c.conditions["start"] for c in planned_cells(untuned) if c.jobs} == {"diff"}
@@ -647,7 +647,7 @@ def test_a_leaderboard_without_chosen_values_is_refused_with_the_command_to_ente
     assert run_table(["run", "my/tiny"]) == 2
     said = capfd.readouterr().err
     assert "no coefficients have been chosen" in said and "run fedexp-tune mine local" in said
-    assert list_runs("my/tiny", [])["state"] == "missing, 2 columns not tuned in all rows"
+    assert list_runs("my/tiny", [])["state"] == "missing, 2 columns with untuned rows"
 
 
 def test_a_leaderboard_with_an_untuned_column_is_partial(equal: Path) -> None:
@@ -683,6 +683,7 @@ def test_values_that_were_chosen_do_not_change_the_runs_of_the_tuning(
     ({"sweeps": {**TUNING["sweeps"], "momentum": [{"over": "local.momentum", "points": POINTS}]}},
      "'momentum' is not tuned as the others"),
     ({"seeds": [0, 7]}, "seeds of the table"),
+    ({"where": {"stat": "same"}}, "did you mean 'start'"),
 ])  # fmt: skip
 def test_unequal_tuning_of_a_leaderboard_is_refused(
     equal: Path, changes: dict[str, Any], said: str
