@@ -11,10 +11,6 @@ import os
 import tempfile
 import threading
 
-# torch imports this module, which takes seconds, when normal random numbers initialise a model
-# on the device "meta".
-import torch._dynamo  # noqa: F401
-
 import fedexp.commands.launching
 import fedexp.commands.run
 import fedexp.running.check

@@ -361,8 +361,7 @@ def _module(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Mod
     """
     if not is_ours(spec.arch):
         return spec.module().to(device, dtype)
-    with torch.device("meta"):
-        return spec.module().to(dtype=dtype)
+    return spec.module_without_values().to(dtype=dtype)
 
 
 def _own_dropout(module: nn.Module) -> nn.Module:

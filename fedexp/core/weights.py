@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedexp.core import trees
 from fedexp.core.build import convert, locate
@@ -180,6 +181,36 @@ class ModelSpec:
             ) from error
         return module
 
+    def module_without_values(self) -> nn.Module:
+        """Build a module of this spec on torch's meta device.
+
+        Its tensors have shapes, but no memory and no values.
+        """
+        with torch.device("meta"), _WithoutNormal():
+            return self.module()
+
+
+class _WithoutNormal(TorchFunctionMode):
+    """Skips the functions that fill a tensor with normal random numbers.
+
+    On the meta device they would have no effect, but they would import torch's
+    compiler. This takes one to five seconds.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.normal_:
+            return args[0]
+        if func is nn.init.normal_:  # torch passes all of its arguments by name
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
 
 def _freeze(value: Any) -> Any:
     """Return plain config values in a hashable form."""
@@ -318,8 +349,7 @@ class Weights:
             ConfigError: The tensors do not fit the network.
         """
         try:
-            with torch.device("meta"):
-                module = self.spec.module()
+            module = self.spec.module_without_values()
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the class's constructor raises

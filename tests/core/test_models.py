@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.model_check import check_model
@@ -115,3 +116,34 @@ def test_spec_checks_the_constructor() -> None:
         with pytest.raises(ConfigError) as caught:
             ModelSpec.of({**node, **extra}, (1, 2, 2), 3)
         assert said in str(caught.value)
+
+
+class Normal(nn.Module):
+    """Fills parameters with normal numbers in both ways that torch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct, self.by_init = nn.Linear(2, 3), nn.Linear(3, 1)
+        self.direct.weight.data.normal_()
+        nn.init.normal_(self.by_init.weight, 0.0, 0.1)
+
+
+class Seen(TorchDispatchMode):
+    """Collects the names of the operators that torch calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_module_without_values_draws_no_normal_numbers() -> None:
+    """torch's version for the meta device imports its compiler, which takes seconds."""
+    with Seen() as seen:
+        module = spec("Normal").module_without_values()
+    assert all(value.is_meta for value in module.parameters())
+    assert [tuple(value.shape) for value in module.parameters()] == [(3, 2), (3,), (1, 3), (1,)]
+    assert seen.names and "normal_.default" not in seen.names
