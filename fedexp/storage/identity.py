@@ -235,8 +235,8 @@ def versions() -> str:
 def _versions_used(sources: Mapping[str, Source]) -> str:
     """Return the versions of the installed packages that a user's modules import.
 
-    The text is empty if no module belongs to a user. torch and torchvision are left
-    out, because `versions` already contains them.
+    The text is empty if these modules import no installed packages. torch and
+    torchvision are left out, because `versions` already contains them.
 
     Args:
         sources: Sources by module.
@@ -248,7 +248,7 @@ def _versions_used(sources: Mapping[str, Source]) -> str:
         if not is_ours(module)
         for name in source.imported
     }
-    packages = imported - read - {"fedexp", *_FRAMEWORKS}
+    packages = imported - read - {"fedexp", *_FRAMEWORKS} - sys.stdlib_module_names
     if not packages:
         return ""
     owners = importlib.metadata.packages_distributions()

@@ -244,6 +244,20 @@ def test_code_hash_sees_the_versions_of_packages_that_a_plugin_imports(
     forget_sources()
 
 
+def test_code_hash_does_not_list_installed_packages_for_standard_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise AssertionError("the installed packages were listed")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", fail)
+    (tmp_path / "fxplain.py").write_text("import math, torch\nclass T: pass\n")
+    forget_sources()
+    identity.code_hash({"trainer": {"_target_": "fxplain.T"}})
+    forget_sources()
+
+
 def test_code_hash_sees_modules_of_nested_namespace_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
