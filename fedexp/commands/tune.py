@@ -265,7 +265,7 @@ def _print_summary(summary: Summary, folder: Path) -> None:
     lines = [
         ", ".join(f"{number} {state}" for state, number in counts.items() if number),
         f"best:  {' '.join(summary.point)} (trial {summary.best.number})",
-        *(f"note:  {warning}" for warning in summary.edges),
+        *(f"note:  {warning}" for warning in (*summary.edges, *summary.ties)),
         f"test:  {summary.test_text}",
         f"again: {summary.best_command}",
         f"files: {_shown(folder)}/result.json, trials.csv, trials.png, journal.log",

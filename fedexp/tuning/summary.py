@@ -77,6 +77,19 @@ class Summary:
         return edge_warnings(self.space, self.best.point)
 
     @property
+    def ties(self) -> list[str]:
+        """Warnings about other trials whose value equals that of the best trial."""
+        equal = [
+            str(row.number)
+            for row in self.rows
+            if row.state == "done" and row.value == self.best.value and row != self.best
+        ]
+        return [
+            f"trial {number} has the same value as trial {self.best.number}, which came first"
+            for number in equal
+        ]
+
+    @property
     def test_text(self) -> str:
         """Mean and sample standard deviation of the test runs."""
         values = [test.value for test in self.tests if test.value is not None]
@@ -98,6 +111,7 @@ class Summary:
             "trials": [asdict(row) for row in self.rows],
             "best": asdict(self.best),
             "at_edge": self.edges,
+            "ties": self.ties,
             "test": {
                 "metric": self.headline,
                 "runs": [asdict(test) for test in self.tests],

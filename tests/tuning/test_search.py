@@ -152,6 +152,22 @@ def test_failed_trials_count_and_are_reported(
     assert summary()["at_edge"]
 
 
+def test_ties_are_named(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    """The formula that replaces runs does not depend on the momentum."""
+    ranges = ["local.lr=0.1,0.2", "local.momentum=0.0,0.5"]
+    assert run_command([*ranges, "sampler=grid", "test_seeds=4", *TINY]) == 0
+    found = summary()
+    (second,) = [
+        trial
+        for trial in found["trials"]
+        if trial["point"]["local.lr"] == "0.1" and trial != found["best"]
+    ]
+    first = found["best"]["number"]
+    assert first < second["number"]
+    text = f"trial {second['number']} has the same value as trial {first}, which came first"
+    assert found["ties"] == [text] and f"note:  {text}" in capfd.readouterr().out
+
+
 def test_study_without_a_finished_trial_gives_1(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
