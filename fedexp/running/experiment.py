@@ -42,6 +42,7 @@ from fedexp.running.needs import check_needs
 from fedexp.running.stored_models import (
     Requirement,
     check_facts,
+    check_feature_skew,
     check_stored_models,
     find_stored_models,
     has_samples,
@@ -194,7 +195,9 @@ class Experiment:
 
         self.aggregator.check_extent(self.extent)
         if self.stored_models is not None:
-            self._check_split_of_skew()
+            check_feature_skew(
+                self.stored_models, self.config.client_models.data, self.feature_skew
+            )
             check_stored_models(
                 self.stored_models,
                 self.config.clients,
@@ -217,18 +220,6 @@ class Experiment:
                     Path(self.config.data_root).expanduser(),
                     self.dataset.download or dataset.download,
                 )
-
-    def _check_split_of_skew(self) -> None:
-        """Refuse feature skew if the split may come from a folder of stored models."""
-        if self.feature_skew.kind != "none" and self.config.client_models.data == "folder":
-            raise ConfigError(
-                "feature_skew changes the inputs of the configured partition's clients, "
-                "and client_models.path may contain another split",
-                where="client_models.data",
-                expected="partition",
-                got="folder",
-                do="set client_models.data=partition, or feature_skew.kind=none",
-            )
 
     def _check_float64(self) -> None:
         device = device_name(self.config.device)

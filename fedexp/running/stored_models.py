@@ -8,7 +8,7 @@ first round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedexp.config.keys import Config
+from fedexp.core.build import build
 from fedexp.core.data import POOLED, FederatedData, Partition, Samples
 from fedexp.core.device import to_device
 from fedexp.core.env import Specs
@@ -26,6 +27,7 @@ from fedexp.core.seeds import seed_of
 from fedexp.core.trainer import Trainer
 from fedexp.core.weights import ModelSpec, Weights
 from fedexp.data.dataset import Dataset
+from fedexp.data.feature_skew import NO_SKEW, FeatureSkew
 from fedexp.data.federated import Division
 from fedexp.data.partition import CutPartition, load_partition, validate
 from fedexp.engines.stored_models import (
@@ -288,6 +290,44 @@ def has_samples(models: StoredModels, data: Literal["folder", "partition"]) -> b
         or bool(models.data.samples or models.data.indices)
         or (models.folder.path / SPLIT).is_file()
     )
+
+
+def check_feature_skew(
+    models: StoredModels, data: Literal["folder", "partition"], skew: FeatureSkew
+) -> None:
+    """Check that the models were trained on inputs with the configured feature skew.
+
+    Args:
+        models: The folder's models.
+        data: The config key ``client_models.data``.
+        skew: The configured feature skew.
+
+    Raises:
+        ConfigError: The clients may get the folder's split, although feature skew is
+            configured. Or a run of fedexp trained the models with another feature skew.
+    """
+    if data == "folder":
+        if skew != NO_SKEW:
+            raise ConfigError(
+                "feature_skew changes the inputs of the configured partition's clients, "
+                "and client_models.path may contain another split",
+                where="client_models.data",
+                expected="partition",
+                got="folder",
+                do="set client_models.data=partition, or feature_skew.kind=none",
+            )
+        return
+
+    config = StoredRun(models.folder.path).config
+    trained = build(FeatureSkew, config.get("feature_skew") or {}, "feature_skew")
+    if config and trained != skew:
+        raise ConfigError(
+            "the models of client_models.path were trained with another feature skew",
+            where="feature_skew",
+            expected=str(asdict(trained)),
+            got=str(asdict(skew)),
+            do=f"set feature_skew.kind={trained.kind} feature_skew.strength={trained.strength:g}",
+        )
 
 
 def place_clients(

@@ -124,6 +124,25 @@ def test_split_of_changed_inputs_is_refused_if_it_is_needed(tmp_path: Path) -> N
     assert fuse("method=fedavg", path).status == "done"
 
 
+def test_models_that_were_trained_with_another_feature_skew_are_refused(
+    tmp_path: Path, local: fedexp.Run
+) -> None:
+    skew = ["feature_skew.kind=noise", "feature_skew.strength=3"]
+    trained = fedexp.run([*BASE, "method=local", IID, *skew, f"output_root={tmp_path}"])
+    own = ["method=fedavg", IID, "client_models.data=partition"]
+    noisy, plain = (f"client_models.path={run.folder}" for run in (trained, local))
+    other = ["feature_skew.kind=noise", "feature_skew.strength=2"]
+    for overrides in ([noisy], [plain, *skew], [noisy, *other]):
+        with pytest.raises(ConfigError, match="another feature skew"):
+            fuse(*own, *overrides)
+    with pytest.raises(ConfigError, match=r"feature_skew\.kind=noise feature_skew\.strength=3"):
+        fuse(*own, noisy)
+
+    saved(local)
+    for overrides in ([noisy, *skew], [plain], [MINE, *skew], [MINE]):
+        assert fuse(*own, *overrides).status == "done"
+
+
 @pytest.mark.parametrize(("overrides", "known", "missing"), [
     (["method=fedavg"], {}, "numbers of samples"),
     (["method=ensemble", "aggregator.combine=samples"], {}, "numbers of samples"),
