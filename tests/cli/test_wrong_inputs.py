@@ -93,6 +93,7 @@ CORPUS = [
     Entry.of(node)
     for node in yaml.load(Path(__file__).with_name("wrong_inputs.yaml").read_text(), LOADER)
 ]
+README = Path(__file__).parents[2] / "README.md"
 TYPOS = [number for number, entry in enumerate(CORPUS) if entry.meant is not None]
 
 
@@ -236,6 +237,7 @@ def test_typos_get_the_right_suggestion() -> None:
         sep="\n",
     )
     assert len(missed) <= (1 - RIGHT_SHARE) * len(TYPOS), "\n".join(missed)
+    assert f"For {len(TYPOS) - len(missed)} of {len(TYPOS)} typos," in README.read_text()
 
 
 @pytest.mark.parametrize("entry", [entry for entry in CORPUS if entry.process], ids=str)
@@ -265,3 +267,4 @@ def test_the_corpus_is_one() -> None:
     assert sum(entry.process for entry in CORPUS) == 11
     assert len(TYPOS) >= 60
     assert all(entry.says and (entry.hint or entry.meant) for entry in CORPUS)
+    assert f"{len(CORPUS)} wrong inputs are tested." in README.read_text()
