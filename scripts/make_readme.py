@@ -119,11 +119,14 @@ def found_by_leaderboards() -> str:
     ]
     for one in leaderboards.read(ROOT / RECORDS):
         if one.board is not None:
-            found = f"*{one.table.title}*: {leaderboards.finding(one.board)}"
-            parts += [found, leaderboards.edge_note(one.board, one.tunings)]
+            found = leaderboards.finding(one.board, with_numbers=False)
+            parts += [
+                f"*{one.table.title}*: {found}",
+                leaderboards.edge_note(one.board, one.tunings),
+            ]
     links = (
         f"([numbers]({RECORDS}/leaderboard.csv), "
-        "[explanation for many rounds](docs/findings.md#the-leaderboard-of-many-rounds))"
+        "[explanation](docs/findings.md#the-leaderboard-of-many-rounds))"
     )
     return f"{EQUAL_TUNING} {' '.join(filter(None, parts))} {links} |"
 

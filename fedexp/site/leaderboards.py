@@ -157,8 +157,14 @@ def files_of(shown: Sequence[Shown]) -> Iterator[tuple[str, bytes]]:
 # --- sentences
 
 
-def finding(board: Leaderboard) -> str:
-    """Return in plain words what a leaderboard found, with intervals."""
+def finding(board: Leaderboard, with_numbers: bool = True) -> str:
+    """Return in plain words what a leaderboard found.
+
+    Args:
+        board: The leaderboard.
+        with_numbers: Whether the text has accuracies, ranks and differences, with
+            intervals.
+    """
     ranked = [entry for entry in board.entries if entry.aggregate is not None]
     if len(ranked) < 2:
         return "Fewer than two methods have results in all rows."
@@ -170,16 +176,18 @@ def finding(board: Leaderboard) -> str:
         run = ", ".join(map(row_text, board.rows))
         settings = f"{len(board.rows)} of {settings} ({run})"
     parts = [
-        f"{len(ranked)} methods were compared in {settings} with "
-        f"{texts.count(seeds, 'seed')} each.",
-        f"{best.label} is the best with {_mean(board, best)}."
-        if len(board.rows) == 1
-        else f"{best.label} has the best average rank, {_rank(best)}. "
-        f"Its mean over the settings is {_mean(board, best)}.",
+        f"{len(ranked)} methods were compared in {settings} with {texts.count(seeds, 'seed')} each."
     ]
+    if with_numbers:
+        parts.append(
+            f"{best.label} is the best with {_mean(board, best)}."
+            if len(board.rows) == 1
+            else f"{best.label} has the best average rank, {_rank(best)}. "
+            f"Its mean over the settings is {_mean(board, best)}.",
+        )
     if reference.aggregate is None:
         return " ".join(parts)
-    if best is not reference:
+    if with_numbers and best is not reference:
         parts.append(
             f"{reference.label} has rank {_rank(reference)} and {_mean(board, reference)}."
         )
@@ -192,7 +200,8 @@ def finding(board: Leaderboard) -> str:
     )
     parts.append(
         f"By a paired t-test over seeds, adjusted for the number of methods, "
-        f"{_named(above, board)} better than {reference.label}, and {_named(below, board)} worse."
+        f"{_named(above, board, with_numbers)} better than {reference.label}, and "
+        f"{_named(below, board, with_numbers)} worse."
     )
     if undecided:
         parts.append(f"For {texts.count(len(undecided), 'method')}, the difference is undecided.")
@@ -211,14 +220,17 @@ def _side(board: Leaderboard, entry: Entry) -> int:
     return 1 if (found.difference > 0) == board.table.higher_is_better else -1
 
 
-def _named(entries: Sequence[Entry], board: Leaderboard) -> str:
-    """Return the names of methods, each with its difference from the reference."""
+def _named(entries: Sequence[Entry], board: Leaderboard, with_numbers: bool) -> str:
+    """Return the names of methods, with their differences from the reference."""
     if not entries:
         return "no method is"
     verb = "is" if len(entries) == 1 else "are"
     if len(entries) > _FEW:
         return f"{len(entries)} methods {verb}"
-    named = [f"{entry.label} ({difference(board, entry)})" for entry in entries]
+    named = [
+        f"{entry.label} ({difference(board, entry)})" if with_numbers else entry.label
+        for entry in entries
+    ]
     return f"{', '.join(named[:-1])} and {named[-1]} are" if named[1:] else f"{named[0]} is"
 
 

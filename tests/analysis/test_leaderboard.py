@@ -207,6 +207,11 @@ def test_finding_names_the_methods_that_differ_significantly() -> None:
     assert text.startswith("3 methods were compared in 2 settings with 3 seeds each. Better has")
     assert "Better (+3.02, " in text and "is better than Fedavg, and no method is worse" in text
     assert text.endswith("For 1 method, the difference is undecided.")
+    assert finding(made(VALUES), with_numbers=False) == (
+        "3 methods were compared in 2 settings with 3 seeds each. By a paired t-test over seeds, "
+        "adjusted for the number of methods, Better is better than Fedavg, and no method is worse. "
+        "For 1 method, the difference is undecided."
+    )
 
 
 def test_front_has_the_points_that_no_other_beats() -> None:
