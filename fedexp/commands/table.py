@@ -156,8 +156,9 @@ def parser() -> Parser:
         type=Path,
         action="append",
         metavar="DIR",
-        help="folder of a record of runs, which may have been deleted. Given again: a record that "
-        "adds runs that the first one lacks. Files are written only with --out",
+        help="folder of a record of runs, which may have been deleted. It can be given several "
+        "times. Each run is taken from the first record that has it, so name a record with "
+        "newer runs first. Files are written only with --out",
     )
     site = commands.add_parser(
         "site",
