@@ -59,6 +59,11 @@ class Proxy:
     dataset: Dataset | None = None
     resize: bool = False
 
+    @property
+    def takes_client_data(self) -> bool:
+        """Whether the samples come from those that would otherwise go to clients."""
+        return self.source == "train" and self.dataset is None
+
     def __post_init__(self) -> None:
         if self.source == "none":
             require(

@@ -43,6 +43,7 @@ from fedexp.running.stored_models import (
     Requirement,
     check_facts,
     check_feature_skew,
+    check_partition,
     check_stored_models,
     find_stored_models,
     has_samples,
@@ -270,7 +271,7 @@ class Experiment:
                 ("server_optimizer", self.server_optimizer),
             )
         }
-        return list(requirements(self.config, plugins, self.partitioner.val_fraction))
+        return list(requirements(self.config, plugins, self.division))
 
     @property
     def extent(self) -> Extent:
@@ -371,7 +372,10 @@ class Experiment:
                 dtype=getattr(torch, self.config.dtype),
                 feature_skew=self.feature_skew,
             )
-        if self.stored_models is None or self.config.client_models.data == "partition":
+        if self.stored_models is None:
+            return data
+        if self.config.client_models.data == "partition":
+            check_partition(self.stored_models, data, self.division)
             return data
         return place_clients(self.stored_models, data, self.division, self.client_requirements)
 

@@ -215,14 +215,14 @@ class Requirement:
 
 
 def requirements(
-    config: Config, plugins: Mapping[str, Needs], val_fraction: float
+    config: Config, plugins: Mapping[str, Needs], division: Division
 ) -> Iterator[Requirement]:
     """Yield the facts about the clients that a run with stored models needs.
 
     Args:
         config: Typed keys.
         plugins: Requirements of each plug-in, by the plug-in's name in messages.
-        val_fraction: Share of each client's samples that is cut for validation.
+        division: The configured division.
     """
     for name, needs in plugins.items():
         if needs.sample_counts:
@@ -234,10 +234,16 @@ def requirements(
 
     if config.rounds > 1:
         yield Requirement("samples", f"rounds={config.rounds} trains the models on them")
-    if val_fraction:
+    if division.val_fraction:
         yield Requirement(
-            "samples", f"partition.val_fraction={val_fraction:g} takes a share of them"
+            "samples", f"partition.val_fraction={division.val_fraction:g} takes a share of them"
         )
+    if division.held_out:
+        yield Requirement(
+            "samples", f"eval.held_out={division.held_out} must hold out other samples than them"
+        )
+    if division.proxy.takes_client_data:
+        yield Requirement("samples", "proxy.source=train must take other samples than them")
     if config.eval.per_client:
         yield Requirement("samples", "eval.per_client=true evaluates on them")
 
@@ -318,15 +324,54 @@ def check_feature_skew(
             )
         return
 
-    config = StoredRun(models.folder.path).config
-    trained = build(FeatureSkew, config.get("feature_skew") or {}, "feature_skew")
-    if config and trained != skew:
+    trained = _feature_skew_of(models)
+    if trained is not None and trained != skew:
         raise ConfigError(
             "the models of client_models.path were trained with another feature skew",
             where="feature_skew",
             expected=str(asdict(trained)),
             got=str(asdict(skew)),
             do=f"set feature_skew.kind={trained.kind} feature_skew.strength={trained.strength:g}",
+        )
+
+
+def _feature_skew_of(models: StoredModels) -> FeatureSkew | None:
+    """Return the feature skew of the run that trained the models.
+
+    The result is None if they do not come from a run of fedexp.
+    """
+    config = StoredRun(models.folder.path).config
+    return build(FeatureSkew, config.get("feature_skew") or {}, "feature_skew") if config else None
+
+
+def check_partition(models: StoredModels, data: FederatedData, division: Division) -> None:
+    """Check that the models were trained on the configured partition.
+
+    Nothing is known about models whose folder has no split.
+
+    Args:
+        models: The folder's models.
+        data: Data with the configured partition.
+        division: The configured division.
+
+    Raises:
+        ConfigError: The folder has another split.
+    """
+    if models.data.samples:
+        return
+    partition, unfit = _split_of_folder(models, data, division)
+    if partition is None or partition.info.get(SAMPLES) == UNKNOWN:
+        return
+    if unfit is None and partition.sha256 != data.partition.sha256:
+        unfit = "its clients have other samples"
+    if unfit is not None:
+        raise ConfigError(
+            "client_models.data=partition, but the models were not trained on the configured "
+            "partition",
+            where="client_models.data",
+            expected="a folder with the configured split",
+            got=f"{models.folder.path}: {unfit}",
+            do="set client_models.data=folder, or the keys of the run that trained the models",
         )
 
 
@@ -353,8 +398,12 @@ def place_clients(
     if models.data.samples:
         if cut:
             raise _no_validation(models)
+        if _configured_pool(division) is not None:
+            raise _no_disjoint_samples(models)
         return _with_samples(models, data)
     partition, unfit = _split_of_folder(models, data, division)
+    if partition is not None and _feature_skew_of(models) not in (None, NO_SKEW):
+        unfit = "feature_skew changed the inputs that its models were trained on"
 
     if partition is None or partition.info.get(SAMPLES) == UNKNOWN or unfit is not None:
         check_facts(models, required, has_samples=False, unfit=unfit)
@@ -387,6 +436,17 @@ def _no_validation(models: StoredModels) -> ConfigError:
     )
 
 
+def _no_disjoint_samples(models: StoredModels) -> ConfigError:
+    return ConfigError(
+        "held-out samples and server data are taken from the data set's training samples, "
+        "and the folder's models may have been trained on the same samples",
+        where="eval.held_out, proxy.source",
+        expected="0, and none, test or noise",
+        got=f"models of {models.folder.path}, with samples of their own",
+        do="set eval.held_out=0 proxy.source=none, or take server data from proxy.dataset",
+    )
+
+
 def _split_of_folder(
     models: StoredModels, data: FederatedData, division: Division
 ) -> tuple[Partition | None, str | None]:
@@ -396,25 +456,15 @@ def _split_of_folder(
     or if there is no split.
     """
     path = models.folder.path
-    pool = _pool(
-        division.proxy.source,
-        division.proxy.dataset is not None,
-        division.proxy.size,
-        division.limit_proxy,
-        division.held_out,
-        division.seed_data,
-    )
-
     if models.data.indices:
         partition = Partition.from_lists([index.numpy() for index in models.data.indices])
         stored_sha256, stored_pool, size = models.data.data_sha256, None, None
-        stored_split, skew_kind = None, "none"
+        stored_split = None
     elif (path / SPLIT).is_file():
         partition = load_partition(path / SPLIT)
         facts = read_json(path / "data.json") or {}
         config = StoredRun(path).config
         proxy, limit = config.get("proxy") or {}, config.get("limit") or {}
-        skew_kind = (config.get("feature_skew") or {}).get("kind", "none")
         stored_sha256, stored_split = facts.get("data"), facts.get("partition")
         stored_pool = _pool(
             proxy.get("source", "none"),
@@ -428,19 +478,30 @@ def _split_of_folder(
     else:
         return None, None
 
-    if skew_kind != "none":
-        return partition, "feature_skew changed the inputs that its models were trained on"
     if stored_split not in (None, partition.sha256):
         return partition, "it is not the split that the run began with"
     if stored_sha256 != data.fingerprint:
         return partition, "it is a split of other data"
-    if stored_pool != pool:
+    if stored_pool != _configured_pool(division):
         return partition, "proxy.*, eval.held_out or seed_data chose other training samples"
     if (size or len(data.train)) != len(data.train) or (
         models.data.indices and division.limit_train is not None
     ):
         return partition, f"this run has {len(data.train)} training samples"
     return validate(partition, len(data.train)) if models.data.indices else partition, None
+
+
+def _configured_pool(division: Division) -> tuple[object, ...] | None:
+    """Return the result of `_pool` for the configured division."""
+    proxy = division.proxy
+    return _pool(
+        proxy.source,
+        proxy.dataset is not None,
+        proxy.size,
+        division.limit_proxy,
+        division.held_out,
+        division.seed_data,
+    )
 
 
 def _pool(
@@ -517,7 +578,7 @@ def check_clients(
                 where="client_models.path",
                 expected="a model of every client that takes part in the first round",
                 got=f"models of {len(models.number)} of {models.clients.num_clients} clients",
-                do="use the partition, the seed and the clients_per_round "
+                do="use the partition, seed, clients_per_round and client_dropout "
                 "that they were trained with",
             )
 

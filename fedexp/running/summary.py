@@ -54,7 +54,10 @@ def summarise(
     if not evaluated:
         raise FedexpError(
             "the run delivered no model to evaluate: no client ever took part",
-            where="partition, sampling",
+            where="partition, sampling, client_dropout",
+            do="lower client_dropout, or raise rounds"
+            if experiment.config.client_dropout
+            else None,
         )
 
     measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]

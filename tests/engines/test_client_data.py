@@ -99,8 +99,10 @@ def test_run_folder_is_fused_with_its_own_split(local: fedexp.Run) -> None:
     assert "not those of the configured partition" in (fused.folder / "run.log").read_text()
     assert not (same.folder / "run.log").exists()
 
-    declared = fuse(*MA_ECHO, path, "client_models.data=partition")
-    assert declared.result["partition"]["sha256"] != fused.result["partition"]["sha256"]
+    declared = [*MA_ECHO, path, "client_models.data=partition"]
+    assert_same(fused, fuse(*declared, IID))
+    with pytest.raises(FedexpError, match="not trained on the configured partition"):
+        fuse(*declared)
 
 
 def test_run_folder_without_its_validation_share_is_refused(local: fedexp.Run) -> None:
@@ -108,11 +110,27 @@ def test_run_folder_without_its_validation_share_is_refused(local: fedexp.Run) -
         fuse("method=average", f"client_models.path={local.folder}", "partition.val_fraction=0.2")
 
 
-def test_split_of_other_training_samples_is_refused_if_it_is_needed(local: fedexp.Run) -> None:
-    path, held = f"client_models.path={local.folder}", "eval.held_out=100"
-    with pytest.raises(FedexpError, match="chose other training samples"):
-        fuse(*MA_ECHO, path, held)
-    assert fuse("method=fedavg", path, held).status == "done"
+@pytest.mark.parametrize("taken", [["eval.held_out=100"], ["proxy.source=train", "proxy.size=100"]])
+def test_samples_that_the_models_were_trained_on_are_not_taken(
+    taken: list[str], local: fedexp.Run, tmp_path: Path
+) -> None:
+    """The models were trained on all samples. Held-out and server data must be others."""
+    path = f"client_models.path={local.folder}"
+    for more in ([], ["client_models.data=partition"]):
+        with pytest.raises(FedexpError, match="chose other training samples"):
+            fuse("method=fedavg", path, IID, *more, *taken)
+
+    trained = fedexp.run([*BASE, "method=local", IID, *taken, f"output_root={tmp_path}"])
+    path = f"client_models.path={trained.folder}"
+    for more in ([], ["client_models.data=partition"]):
+        assert fuse("method=fedavg", path, IID, *more, *taken).status == "done"
+
+    saved(local)
+    with pytest.raises(ConfigError, match="does not contain the clients' samples"):
+        fuse("method=fedavg", "aggregator.weights=uniform", MINE, *taken)
+    saved(local, data=raw_samples(local), keep_data=True)
+    with pytest.raises(FedexpError, match="may have been trained on the same samples"):
+        fuse("method=fedavg", MINE, *taken)
 
 
 def test_split_of_changed_inputs_is_refused_if_it_is_needed(tmp_path: Path) -> None:

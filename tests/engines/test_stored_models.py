@@ -122,6 +122,8 @@ def assert_same_models(a: Path, b: Path) -> None:
     ("fedavg", ["client_dropout=0.5"]),
     ("median", ["local.epochs=3", "local.epochs_min=1"]),
     ("ma_echo", ["feature_skew.kind=noise", "feature_skew.strength=3", "client_models.data=partition"]),
+    ("ma_echo", ["eval.held_out=100", "partition.val_fraction=0", "client_models.data=partition"]),
+    ("fedavg", ["partition.val_fraction=0.2", "client_models.data=partition"]),
 ])  # fmt: skip
 def test_fusing_another_runs_models_is_training_them(method: str, overrides: list[str]) -> None:
     Path("conf/model").mkdir(parents=True)
@@ -276,6 +278,10 @@ def test_what_only_the_data_show_is_refused_before_training(
     local = (
         run("method=local", "clients_per_round=3") if "clients_per_round=4" in overrides else stored
     )
+    if "client_models.data=partition" in overrides:
+        # The models come from elsewhere. The folder does not say what they were trained on.
+        local = copied(stored)
+        (local / "partition.safetensors").unlink()
     save_partition(
         Partition.from_lists([*np.array_split(np.arange(1437), 3), np.arange(0)]), Path("split")
     )

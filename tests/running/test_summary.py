@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedexp.config.compose import compose
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, FedexpError
 from fedexp.evaluation.tracing import Traced
 from fedexp.running.experiment import Experiment
 from fedexp.running.summary import summarise
@@ -137,3 +137,11 @@ def test_a_step_has_the_finite_numbers_of_the_iteration_that_it_is() -> None:
         == Traced([row, {**row, "iteration": 3}], {}, 0.0).of_step(2)
         == {}
     )
+
+
+def test_run_without_a_model_names_the_keys() -> None:
+    with pytest.raises(FedexpError, match="no client ever took part") as without:
+        summary([])
+    with pytest.raises(FedexpError, match="lower client_dropout") as dropped:
+        summary([], "client_dropout=0.5")
+    assert "lower" not in str(without.value) and "where" in str(dropped.value)
