@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import friedmanchisquare, rankdata, studentized_range, trim_mean
+from scipy.stats import friedmanchisquare, rankdata, studentized_range, t, trim_mean
 
-from fedexp.tables.seeds import Seeds
+from fedexp.tables.seeds import ROUNDING, Seeds
 from fedexp.tables.verdicts import LEVEL
 
 # Number of resamples of a bootstrap interval.
@@ -30,11 +30,18 @@ Scores = Sequence[Mapping[Seeds, float]]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % bootstrap interval."""
+    """A number with its 95 % interval.
+
+    Args:
+        value: The number.
+        low: Lower end of the interval. None if a row has only one run, which says
+            nothing about the variation between seeds.
+        high: Upper end of the interval, or None.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -107,13 +114,16 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
         higher_is_better: Whether higher values are better.
 
     Returns:
-        The aggregates. The intervals are those of a stratified bootstrap, which draws
-        the runs of each row separately and keeps the rows. They therefore describe the
-        variation between seeds, not between other rows.
+        The aggregates. All intervals describe the variation between seeds, not between
+        other rows. The interval of the mean is that of Student's t distribution, see
+        `_mean_over_rows`. The others are those of a stratified bootstrap, which draws
+        the runs of each row separately and keeps the rows. With few seeds, they are
+        narrower than intervals of 95 %.
     """
     keys = [*scores]
     values = {key: [np.array([*row.values()]) for row in scores[key]] for key in keys}
     means = np.array([[row.mean() for row in values[key]] for key in keys])  # (columns, rows)
+    means = _rounded(means)
     sign = -1 if higher_is_better else 1
     ranks = rankdata(sign * means, axis=0).mean(axis=1)
 
@@ -134,9 +144,9 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
         columns.append(
             ColumnAggregate(
                 key,
-                _estimate(own.mean(), by_row.mean(axis=1)),
-                _estimate(np.median(own), np.median(by_row, axis=1)),
-                _estimate(iqm(np.concatenate(values[key])), iqm(pooled)),
+                _mean_over_rows(values[key]),
+                _estimate(np.median(own), np.median(by_row, axis=1), values[key]),
+                _estimate(iqm(np.concatenate(values[key])), iqm(pooled), values[key]),
                 float(rank),
                 _win_rate(key, scores, higher_is_better),
                 group,
@@ -150,6 +160,36 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
     ]
     columns.sort(key=lambda column: column.rank)
     return Aggregates(tuple(columns), tuple(improvements), means.shape[1], p, difference)
+
+
+def _rounded(means: np.ndarray) -> np.ndarray:
+    """Return means without differences that come only from rounding.
+
+    Means of the same numbers in another order differ in their last digits. Without this
+    function, they would have different ranks.
+    """
+    step = ROUNDING * float(np.abs(means).max())
+    return means if step == 0 else np.round(means / step) * step
+
+
+def _mean_over_rows(rows: Sequence[np.ndarray]) -> Estimate:
+    """Return the mean over rows of the means over runs.
+
+    The runs are independent, also those of different rows. The variance of the mean is
+    the sum of the rows' variances ``s^2 / n``, divided by the squared number of rows.
+    The degrees of freedom of Student's t distribution are those of Welch and
+    Satterthwaite.
+    """
+    value = float(np.mean([row.mean() for row in rows]))
+    if min(map(len, rows)) < 2:
+        return Estimate(value, None, None)
+    variances = np.array([row.var(ddof=1) / len(row) for row in rows])
+    total = variances.sum()
+    if total == 0:
+        return Estimate(value, value, value)
+    freedom = total**2 / sum(v**2 / (len(row) - 1) for v, row in zip(variances, rows, strict=True))
+    half = float(t.ppf(1 - LEVEL / 2, freedom) * math.sqrt(total) / len(rows))
+    return Estimate(value, value - half, value + half)
 
 
 def iqm(values: np.ndarray) -> np.ndarray:
@@ -227,7 +267,7 @@ def _improvement(
         share(_resampled(left, numbers), _resampled(right, numbers))
         for left, right in zip(a, b, strict=True)
     ]
-    return _estimate(own, np.mean(drawn, axis=0))
+    return _estimate(own, np.mean(drawn, axis=0), [*a, *b])
 
 
 def _resampled(values: np.ndarray, numbers: np.random.Generator) -> np.ndarray:
@@ -235,6 +275,9 @@ def _resampled(values: np.ndarray, numbers: np.random.Generator) -> np.ndarray:
     return values[numbers.integers(len(values), size=(DRAWS, len(values)))]
 
 
-def _estimate(value: float | np.ndarray, drawn: np.ndarray) -> Estimate:
+def _estimate(value: float | np.ndarray, drawn: np.ndarray, rows: Sequence[np.ndarray]) -> Estimate:
+    """Return a number of `rows` with its interval by the bootstrap values `drawn`."""
+    if min(map(len, rows)) < 2:
+        return Estimate(float(value), None, None)
     low, high = np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2])
     return Estimate(float(value), float(low), float(high))

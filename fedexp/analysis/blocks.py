@@ -175,8 +175,9 @@ def _aggregates(found: Aggregates, cols: str) -> Block:
         records.append({cols: one.column, **numbers, **own})
 
     remarks = [
-        f"over {found.num_rows} rows; [95 % intervals] by stratified bootstrap: "
-        "they describe other seeds, not other rows"
+        f"over {found.num_rows} rows. The [95 % intervals] describe other seeds, not other rows. "
+        "Those of the mean are by Student's t, the others by a stratified bootstrap, which is too "
+        "narrow with few seeds"
     ]
     if found.p is not None and found.critical_difference is not None:
         remarks.append(
@@ -202,11 +203,13 @@ def _improvements(found: Aggregates) -> Block:
     return Block("improvements", head, rows, records, frozenset((1,)))
 
 
-def _parts(estimate: Estimate) -> Iterator[tuple[str, float]]:
+def _parts(estimate: Estimate) -> Iterator[tuple[str, float | None]]:
     yield from (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high))
 
 
 def _interval_text(estimate: Estimate) -> str:
+    if estimate.low is None:
+        return f"{estimate.value:.4f}"
     return f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
 
 

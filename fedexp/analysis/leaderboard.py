@@ -40,8 +40,9 @@ class RowResult:
     Args:
         n: Number of runs.
         mean: Mean of the table's numbers.
-        low: Lower end of the 95 % interval of the mean (Student's t).
-        high: Upper end of this interval.
+        low: Lower end of the 95 % interval of the mean (Student's t). None if there is
+            only one run.
+        high: Upper end of this interval, or None.
         worst_tenth: Accuracy on the training data of the 10 % of clients with the
             lowest accuracy, in the table's unit.
         target: The target of the headline, in the table's unit.
@@ -57,8 +58,8 @@ class RowResult:
 
     n: int
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     worst_tenth: float | None
     target: float | None
     rounds_to_target: float | None
@@ -95,11 +96,11 @@ class Entry:
         """Return the mean over the rows of a field of `RowResult`.
 
         Returns:
-            The mean, or None if a row does not have the field.
+            The mean. None if a row does not have the field, or if there are no rows.
         """
         values = [None if row is None else getattr(row, name) for row in self.rows]
         known = [value for value in values if value is not None]
-        return statistics.fmean(known) if len(known) == len(values) else None
+        return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -233,9 +234,13 @@ def _row_result(
     if rounds is not None and traffic is not None and runs[0].rounds:
         to_target = rounds * traffic / runs[0].rounds
 
+    mean, low, high = mean_interval([run.value for run in runs if run.value is not None])
+
     return RowResult(
         len(runs),
-        *mean_interval([run.value for run in runs if run.value is not None]),
+        mean,
+        low if len(runs) > 1 else None,
+        high if len(runs) > 1 else None,
         None if worst is None else worst * scale,
         None if target is None else target * scale,
         rounds,

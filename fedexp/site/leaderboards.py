@@ -247,8 +247,10 @@ def difference(board: Leaderboard, entry: Entry) -> str:
     return layout.minus(text)
 
 
-def interval_text(value: float, low: float, high: float, places: int) -> str:
+def interval_text(value: float, low: float | None, high: float | None, places: int) -> str:
     """Return a number with its interval, as ``85.20 (84.90 to 85.50)``."""
+    if low is None or high is None:
+        return layout.minus(layout.number(value, places))
     value_text, *ends = (layout.number(x, places) for x in (value, low, high))
     return layout.minus(f"{value_text} ({' to '.join(ends)})")
 
@@ -256,8 +258,11 @@ def interval_text(value: float, low: float, high: float, places: int) -> str:
 def _mean(board: Leaderboard, entry: Entry) -> str:
     assert entry.aggregate is not None
     mean, places = entry.aggregate.mean, _places(board)
-    low, value, high = (layout.number(x, places) for x in (mean.low, mean.value, mean.high))
-    return layout.minus(f"{value} {_unit(board)} (95 % interval {low} to {high})")
+    text = f"{layout.number(mean.value, places)} {_unit(board)}"
+    if mean.low is not None and mean.high is not None:
+        low, high = (layout.number(end, places) for end in (mean.low, mean.high))
+        text = f"{text} (95 % interval {low} to {high})"
+    return layout.minus(text)
 
 
 def _rank(entry: Entry) -> str:

@@ -12,6 +12,8 @@ from fedexp.tables.verdicts import LEVEL
 
 # Seeds of a run. Two runs of different columns are a pair if their seeds are equal.
 Seeds = tuple[object, ...]
+# Numbers that differ by at most this share of the largest one differ only by rounding.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,10 @@ def compare(
     common = tuple(seeds for seeds in left if seeds in right)
     differences = [right[seeds] - left[seeds] for seeds in common]
     mean = sum(differences) / len(common) if common else None
-    if len(set(differences)) < 2 or not all(map(math.isfinite, differences)):
+    if len(common) < 2 or not all(map(math.isfinite, differences)):
+        return Comparison(a, b, common, mean)
+    largest = max(abs(column[seeds]) for column in (left, right) for seeds in common)
+    if max(differences) - min(differences) <= ROUNDING * largest:
         return Comparison(a, b, common, mean)
     tested = ttest_rel([right[seeds] for seeds in common], [left[seeds] for seeds in common])
     low, high = tested.confidence_interval(1 - LEVEL)

@@ -8,7 +8,8 @@ import statistics
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu
+from scipy.integrate import quad
+from scipy.stats import mannwhitneyu, norm, ttest_1samp, ttest_ind
 
 from fedexp.analysis.aggregates import (
     Scores,
@@ -43,16 +44,52 @@ def test_intervals_describe_seeds_and_not_rows() -> None:
     found = aggregate({"a": scores([0.1] * 3, [0.9] * 3), "b": scores([0.2] * 3, [0.3] * 3)}, True)
     for column in found.columns:
         for estimate in (column.mean, column.median, column.iqm):
-            assert estimate.low == estimate.value == estimate.high
+            assert estimate.low == pytest.approx(estimate.value, abs=1e-12)
+            assert estimate.high == pytest.approx(estimate.value, abs=1e-12)
 
 
-def test_interval_of_the_mean_is_that_of_the_normal_distribution() -> None:
-    numbers = np.random.default_rng(1)
-    rows = [list(numbers.normal(mean, 1.0, 100)) for mean in (0.0, 5.0)]
-    mean = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
-    deviation = math.sqrt(sum(statistics.variance(row) / 100 for row in rows)) / 2
-    assert (mean.high - mean.low) / 2 == pytest.approx(1.96 * deviation, rel=0.1)
-    assert mean.low < mean.value < mean.high
+def test_interval_of_the_mean_is_students() -> None:
+    """The bounds for one row are scipy's. Those for two equal variances are the pooled test's."""
+    rows = [[1.0, 2.0, 4.0, 9.0], [3.0, 4.0, 6.0, 11.0]]
+    one = aggregate({"a": scores(rows[0]), "b": scores(rows[1])}, True).columns[1].mean
+    expected = ttest_1samp(rows[0], 0).confidence_interval(0.95)
+    assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
+
+    both = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
+    # The mean of x and y is half of x - (-y)
+    expected = ttest_ind(rows[0], [-y for y in rows[1]]).confidence_interval(0.95)
+    assert (both.low, both.high) == pytest.approx((expected.low / 2, expected.high / 2))
+
+
+def test_degrees_of_freedom_are_welchs() -> None:
+    rows = [[1.0, 2.0, 4.0], [3.0, 40.0, 6.0, 110.0, 7.0]]
+    found = aggregate({"a": scores(*rows), "b": scores(*rows)}, True).columns[0].mean
+    expected = ttest_ind(rows[0], [-y for y in rows[1]], equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low / 2, expected.high / 2))
+
+
+def test_interval_of_the_iqm_is_that_of_the_normal_distribution() -> None:
+    """The IQM of one row of normal numbers has a known asymptotic variance."""
+    row = list(np.random.default_rng(1).normal(0.0, 1.0, 200))
+    found = aggregate({"a": scores(row), "b": scores(row)}, True).columns[0].iqm
+    assert found.low is not None and found.high is not None
+    q = norm.ppf(0.75)
+    variance = 2 * (quad(lambda x: x**2 * norm.pdf(x), 0, q)[0] + 0.25 * q**2) / 0.5**2
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * math.sqrt(variance / 200), rel=0.2)
+
+
+def test_a_single_run_gives_no_interval() -> None:
+    found = aggregate({"a": scores([0.1], [0.2, 0.3]), "b": scores([0.1, 0.2], [0.3, 0.4])}, True)
+    ends = {column.column: (column.mean, column.median, column.iqm) for column in found.columns}
+    assert all((one.low, one.high) == (None, None) for one in ends["a"])
+    assert all(one.low is not None for one in ends["b"])
+    assert found.improvements[0].probability.low is None
+
+
+def test_means_of_the_same_numbers_tie() -> None:
+    a, b = scores([0.1, 0.2, 0.3]), scores([0.3, 0.2, 0.1])
+    assert sum([0.1, 0.2, 0.3]) != sum([0.3, 0.2, 0.1])
+    assert [column.rank for column in aggregate({"a": a, "b": b}, True).columns] == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("higher", [True, False])

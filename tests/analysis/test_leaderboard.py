@@ -172,6 +172,25 @@ def test_without_any_run_no_method_has_a_rank() -> None:
     board = made({column: ([None] * 3, [None] * 3) for column in VALUES})
     assert board.rows == () and board.aggregates is None
     assert [entry.aggregate for entry in board.entries] == [None] * 3
+    assert board.reference.mean_over_rows("mean") is None
+    shown = Shown(board.table, board, [], {}, None, "command")
+    _, page = leaderboards.pages([shown], with_methods=False)
+    assert "Fewer than two methods have results in all rows." in page.text
+
+
+def test_interval_over_one_row_is_that_of_the_row() -> None:
+    values = {column: (rows[0], [None] * 3) for column, rows in VALUES.items()}
+    entry = made(values).reference
+    row, overall = entry.rows[0], entry.aggregate
+    assert row is not None and overall is not None
+    mean = overall.mean
+    assert (mean.value, mean.low, mean.high) == pytest.approx((row.mean, row.low, row.high))
+
+
+def test_one_run_has_no_interval() -> None:
+    values = {column: [row[:1] for row in rows] for column, rows in VALUES.items()}
+    row = made(values, reached={column: [3] for column in VALUES}).reference.rows[0]
+    assert row is not None and (row.low, row.high) == (None, None)
 
 
 def test_one_seed_gives_no_test() -> None:

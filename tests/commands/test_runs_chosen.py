@@ -296,6 +296,11 @@ def test_verdicts_say_no_more_than_their_pairs() -> None:
     # Runs with different data seeds do not form a pair
     assert compare("a", "b", a, {(1, 2): 1.0, (1, 1): 0.5}).verdict == "no test: 1 common seed"
     assert compare("a", "b", a, a).verdict == "no test: the differences do not vary"
+    # The differences of one sample of 360 are equal, but not in floating-point numbers
+    left = {(seed,): right / 360 for seed, right in enumerate((280, 286))}
+    right = {(seed,): right / 360 for seed, right in enumerate((281, 287))}
+    assert len({right[seeds] - left[seeds] for seeds in left}) == 2
+    assert compare("a", "b", left, right).verdict == "no test: the differences do not vary"
     assert (
         compare("a", "b", a, {**a, (0, 0): float("nan")}).verdict
         == "no test: a value is not finite"
