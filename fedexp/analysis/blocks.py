@@ -49,8 +49,8 @@ def blocks(table: RunsTable) -> list[Block]:
 def notes(table: RunsTable) -> list[str]:
     """Return the lines below all blocks: what is measured, and notes on the runs."""
     measured = f"value: {', '.join(table.measured)}; mean ± sample deviation (runs)"
-    if table.spec.better is not None:
-        measured += f"; {table.spec.better} is better"
+    if table.better is not None:
+        measured += f"; {table.better} is better"
     return [measured, *table.notes]
 
 

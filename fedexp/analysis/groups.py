@@ -20,6 +20,8 @@ _PAIRS = {"method": ("method", "trainer", "aggregator", "server_optimizer")}
 # Keys that are named first if runs differ in them. The method sets many other keys.
 # Trials of ``fedexp-tune`` usually differ from all other runs in ``eval.held_out``.
 _FIRST = ("method", "eval.held_out")
+# A number that is typed as 1 and as 1.0 gives equal configs with different hashes.
+EQUAL_RUNS = "older runs with equal settings and seeds"
 # Largest number of names in a message.
 _SHOWN = 4
 
@@ -67,9 +69,13 @@ def seed_text(seeds: Seeds) -> str:
     return str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]}/{seeds[1]}"
 
 
-def changes_method(keys: Iterable[str]) -> bool:
-    """Return whether runs with different values of `keys` have different methods."""
-    return any(key in _PAIRS for key in keys)
+def made_by_different_code(runs: Iterable[StoredRun]) -> bool:
+    """Return whether the runs of a group have different code hashes.
+
+    Runs of different groups may have different hashes with the same code, because a
+    hash covers only the modules that a config uses.
+    """
+    return len({run.path.name for run in runs}) > 1
 
 
 def implied_keys(keys: Iterable[str]) -> list[str]:

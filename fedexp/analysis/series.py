@@ -17,10 +17,12 @@ from typing import Any
 from scipy.stats import t
 
 from fedexp.analysis.groups import (
+    EQUAL_RUNS,
     differing_keys,
     finished,
     implied_keys,
     listed,
+    made_by_different_code,
     newest_by_config,
     seed_text,
     seeds_of,
@@ -29,6 +31,7 @@ from fedexp.analysis.groups import (
 )
 from fedexp.analysis.rounds import round_rows
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.storage.identity import SEEDS
 from fedexp.storage.selection import (
     ABSENT,
     check_keys,
@@ -39,6 +42,7 @@ from fedexp.storage.selection import (
     value_of,
 )
 from fedexp.storage.stored_run import StoredRun
+from fedexp.tables.seeds import Seeds
 from fedexp.tables.verdicts import LEVEL
 
 # Progress axes, by their names on the command line. The values are the columns of
@@ -158,8 +162,8 @@ def plot_data(runs: Sequence[StoredRun], spec: PlotSpec, conditions: Sequence[st
         StorageError: A file of a run was changed.
     """
     present = [run for run in runs if run.config and not run.is_aside]
-    chosen = newest_by_config(select(present, conditions))
-    done = finished(chosen)
+    chosen = select(present, conditions)
+    done = newest_by_config(finished(chosen))
     if not done:
         raise ConfigError(
             "no finished run meets the conditions", got=" ".join(conditions) or "no runs"
@@ -167,9 +171,13 @@ def plot_data(runs: Sequence[StoredRun], spec: PlotSpec, conditions: Sequence[st
     _check_keys(done, spec)
     groups = _grouped(done, spec)
     _refuse_other_differences(groups, spec)
+    notes: list[str] = []
+    groups = {
+        place: _one_per_seed(members, _name(spec, place), notes)
+        for place, members in groups.items()
+    }
 
     metric = _metric(done, spec)
-    notes: list[str] = []
     panels: dict[tuple[Labels, Labels], dict[Labels, list[Point]]] = {}
     for place in sorted(groups, key=_place_key):
         rows, cols, series, _ = place
@@ -187,8 +195,8 @@ def plot_data(runs: Sequence[StoredRun], spec: PlotSpec, conditions: Sequence[st
         panels,
         sorted({series for _, _, series, _ in groups}, key=_labels_key),
         seeds,
-        len(done),
-        [*_missing(chosen, spec), *notes],
+        sum(map(len, groups.values())),
+        [*_missing([*done, *chosen], spec), *notes],
     )
 
 
@@ -211,6 +219,18 @@ def _grouped(runs: Iterable[StoredRun], spec: PlotSpec) -> dict[_Place, list[Sto
     for run in sorted(runs, key=lambda run: sort_key(seed_text(seeds_of(run)))):
         groups.setdefault(_place(run, spec), []).append(run)
     return groups
+
+
+def _one_per_seed(runs: Sequence[StoredRun], name: str, notes: list[str]) -> list[StoredRun]:
+    """Return the newest run of each seed of a group, and add notes on the group."""
+    newest: dict[Seeds, StoredRun] = {}
+    for run in runs:
+        newest.setdefault(seeds_of(run), run)
+    if len(newest) < len(runs):
+        notes.append(f"{name}: {len(runs) - len(newest)} {EQUAL_RUNS} are left out")
+    if made_by_different_code(newest.values()):
+        notes.append(f"{name}: runs were made by different code")
+    return list(newest.values())
 
 
 def _labels_key(labels: Iterable[str]) -> list[tuple[int, float, str]]:
@@ -396,10 +416,14 @@ def _point(
 def _missing(runs: Sequence[StoredRun], spec: PlotSpec) -> list[str]:
     """Name the combinations of panels, series and seeds that have no finished run.
 
+    Nothing is named if seeds distinguish series, panels or points.
+
     Args:
-        runs: Finished and unfinished runs, the newest of each config.
+        runs: Finished and unfinished runs, the finished ones first.
         spec: What the picture shows.
     """
+    if set(spec.keys) & {*SEEDS}:
+        return []
     status: dict[tuple[_Place, str], str] = {}
     for run in runs:
         status.setdefault((_place(run, spec), seed_text(seeds_of(run))), run.status)

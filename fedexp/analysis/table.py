@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from fedexp.analysis.aggregates import Aggregates, aggregate
 from fedexp.analysis.groups import (
-    changes_method,
+    EQUAL_RUNS,
     differing_keys,
     finished,
     implied_keys,
     listed,
+    made_by_different_code,
     newest_by_config,
     seeds_of,
     shown_value,
@@ -25,6 +26,8 @@ from fedexp.storage.selection import check_keys, select, text_of, value_of
 from fedexp.storage.stored_run import StoredRun
 from fedexp.tables.seeds import Comparison, Seeds, adjusted, compare
 
+# Words in the names of numbers of which lower ones are better.
+_COSTS = ("loss", "seconds", "bytes", "size")
 # A cell of the table: the values of the row keys, and the value of the column key.
 Cell = tuple[tuple[str, ...], str]
 
@@ -37,12 +40,14 @@ class TableSpec:
         rows: Keys whose values distinguish the rows.
         cols: Key whose values distinguish the columns.
         value: The number of a run that is shown, ``headline`` or a metric.
-        better: ``higher`` or ``lower`` if the table has aggregates, otherwise None.
+        aggregate: Whether the table has aggregates over the rows.
+        better: ``higher`` or ``lower``. None: it follows from the name of the numbers.
     """
 
     rows: tuple[str, ...]
     cols: str
     value: str = "headline"
+    aggregate: bool = False
     better: str | None = None
 
 
@@ -59,6 +64,8 @@ class RunsTable:
         measured: Names of the values, with the rules by which they are chosen.
         notes: Notes on runs that are left out and on the comparison of cells.
         aggregates: Aggregates over the rows, None if they are not asked for.
+        better: Which numbers are better, ``higher`` or ``lower``. None without
+            aggregates.
     """
 
     spec: TableSpec
@@ -69,6 +76,7 @@ class RunsTable:
     measured: tuple[str, ...]
     notes: tuple[str, ...]
     aggregates: Aggregates | None = None
+    better: str | None = None
 
 
 def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[str]) -> RunsTable:
@@ -106,9 +114,10 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
     ]
     judged = adjusted([comparison for _, comparison in pairs])
     notes = _notes(done, latest, members, spec)
-    aggregates = None
-    if spec.better is not None:
-        aggregates, left_out = _aggregates(cells, places, columns, spec.better)
+    aggregates = better = None
+    if spec.aggregate:
+        better = spec.better or _direction(latest, spec.value)
+        aggregates, left_out = _aggregates(cells, places, columns, better)
         notes += left_out
 
     measured = {" ".join((run.headline or {})[k] for k in ("metric", "rule")) for run in latest}
@@ -121,6 +130,7 @@ def runs_table(runs: Sequence[StoredRun], spec: TableSpec, conditions: Sequence[
         tuple(sorted(measured)) if spec.value == "headline" else (spec.value,),
         tuple(notes),
         aggregates,
+        better,
     )
 
 
@@ -168,6 +178,26 @@ def _values_by_seed(cell: Cell, runs: Sequence[StoredRun], spec: TableSpec) -> d
     return dict(
         sorted(values.items(), key=lambda item: [sort_key(text_of(seed)) for seed in item[0]])
     )
+
+
+def _direction(runs: Sequence[StoredRun], value: str) -> str:
+    """Return whether higher or lower numbers are better, by the name of the numbers.
+
+    Raises:
+        ConfigError: The runs' headlines are better in different directions.
+    """
+    names = {value}
+    if value == "headline":
+        names = {str((run.headline or {}).get("metric")) for run in runs}
+    found = {"lower" if any(word in name for word in _COSTS) else "higher" for name in names}
+    if len(found) > 1:
+        raise ConfigError(
+            "the runs' headlines are better in different directions",
+            where="value",
+            got=listed(sorted(names)),
+            do="set value to a metric that all of these runs have",
+        )
+    return found.pop()
 
 
 def _aggregates(
@@ -220,8 +250,13 @@ def _notes(
     if len(runs) > len(latest):
         older = len(runs) - len(latest)
         notes.append(f"note: {older} results that other code made earlier are left out")
-    if len({run.path.name for run in latest}) > 1 and not changes_method([spec.cols]):
-        notes.append("note: not all of these runs were made by the same code")
+    if any(made_by_different_code(members) for members in cells.values()):
+        notes.append("note: a cell has runs that were made by different code")
+    repeated = sum(
+        len(members) - len({seeds_of(run) for run in members}) for members in cells.values()
+    )
+    if repeated:
+        notes.append(f"note: {repeated} {EQUAL_RUNS} are left out")
 
     implied = implied_keys([*spec.rows, spec.cols])
     differing = [*differing_keys([members[0] for members in cells.values()], implied)]

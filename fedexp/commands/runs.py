@@ -165,7 +165,7 @@ def parser() -> Parser:
         help="a table of runs: means over seeds, paired tests",
         description="rows and cols are keys whose values distinguish rows and columns. value is a "
         "metric (default: the headline). better=higher or better=lower says which numbers are "
-        "better (default: lower for a loss).",
+        "better (default: lower for losses, seconds, bytes and size).",
         epilog="example: fedexp-runs table rows=partition.alpha cols=method dataset=mnist",
     )
     table.add_argument(

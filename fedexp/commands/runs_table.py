@@ -90,17 +90,17 @@ def _parse_arguments(arguments: Sequence[str], aggregate: bool) -> tuple[TableSp
         )
 
     value = given.get("value", "headline")
-    better = given.get("better", "lower" if "loss" in value else "higher")
-    if better not in _DIRECTIONS:
+    better = given.get("better")
+    if better not in (None, *_DIRECTIONS):
         raise ConfigError(
             "the direction of a table is not known",
             where="better",
             expected="higher or lower",
             got=better,
-            do=suggest(better, _DIRECTIONS),
+            do=suggest(str(better), _DIRECTIONS),
         )
     rows = tuple(given["rows"].split(","))
-    return TableSpec(rows, given["cols"], value, better if aggregate else None), conditions
+    return TableSpec(rows, given["cols"], value, aggregate, better), conditions
 
 
 def _print(found: RunsTable) -> None:

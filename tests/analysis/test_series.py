@@ -106,6 +106,52 @@ def test_missing_runs_are_named(root: Path) -> None:
     ]
 
 
+def test_newer_run_that_did_not_finish_hides_no_result(root: Path) -> None:
+    later = "2026-01-02T00:00:00+00:00"
+    values = [0.1, 0.4]
+    alpha = {"partition__alpha": 0.1}
+    for status, code in (("failed", "0000aaaa"), ("running", "0000bbbb")):
+        write_run(root, "fedavg", 0, values, status=status, code=code, updated=later, **alpha)
+    found = data(root, cols=("partition.alpha",))
+    assert found.num_runs == 12 and found.notes == []
+
+
+def test_seed_counts_once_however_a_number_was_typed(root: Path) -> None:
+    later = "2026-01-02T00:00:00+00:00"
+    write_run(root, "fedavg", 1, [0.2, 0.7], partition__alpha=1, updated=later)
+    found = data(root, y=ACC, cols=("partition.alpha",))
+    _, last = found.panels[(), ("1",)]["fedavg",]
+    assert last.values == pytest.approx([0.4, 0.7, 0.44]) and found.num_runs == 12
+    place = "method=fedavg partition.alpha=1"
+    assert found.notes == [f"{place}: 1 older runs with equal settings and seeds are left out"]
+
+    table = runs_table(find_runs(root), TableSpec(("partition.alpha",), "method"), ())
+    assert [*table.cells[("1",), "fedavg"].values()] == pytest.approx([0.4, 0.7, 0.44])
+    assert "note: 1 older runs with equal settings and seeds are left out" in table.notes
+
+
+def test_only_different_code_within_a_group_is_noted(root: Path) -> None:
+    """Methods use different modules, so their hashes differ with the same code."""
+    for seed in (0, 1):
+        write_run(root, "moon", seed, [0.1, 0.2], partition__alpha=0.1, code="0000aaaa")
+    spec = TableSpec(("partition.alpha",), "method")
+    assert not any("code" in note for note in runs_table(find_runs(root), spec, ()).notes)
+    assert not any("code" in note for note in data(root, cols=("partition.alpha",)).notes)
+
+    write_run(root, "moon", 2, [0.1, 0.2], partition__alpha=0.1, code="0000bbbb")
+    notes = runs_table(find_runs(root), spec, ()).notes
+    assert "note: a cell has runs that were made by different code" in notes
+    place = "method=moon partition.alpha=0.1"
+    assert (
+        f"{place}: runs were made by different code" in data(root, cols=("partition.alpha",)).notes
+    )
+
+
+@pytest.mark.parametrize("spec", [{"by": ("method", "seed")}, {"x": "seed", "y": "headline"}])
+def test_seeds_of_other_series_are_not_missing(root: Path, spec: dict[str, Any]) -> None:
+    assert data(root, cols=("partition.alpha",), **spec).notes == []
+
+
 def test_curves_end_with_the_shortest_seed_and_skip_what_is_not_finite(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, [0.1, 0.2, 0.3], rounds=4)
     write_run(tmp_path, "fedavg", 1, [0.1, math.nan, 0.3, 0.4], rounds=4)

@@ -238,6 +238,31 @@ def test_aggregates_use_the_rows_in_which_all_columns_have_runs(
     assert found == ranks
 
 
+@pytest.mark.parametrize("value", ["headline", "seconds"])
+def test_direction_follows_from_what_is_shown(
+    value: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, number in {"moon": 2.0, "fedavgm": 1.0}.items():
+        for alpha in (0.1, 0.9):
+            path = store(root, method, 0, number, alpha=alpha) / "result.json"
+            result = json.loads(path.read_text())
+            headline = {"metric": "test/global/loss", "rule": "last", "value": number}
+            write_json(path, result | {"headline": headline, "seconds": {"total": number}})
+    asked = ["rows=partition.alpha", "cols=method", f"value={value}", "--aggregate"]
+    shown = ["table", *asked, "--root", str(root)]
+    assert run_command([*shown, "method=moon,fedavgm"]) == 0
+    out = capsys.readouterr().out
+    assert "lower is better" in out
+    ranks = {row[0]: row[4] for row in map(str.split, out.splitlines()) if len(row) == 7}
+    assert ranks == {"fedavgm": "1.00", "moon": "2.00"}
+
+    assert run_command([*shown, "method=moon,fedavgm", "better=higher"]) == 0
+    assert "higher is better" in capsys.readouterr().out
+    if value == "headline":
+        assert run_command([*shown, "method=moon,fedavg"]) == 2
+        assert "different directions" in capsys.readouterr().err
+
+
 def test_a_table_is_written_as_markdown_latex_and_csv(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
