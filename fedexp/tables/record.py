@@ -554,7 +554,8 @@ def read(table: Table, folder: Path) -> TableRecord:
     """Read a record that `write` wrote.
 
     Raises:
-        ConfigError: The folder has no record, or the record of another table.
+        ConfigError: The folder has no record, the record of another table, or a record
+            whose rows have other keys than the table.
     """
     about = read_json(folder / ABOUT)
 
@@ -570,6 +571,8 @@ def read(table: Table, folder: Path) -> TableRecord:
 
     runs: dict[RunKey, RunRecord] = {}
     for row in _read_csv(folder / RUNS):
+        if lost := [key for key in table.keys if key not in row]:
+            raise _other_keys(table, folder, f"a record without {', '.join(lost)}")
         conditions = {key: _read_condition(row[key]) for key in table.keys}
         values = {
             name: _read_value(text, kind)
@@ -585,7 +588,12 @@ def read(table: Table, folder: Path) -> TableRecord:
             for group, heading in _BY_NAME.items()
         }
         run = RunRecord(conditions, **values, **by_name)
-        runs[tuple(conditions.values()), run.method, run.split_seed, run.point] = run
+        key = (tuple(conditions.values()), run.method, run.split_seed, run.point)
+        if key in runs:
+            raise _other_keys(
+                table, folder, f"several runs of method={run.method} {run.split_seed}"
+            )
+        runs[key] = run
 
     points = _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ()
     curves = grouped((_curve_key(table, row), (float(row["x"]), float(row["y"]))) for row in points)
@@ -597,6 +605,16 @@ def read(table: Table, folder: Path) -> TableRecord:
     }
 
     return TableRecord(**asked, runs=runs, curves=curves, configs=configs)
+
+
+def _other_keys(table: Table, folder: Path, got: str) -> ConfigError:
+    return ConfigError(
+        "the rows of the record have other keys than the table",
+        where=str(folder / RUNS),
+        expected=f"rows with the keys {', '.join(table.keys)}",
+        got=got,
+        do="use the table's file with which the record was made, or run the table again",
+    )
 
 
 def _curve_key(table: Table, row: Mapping[str, str]) -> tuple[RowKey, str, str, str]:

@@ -606,6 +606,21 @@ def test_another_tables_record_is_refused(tmp_path: Path) -> None:
         read(replace(one.table, name="other/table"), tmp_path)
 
 
+@pytest.mark.parametrize(("keys", "got"), [
+    (("beta", "clients"), "without clients"),
+    ((), "several runs of method="),
+])  # fmt: skip
+def test_record_of_a_table_with_other_keys_is_refused(
+    keys: tuple[str, ...], got: str, tmp_path: Path
+) -> None:
+    one = asked(tmp_path)
+    write(one.table, one.record, tmp_path)
+    assert one.table.keys == ("beta",)
+    with pytest.raises(ConfigError, match="other keys than the table") as refused:
+        read(replace(one.table, keys=keys), tmp_path)
+    assert got in str(refused.value)
+
+
 def test_unequal_n_is_never_silent(tmp_path: Path) -> None:
     made = report(tmp_path, lambda job, m: None if job.seed == 1 and m == "local" else result(0.5))
     assert any("unequal numbers of runs: n is 1, 2" in w for w in made.warnings)
