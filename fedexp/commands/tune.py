@@ -229,7 +229,7 @@ def _finish(plan: SearchPlan, study: TuningStudy, launch: Launch, typed: str) ->
         search.space,
         plan.headline,
         tuple(tests),
-        search.fixed,
+        (*search.search_path, *search.fixed),
     )
     write_json(folder / "result.json", summary.to_json())
     _print_summary(summary, folder)
@@ -243,11 +243,13 @@ def _print_summary(summary: Summary, folder: Path) -> None:
     from fedexp.tracking.terminal import console, escaped, ruled_table
 
     out = console()
+    # A search over the rounds already has this column
+    rounds = [] if "rounds" in summary.best.point else [Column("rounds", justify="right")]
     table = ruled_table(
         Column("trial", justify="right"),
         *summary.best.point,
         Column(summary.objective.metric, justify="right"),
-        Column("rounds", justify="right"),
+        *rounds,
         Column("state", overflow="fold"),
     )
     for row in summary.rows:
@@ -256,7 +258,7 @@ def _print_summary(summary: Summary, folder: Path) -> None:
             str(row.number),
             *map(escaped, row.point.values()),
             "-" if row.value is None else number_text(row.value),
-            "-" if row.rounds is None else str(row.rounds),
+            *(["-" if row.rounds is None else str(row.rounds)] if rounds else []),
             escaped("done, best" if row == summary.best else state),
         )
     out.print(table)

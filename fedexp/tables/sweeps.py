@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError, FedexpError, suggest
@@ -27,11 +28,15 @@ from fedexp.tuning.summary import edge_warnings
 from fedexp.tuning.tuned_files import (
     Swept,
     Tuning,
+    add_results,
     load_tuning,
     output_file,
+    stored_results,
     tuned_files,
-    write_results,
 )
+
+if TYPE_CHECKING:
+    from fedexp.running.experiment import Experiment
 
 # Keys that do not change a run's numbers. If only these keys are overridden, the
 # results may be written to conf/tuned.
@@ -48,6 +53,7 @@ class TuningPlan:
         target: File that receives the results.
         methods: Methods to tune.
         extra: Overrides of all runs.
+        earlier: Results that a new `target` begins with.
     """
 
     tuning: Tuning
@@ -55,6 +61,7 @@ class TuningPlan:
     target: Path
     methods: tuple[str, ...]
     extra: tuple[str, ...]
+    earlier: Mapping[str, tuple[Swept, ...]]
 
 
 @dataclass(frozen=True)
@@ -119,10 +126,12 @@ def tried_ranges(
         own = [swept for swept in results if swept.over == key]
         chosen = [swept.chosen for swept in own if swept.chosen is not None]
         points = [point for swept in own for point in swept.points]
-        if key != results[0].over:
+        if key != results[0].over and isinstance(config[key], int | float):
             points.append(config[key])
         tried = tuple(map(str, points))
         best = chosen[-1] if chosen else config[key]
+        if not isinstance(best, int | float):
+            continue  # a value such as null has no place in a range
         ranges.append((Choice(key, tried, f"{key}={','.join(tried)}"), str(best)))
     return ranges
 
@@ -160,8 +169,14 @@ def plan_tuning(
             do="give another file: --out FILE",
         )
     target = output_file(name, out)
+    if target.is_file():
+        stored_results(target)  # refuses a file that would be overwritten by mistake
 
-    plan = TuningPlan(tuning, source, target, tuple(methods or tuning.sweeps), tuple(extra))
+    # Another file receives only the results of this command, which may have overrides.
+    earlier = tuning.results if out is None else {}
+    plan = TuningPlan(
+        tuning, source, target, tuple(methods or tuning.sweeps), tuple(extra), earlier
+    )
     _check(plan)
     return plan
 
@@ -207,7 +222,6 @@ def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> 
     Raises:
         FedexpError: If all runs of a sweep failed.
     """
-    results = dict(plan.tuning.results)
     code = 0
 
     def measure(points: list[_PointRuns]) -> list[float | None] | None:
@@ -230,9 +244,8 @@ def run_tuning(plan: TuningPlan, launch: Launch, say: Callable[[str], None]) -> 
 
         # The remaining methods may take hours. If they are interrupted, the results of
         # this method must not be lost.
-        results[method] = found
-        write_results(plan.tuning, results, plan.source, plan.target)
-        tuned = replace(plan.tuning, results=results)
+        add_results(plan.tuning, method, found, plan.source, plan.target, plan.earlier)
+        tuned = replace(plan.tuning, results={method: found})
         say(f"{method}: {' '.join(tuned.setting(method) or ())}, written to {plan.target}")
         best = dict(tried_ranges(tuned, method, plan.extra))
         for warning in edge_warnings([*best], {space.key: value for space, value in best.items()}):
@@ -272,7 +285,11 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
                 return None
             tried, values = [*tried, *points], [*values, *measured]
             commits |= _commits(runs)
-            points = _beyond(tried, values, left)
+            points = [
+                one
+                for one in _beyond(tried, values, left)
+                if _is_valid(plan, method, {**setting, sweep.over: one})
+            ]
             left -= len(points)
 
         done = [value for value in values if value is not None]
@@ -288,11 +305,12 @@ def _sweep_method(plan: TuningPlan, method: str, measure: _Measure) -> tuple[Swe
 
 def _beyond(
     points: Sequence[int | float], values: Sequence[float | None], count: int
-) -> list[float]:
+) -> list[int | float]:
     """Return values that continue a sweep beyond its best point.
 
-    They continue the ratio of the two outermost points. There are none if the best
-    point is neither the lowest nor the highest one, or if a point is not positive.
+    They continue the ratio of the two outermost points. They are whole numbers if all
+    points are. There are none if the best point is neither the lowest nor the highest
+    one, or if a point is not positive.
 
     Args:
         points: Points of the sweep.
@@ -304,15 +322,30 @@ def _beyond(
     if not done or ordered[0] <= 0:
         return []
     best = points[values.index(max(done))]
+    are_whole = all(isinstance(point, int) for point in points)
     for end, inner in ((ordered[0], ordered[1]), (ordered[-1], ordered[-2])):
         if best == end:
-            return [_rounded(end * (end / inner) ** k) for k in range(1, count + 1)]
+            further = [end * (end / inner) ** k for k in range(1, count + 1)]
+            if not are_whole:
+                return [_rounded(value) for value in further]
+            whole = dict.fromkeys(round(value) for value in further)
+            return [value for value in whole if value > 0 and value not in points]
     return []
 
 
 def _rounded(value: float) -> float:
     """Round a value to six digits, so that its text is short."""
     return float(f"{value:.6g}")
+
+
+def _is_valid(plan: TuningPlan, method: str, setting: Mapping[str, int | float]) -> bool:
+    """Return whether a run can have a value that a sweep is extended by."""
+    try:
+        for config in _point_runs(plan, method, setting).configs:
+            CheckedJob.of(config)
+    except ConfigError:
+        return False
+    return True
 
 
 def _point_runs(plan: TuningPlan, method: str, setting: Mapping[str, int | float]) -> _PointRuns:
@@ -349,10 +382,22 @@ def _check(plan: TuningPlan) -> None:
             with name_job_in_errors(one.label):
                 experiment = CheckedJob.of(config).experiment
                 check_path(plan.tuning.by, experiment, "by")
+                _refuse_losses(plan.tuning.by, experiment)
                 refuse_used_samples(experiment)
             if not (config["reuse"] and read_result_and_status(RunFolder.of(config))[0]):
                 missing.append((one.label, experiment))
     check_splits(missing)
+
+
+def _refuse_losses(by: str, experiment: Experiment) -> None:
+    """Refuse a number of which lower values are better. The highest one is chosen."""
+    if not experiment.task.higher_is_better(by):
+        raise ConfigError(
+            "the point with the highest number is chosen, and a loss is better if it is low",
+            where="by",
+            expected="a number of which higher values are better",
+            got=by,
+        )
 
 
 def _value(point: _PointRuns, by: str) -> tuple[float | None, str | None]:

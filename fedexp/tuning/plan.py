@@ -17,6 +17,7 @@ from fedexp.tuning.search_keys import SEARCH_KEYS
 from fedexp.tuning.space import Choice, Range, parse_range
 
 if TYPE_CHECKING:
+    from fedexp.tuning.objective import Objective
     from fedexp.tuning.study import Search
 
 Sampler = Literal["tpe", "random", "grid"]
@@ -161,17 +162,21 @@ def plan_search(arguments: Sequence[str]) -> SearchPlan:
     # These imports load torch, which takes seconds. A misspelled key is reported
     # earlier.
     from fedexp.tuning.objective import Objective
-    from fedexp.tuning.study import Search, require_optuna, rungs_of
+    from fedexp.tuning.study import Search, require_optuna
 
     objective = Objective.of(experiment, keys.objective)
-    rungs = rungs_of(experiment.config.rounds, keys.halving)
+    rungs = _rungs(experiment.config.rounds, keys, space)
+    jobs = [first]
     for point in points[1:]:
-        _check(path, [*fixed, *deciding], point, keys.seeds[0], space)
+        jobs.append(_check(path, [*fixed, *deciding], point, keys.seeds[0], space))
+        _compare_objectives(objective, Objective.of(jobs[-1].experiment, keys.objective), point)
+    for rounds in rungs[:-1]:
+        _check(path, [*fixed, f"rounds={rounds}", *deciding], points[0], keys.seeds[0], space)
     require_optuna()
     _check_splits(path, [*fixed, *deciding, *points[0]], keys.seeds)
     _check_splits(path, [*fixed, *points[0]], keys.test_seeds)
 
-    name, folder, seed = _place(first, keys, space, [*deciding])
+    name, folder, seed = _place(jobs, keys, space, [*deciding])
     search = Search(
         tuple(fixed),
         deciding,
@@ -257,6 +262,31 @@ def _num_trials(keys: SearchKeys, space: Sequence[Range]) -> int:
     return size
 
 
+def _rungs(rounds: int, keys: SearchKeys, space: Sequence[Range]) -> tuple[int, ...]:
+    from fedexp.tuning.study import rungs_of
+
+    if keys.halving and any(one.key == "rounds" for one in space):
+        raise ConfigError(
+            "successive halving sets the rounds of each trial, so they cannot be searched",
+            where="halving",
+            expected="one value of rounds",
+            do="leave halving out, or set rounds to one number",
+        )
+    return rungs_of(rounds, keys.halving)
+
+
+def _compare_objectives(first: Objective, other: Objective, point: Sequence[str]) -> None:
+    """Refuse a point that is measured by another number than the first point."""
+    if other != first:
+        raise ConfigError(
+            "the trials are measured by different numbers, so none of them is the best",
+            where=" ".join(point),
+            expected=first.text,
+            got=other.text,
+            do="search the values with different metrics separately",
+        )
+
+
 def _checked_points(space: Sequence[Range]) -> list[list[str]]:
     """Return points that contain every checked value of every key.
 
@@ -293,6 +323,8 @@ def _check(
             if key == one.key:
                 value = next(text for text in point if text.partition("=")[0] == one.key)
                 error.facts["where"] = f"{one.text} (checked with {value})"
+                if "integer" in str(error.facts.get("expected")):
+                    error.facts["to do"] = "write int(LOW,HIGH) or logint(LOW,HIGH)"
         raise
 
 
@@ -340,15 +372,18 @@ def _check_splits(path: Sequence[str], overrides: Sequence[str], seeds: Sequence
 
 
 def _place(
-    first: CheckedJob, keys: SearchKeys, space: Sequence[Range], deciding: Sequence[str]
+    jobs: Sequence[CheckedJob], keys: SearchKeys, space: Sequence[Range], deciding: Sequence[str]
 ) -> tuple[str, Path, int]:
     """Return the name, the folder and the sampler's seed of a study.
 
     They depend on everything that changes values of trials. The folder also depends on
-    the code. They do not depend on the number of trials, so a study can get more trials
-    later.
+    the code of all checked points. They do not depend on the number of trials, so a
+    study can get more trials later.
     """
+    first = jobs[0]
     run = RunFolder.of(first.config)
+    codes = sorted({RunFolder.of(job.config).hashes["code"] for job in jobs})
+    code = codes[0] if len(codes) == 1 else _digest("".join(codes))
     ranges = sorted(one.text for one in space)
     facts = [
         run.hashes["config"],
@@ -359,11 +394,15 @@ def _place(
         keys.objective,
         keys.halving,
     ]
-    digest = hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()
+    digest = _digest(repr(facts))
 
     method, dataset = first.config["method"], first.config.choices.get("dataset", "data")
     words = "-".join([str(method), str(dataset), *(one.key for one in space)])
     plain = re.sub(r"[^\w.-]+", "_", words)[:80]
     name = f"{plain}-{digest}"
     root = Path(first.config["output_root"]).expanduser().resolve()
-    return name, root / "tuning" / name / run.hashes["code"][:8], int(digest, 16)
+    return name, root / "tuning" / name / code[:8], int(digest, 16)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -29,6 +29,8 @@ _HYDRA = ("choice", "range", "interval", "glob", "sort", "shuffle", "tag", "int"
 # A value counts as at the edge of a range if its distance from the end is at most this
 # fraction of the range, measured on the range's scale.
 _EDGE = 0.05
+# A value at this fraction of a range is hardly ever whole.
+_BETWEEN = 0.382
 _SYNTAX = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), logint(LOW,HIGH) or values: A,B,C"
 
 
@@ -54,8 +56,14 @@ class Interval:
 
     @property
     def checked_values(self) -> list[str]:
-        """Values that are checked before the first run: both ends."""
-        return [self._text(self.low), self._text(self.high)]
+        """Values that are checked before the first run.
+
+        They are both ends, and a value between them, which shows whether the key takes
+        numbers that are not whole.
+        """
+        ends = [self._text(self.low), self._text(self.high)]
+        between = self._text(self.low + _BETWEEN * (self.high - self.low))
+        return ends if self.whole else [*ends, between]
 
     def suggest(self, trial: BaseTrial) -> str:
         """Sample a value. Numbers that are not whole have four significant digits."""
@@ -196,7 +204,10 @@ def _choice(key: str, override: str) -> Choice | None:
     if not parsed.is_discrete_sweep():
         raise _invalid(override, "this range is not known", "write uniform(LOW,HIGH)")
 
-    values = tuple(parsed.sweep_string_iterator())
+    try:
+        values = tuple(parsed.sweep_string_iterator())
+    except HydraException:  # glob needs the names of the options, which Hydra reads later
+        raise _invalid(override, "this range cannot be read here", "list the values") from None
     if len(set(values)) < len(values) or len(values) < 2:
         raise _invalid(override, "a list needs two or more values, each once", "correct the list")
     return Choice(key, values, override)

@@ -9,7 +9,7 @@ the first round.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,7 +231,8 @@ class TuningStudy:
             batch: Number of trials whose runs are launched together.
 
         Returns:
-            The exit code of the first launch that did not return 0, or 0.
+            The exit code of the first launch that did not return 0. It is 1 if another
+            process executes a run of the study, and otherwise 0.
         """
         from optuna import Trial
         from optuna.trial import TrialState
@@ -293,10 +294,13 @@ class TuningStudy:
             if code := self.launch([job for own in jobs.values() for job in own]):
                 return code
 
+            if self._say_unfinished(jobs):
+                return 1
+
             measured: list[tuple[Trial, float]] = []
             for trial in active:
                 values, error = self._read(jobs[trial.number])
-                trial.set_user_attr(_ROUNDS, rounds)
+                trial.set_user_attr(_ROUNDS, self._rounds(trial, rounds))
                 if error is None:
                     measured.append((trial, statistics.fmean(values)))
                     continue
@@ -346,8 +350,36 @@ class TuningStudy:
             self.say(f"{shown} after {rounds} rounds, stopped")
         return promoted
 
+    def _rounds(self, trial: Trial, rounds: int) -> int:
+        """Return the rounds of a trial, which may be one of the searched keys."""
+        points = dict(one.partition("=")[::2] for one in self._point(trial))
+        return int(points.get("rounds", rounds))
+
     def _text(self, trial: Trial) -> str:
         return " ".join(self._point(trial))
+
+    def _say_unfinished(self, jobs: Mapping[int, Sequence[Sequence[str]]]) -> bool:
+        """Report trials with runs that another process executes.
+
+        Such a run says nothing about the point. The trial stays unfinished, and the
+        next command tries it again.
+
+        Returns:
+            Whether there are such trials.
+        """
+        running = [
+            number for number, own in jobs.items() if any(self._is_running(job) for job in own)
+        ]
+        for number in running:
+            self.say(f"trial {number}: not finished, because another process executes a run of it")
+        if running:
+            self.say("enter the same command again when the other process has ended")
+        return bool(running)
+
+    def _is_running(self, job: Sequence[str]) -> bool:
+        run = RunFolder.of(compose([*self.search.search_path, *job]))
+        result, state = read_result_and_status(run)
+        return not result and state.get("status") == "running"
 
     def _read(self, jobs: Sequence[Sequence[str]]) -> tuple[list[float], str | None]:
         """Return the objectives of runs, and the reason if one of them failed."""

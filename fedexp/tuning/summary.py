@@ -45,7 +45,7 @@ class Summary:
         space: Ranges.
         headline: Metric of the test runs.
         tests: Test runs.
-        fixed: Overrides of the test runs, without the point.
+        fixed: Overrides of the test runs, without the point, and the search path.
     """
 
     command: str
@@ -78,15 +78,15 @@ class Summary:
 
     @property
     def ties(self) -> list[str]:
-        """Warnings about other trials whose value equals that of the best trial."""
-        equal = [
-            str(row.number)
-            for row in self.rows
-            if row.state == "done" and row.value == self.best.value and row != self.best
-        ]
+        """Warnings about other points whose value equals that of the best trial."""
+        equal: dict[tuple[str, ...], int] = {}
+        for row in self.rows:
+            is_other = row.state == "done" and row.point != self.best.point
+            if is_other and row.value == self.best.value:
+                equal.setdefault((*row.point.values(),), row.number)
         return [
             f"trial {number} has the same value as trial {self.best.number}, which came first"
-            for number in equal
+            for number in equal.values()
         ]
 
     @property
@@ -151,8 +151,11 @@ def trials_csv(rows: Sequence[TrialRow]) -> str:
     keys = list(rows[0].point) if rows else []
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["trial", *keys, "state", "value", "rounds", "error"])
+    # A search over the rounds already has this column
+    rounds = [] if "rounds" in keys else ["rounds"]
+    writer.writerow(["trial", *keys, "state", "value", *rounds, "error"])
     for row in rows:
-        cells = [row.number, *row.point.values(), row.state, row.value, row.rounds, row.error]
+        own = [row.rounds] if rounds else []
+        cells = [row.number, *row.point.values(), row.state, row.value, *own, row.error]
         writer.writerow(["" if cell is None else cell for cell in cells])
     return file.getvalue()

@@ -8,9 +8,12 @@ the results below the hand-written part.
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +100,7 @@ class Tuning:
         variant: Variant of the table that contains the cell.
         extension: Number of further values that each method may try. They are used by
             its first sweep whose best point is the lowest or the highest, and continue
-            the sweep beyond this point.
+            the sweep beyond this point. Values that a run cannot have are left out.
         results: Results by column, as ``fedexp-tune`` writes them.
     """
 
@@ -137,7 +140,7 @@ class Tuning:
         """Return whether the results are those of the sweeps."""
         return len(results) == len(sweeps) and all(
             swept.over == sweep.over
-            and len(swept.points) in (len(sweep.points), len(sweep.points) + self.extension)
+            and 0 <= len(swept.points) - len(sweep.points) <= self.extension
             and (sweep.relative or swept.points[: len(sweep.points)] == sweep.points)
             for swept, sweep in zip(results, sweeps, strict=True)
         )
@@ -210,15 +213,55 @@ def output_file(name: str, out: Path | None) -> Path:
     return path
 
 
-def write_results(
-    tuning: Tuning, results: Mapping[str, tuple[Swept, ...]], source: Path, target: Path
+def stored_results(target: Path) -> dict[str, tuple[Swept, ...]]:
+    """Return the results in a file that receives results.
+
+    Raises:
+        ConfigError: If the file is not a tuning's file.
+    """
+    return build(Tuning, read_yaml_mapping(target, "a tuning's file"), str(target)).results
+
+
+def add_results(
+    tuning: Tuning,
+    method: str,
+    found: tuple[Swept, ...],
+    source: Path,
+    target: Path,
+    earlier: Mapping[str, tuple[Swept, ...]],
 ) -> None:
-    """Write the hand-written part of `source` and then all results to `target`.
+    """Write the hand-written part of `source` and all results to `target`.
 
     If the process is killed, the file is either the old one or the new one.
+
+    Args:
+        tuning: The tuning.
+        method: Method that was tuned.
+        found: Its results.
+        source: File with the hand-written part.
+        target: File that receives the results. It keeps its results of other methods,
+            which another process may have written in the meantime.
+        earlier: Results of other methods, if `target` is absent.
     """
-    ordered = {method: results[method] for method in tuning.sweeps if method in results}
-    write_text(target, file_text(source.read_text(encoding="utf-8"), ordered))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent):
+        results = {**(stored_results(target) if target.is_file() else earlier), method: found}
+        ordered = {method: results[method] for method in tuning.sweeps if method in results}
+        write_text(target, file_text(source.read_text(encoding="utf-8"), ordered))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for other processes that use this function.
+
+    The folder itself is locked, because a lock file would stay in it.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def file_text(text: str, results: Mapping[str, tuple[Swept, ...]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from fedexp.commands import launching
 from fedexp.commands.tune import run_command
@@ -19,6 +21,7 @@ from fedexp.config.compose import compose
 from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.storage.files import write_json
+from fedexp.storage.identity import code_hash
 from fedexp.storage.run_folder import RunFolder
 from fedexp.tuning.plan import plan_search
 from fedexp.tuning.study import rungs_of
@@ -43,10 +46,11 @@ class Runs:
         self.stop_after = 10**6
 
     def multirun(self, jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+        path = [one for one in overrides if one.startswith("hydra.searchpath")]
         for job in jobs:
             if len(self.configs) >= self.stop_after:
                 return 130
-            config = compose([*job])
+            config = compose([*path, *job])
             self.configs.append(config)
             self.store(config)
         return 0
@@ -168,6 +172,13 @@ def test_ties_are_named(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     assert found["ties"] == [text] and f"note:  {text}" in capfd.readouterr().out
 
 
+def test_a_repeated_point_is_no_tie(runs: Runs) -> None:
+    assert run_command(["local.lr=0.1,0.2", "trials=6", "test_seeds=4", *TINY]) == 0
+    found = summary()
+    best = [trial for trial in found["trials"] if trial["point"]["local.lr"] == "0.1"]
+    assert len(best) > 1 and found["ties"] == []
+
+
 def test_study_without_a_finished_trial_gives_1(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +249,58 @@ def test_method_that_uses_the_held_out_samples_is_refused(
     assert not Path("outputs").exists()
 
 
+@pytest.mark.parametrize(("space", "says"), [
+    (["aggregator.validate_every=null,1", "method=feddf"], "uses the held-out samples"),
+    (["method=fedavg,local"], "measured by different numbers"),
+    (["method=local,fedavg"], "measured by different numbers"),
+    (["rounds=4,6", "halving=2"], "successive halving sets the rounds"),
+    (["local.epochs=log(1,4)", "sampler=tpe"], "logint(LOW,HIGH)"),
+])  # fmt: skip
+def test_every_value_is_checked_before_the_first_run(
+    space: list[str], says: str, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny = [one for one in TINY if not one.startswith("local.steps")]
+    command = ["rounds=2", "sampler=grid", "eval.held_out=143", "test_seeds=4", *tiny]
+    keys = {one.partition("=")[0] for one in space}
+    given = [one for one in command if one.partition("=")[0] not in keys]
+    assert run_command([*given, *space]) == 2
+    assert says in capfd.readouterr().err and not runs.configs
+
+
+def test_searched_rounds_are_the_rounds_of_a_trial(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["rounds=1,3", "sampler=grid", "test_seeds=4", *TINY]) == 0
+    assert [trial["rounds"] for trial in summary()["trials"]] == [1, 3]
+    (table,) = Path("outputs/tuning").glob("*/*/trials.csv")
+    assert table.read_text().splitlines()[0] == "trial,rounds,state,value,error"
+
+
+def test_run_of_another_process_does_not_fail_its_trial(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["local.lr=0.1,0.2", "sampler=grid", "test_seeds=4", *TINY]
+    store = runs.store
+    held: list[FileLock] = []
+
+    def start(config: ResolvedConfig) -> None:
+        """Behave as if another process had begun this run."""
+        folder = RunFolder.of(config)
+        folder.path.mkdir(parents=True)
+        folder.set_status("running")
+        held.append(FileLock(folder.path / "lock"))
+        held[-1].acquire()
+
+    runs.store = start  # type: ignore[method-assign]
+    assert run_command(command) == 1
+    assert "another process executes a run of it" in capfd.readouterr().out
+    for lock in held:
+        lock.release()
+    runs.store = store  # type: ignore[method-assign]
+    assert run_command(command) == 0
+    assert [trial["state"] for trial in summary()["trials"]] == ["done", "done"]
+
+
 def test_study_of_other_code_or_settings_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def folder(*more: str) -> Path:
         return plan_search([LR, *TINY, *more]).search.folder
@@ -249,13 +312,31 @@ def test_study_of_other_code_or_settings_is_another_one(monkeypatch: pytest.Monk
         ["objective=val/global/loss"],
     )}  # fmt: skip
     assert len(others | {first}) == 7
-    monkeypatch.setattr("fedexp.storage.run_folder.code_hash", lambda config: "f" * 32)
+    several = folder("method=fedavg,fedprox")
+    changed = {"fedprox"}
+    whole = code_hash
+    monkeypatch.setattr(
+        "fedexp.storage.run_folder.code_hash",
+        lambda config: "f" * 32 if config["method"] in changed else whole(config),
+    )
+    assert folder() == first and folder("method=fedavg,fedprox") != several
+    changed.add("fedavg")
     assert folder() != first
 
 
-def test_two_processes_do_not_share_a_study(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    from filelock import FileLock
+def test_command_of_the_best_run_finds_the_users_options(
+    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more" / "method").mkdir(parents=True)
+    text = "# @package _global_\ndefaults:\n  - override /trainer: sgd\n\nmethod: mine\n"
+    (tmp_path / "more" / "method" / "mine.yaml").write_text(text)
+    path = f"hydra.searchpath=[file://{tmp_path}/more]"
+    command = [path, "method=mine", "local.lr=0.1,0.2", "sampler=grid", "test_seeds=4", *TINY]
+    assert run_command(command) == 0
+    assert shlex.split(summary()["best_command"])[1:3] == [path, "method=mine"]
 
+
+def test_two_processes_do_not_share_a_study(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     folder = plan_search([LR, *TINY]).search.folder
     folder.mkdir(parents=True)
     with FileLock(folder / "lock"):

@@ -48,7 +48,7 @@ def test_parse_range_of_a_single_value_is_none(text: str) -> None:
 @pytest.mark.parametrize(("text", "says"), [
     ("a=log(0,1)", "above 0"), ("a=log(2,1)", "below its end"), ("a=log(1,1)", "below its end"),
     ("a=uniform(0,inf)", "below its end"), ("a=int(0.5,2)", "whole"), ("a=log(1)", "two numbers"),
-    ("a=lgo(1,2)", "no kind of range"), ("a=interval(0,1)", "not known"), ("a=1,1", "each once"),
+    ("a=lgo(1,2)", "no kind of range"), ("a=interval(0,1)", "not known"), ("a=1,1", "each once"), ("a=glob(*)", "cannot be read"),
 ])  # fmt: skip
 def test_invalid_range_raises_config_error(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as raised:
@@ -61,7 +61,8 @@ def test_sampled_numbers_are_short_and_stay_in_the_range() -> None:
     assert one.suggest(FixedTrial({"a": 0.0123456})) == "0.01235"
     # The value is not rounded to 0.001234.
     assert one.suggest(FixedTrial({"a": 0.0012345})) == "0.0012345"
-    assert one.checked_values == ["0.0012345", "1"]
+    assert one.checked_values == ["0.0012345", "1", "0.3828"]
+    assert parsed("a=int(1,5)").checked_values == ["1", "5"]
     assert parsed("a=int(1,5)").suggest(FixedTrial({"a": 4})) == "4"
     assert float(parsed("a=uniform(0,12345678)").suggest(FixedTrial({"a": 12345678}))) == 12345678
 

@@ -28,8 +28,16 @@ from fedexp.tables.listing import list_runs
 from fedexp.tables.load import load_table
 from fedexp.tables.record import RunRecord, TableRecord, run_key
 from fedexp.tables.schema import Table
-from fedexp.tables.sweeps import sweep_overrides
-from fedexp.tuning.tuned_files import MARK, Swept, Tuning, file_text, load_tuning, tuned_files
+from fedexp.tables.sweeps import sweep_overrides, tried_ranges
+from fedexp.tuning.tuned_files import (
+    MARK,
+    Swept,
+    Tuning,
+    file_text,
+    load_tuning,
+    stored_results,
+    tuned_files,
+)
 from tests.tables.test_schema import TINY
 
 QUICK = ["rounds=1", "model.hidden=[4]", "local.steps=2"]
@@ -475,6 +483,103 @@ def test_a_sweep_is_extended_once_beyond_its_best_end(
     (found,) = load_tuning("mine").results["local"]
     assert found.points == tuple(tried) and found.chosen == chosen
     assert ("edge of" in capfd.readouterr().out) == edge
+
+
+def test_a_sweep_of_whole_numbers_is_extended_by_whole_numbers(
+    mine: Path, runs: list[dict[str, Any]]
+) -> None:
+    """The formula that replaces runs does not depend on the epochs, so the first point is best."""
+    for points, tried in (([4, 8], (4, 8, 2, 1)), ([3, 4], (3, 4, 2)), ([1, 2], (1, 2))):
+        mine.write_text(
+            sweeps_of(
+                {"over": "local.lr", "points": [0.1, 0.2, 0.25]},
+                {"over": "local.epochs", "points": points},
+                extension=2,
+            )
+        )
+        assert run_command(["mine"]) == 0
+        assert load_tuning("mine").results["local"][1].points == tried
+
+
+def test_values_that_a_run_cannot_have_extend_no_sweep(
+    mine: Path, runs: list[dict[str, Any]]
+) -> None:
+    """The momentum must be below 1, so only one of the two further values is left."""
+    sweeps = (
+        {"over": "local.lr", "points": [0.1, 0.2, 0.25]},
+        {"over": "local.momentum", "points": [0.9, 0.7]},
+    )
+    mine.write_text(sweeps_of(*sweeps, extension=2))
+    assert run_command(["mine"]) == 0
+    found = load_tuning("mine").results["local"][1]
+    assert found.points == (0.9, 0.7) and found.values == (0.5, 0.5)
+
+
+def test_a_key_without_a_number_still_has_an_edge(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``limit.train`` is null without tuning."""
+    sweeps = (
+        {"over": "local.lr", "points": [0.1, 0.19, 0.25]},
+        {"over": "limit.train", "points": [400, 800]},
+    )
+    mine.write_text(sweeps_of(*sweeps))
+    assert run_command(["mine"]) == 0
+    assert "edge" not in capfd.readouterr().out
+    text = mine.read_text().replace("chosen: null", "chosen: 800")
+    mine.write_text(text)
+    ranges = dict(tried_ranges(load_tuning("mine"), "local"))
+    assert {space.key: space.edge(value) for space, value in ranges.items()} == {
+        "local.lr": None,
+        "limit.train": "upper",
+    }
+
+
+def test_a_loss_is_refused(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(mine.read_text().replace("acc_mean", "loss_mean"))
+    assert run_command(["mine"]) == 2
+    assert "a loss is better if it is low" in capfd.readouterr().err and not runs
+
+
+def test_other_processes_keep_their_results(
+    mine: Path, tmp_path: Path, runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process tunes the other method while this one runs."""
+    mine.write_text(two_methods())
+    whole = launching.multirun
+
+    def multirun(jobs: Sequence[Sequence[str]], overrides: Sequence[str]) -> int:
+        monkeypatch.setattr(launching, "multirun", whole)
+        assert run_command(["mine", "momentum"]) == 0
+        return whole(jobs, overrides)
+
+    monkeypatch.setattr(launching, "multirun", multirun)
+    assert run_command(["mine", "local"]) == 0
+    assert [*load_tuning("mine").results] == ["local", "momentum"]
+
+
+def test_another_file_keeps_its_own_results(
+    mine: Path, tmp_path: Path, runs: list[dict[str, Any]]
+) -> None:
+    mine.write_text(two_methods(results={"momentum": [result([0.1, 0.2], [0.5, 0.6], 0.1)]}))
+    out = tmp_path / "other.yaml"
+    assert run_command(["mine", "local", "rounds=2", "--out", str(out)]) == 0
+    assert [*stored_results(out)] == ["local"]
+    assert run_command(["mine", "momentum", "rounds=2", "--out", str(out)]) == 0
+    found = stored_results(out)
+    assert [*found] == ["local", "momentum"] and found["momentum"][0].chosen == 0.2
+    assert load_tuning("mine").results["momentum"][0].chosen == 0.1
+
+
+def test_a_file_that_is_no_tuning_is_not_overwritten(
+    mine: Path, tmp_path: Path, runs: list[dict[str, Any]]
+) -> None:
+    out = tmp_path / "notes.yaml"
+    out.write_text("a: 1\n")
+    assert run_command(["mine", "--out", str(out)]) == 2
+    assert out.read_text() == "a: 1\n" and not runs
 
 
 def test_only_the_first_sweep_with_its_best_point_at_an_end_is_extended(
