@@ -155,6 +155,7 @@ def plan_tuning(
             if the results must not be written to the file.
     """
     tuning, source = load_tuning(name), tuned_files()[name]
+    load_table(tuning.table)  # refuses a file whose results the table could not use
 
     for method in methods:
         if method not in tuning.sweeps:

@@ -535,6 +535,14 @@ def test_a_key_without_a_number_still_has_an_edge(
     }
 
 
+def test_a_seed_of_the_table_is_refused_before_the_first_run(
+    mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(yaml.safe_dump(TUNING | {"seeds": load_table("my/tiny").seeds[:1]}))
+    assert run_command(["mine"]) == 2
+    assert "chosen with the seeds of the table" in capfd.readouterr().err and not runs
+
+
 def test_a_loss_is_refused(
     mine: Path, runs: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
