@@ -26,6 +26,7 @@ from fedexp.core.seeds import seed_of, torch_generator
 from fedexp.core.task import Batch, Metrics
 from fedexp.core.trainer import Adjustment, Ascent, Clock, Ctx, Measured, Received, Trainer
 from fedexp.core.trees import Tree
+from fedexp.core.user_code import place_of_class
 from fedexp.core.weights import Weights
 
 # Names of the scalars that kernels measure. A trainer's scalars must have other names.
@@ -100,6 +101,7 @@ def train_client(
 
     optimizer = LocalOptimizer(local_training)
     measured: defaultdict[str, list[Tensor]] = defaultdict(list)
+    versions = _versions(job)
     net.train()
     net.set_noise(noise)
     adjustment, ascent = trainer.adjustment(ctx), trainer.ascent(ctx)
@@ -132,6 +134,13 @@ def train_client(
 
     payload, state = trainer.finish(values, buffers, ctx)
     net.set_noise(None)
+    if _versions(job) != versions:
+        raise ClientError(
+            f"the trainer {type(trainer).__name__} changed a tensor of ctx in place",
+            where=place_of_class(type(trainer)),
+            expected="hooks that change no tensor of ctx.start, received, shared and state",
+            do="return new tensors, for example v + 1 instead of v.add_(1)",
+        )
     trained = {**params, **values}
     metrics, finite = means(measured, schedule, trees.total([*trained.values(), *buffers.values()]))
     weights = Weights(job.start.spec, trained, buffers)
@@ -272,6 +281,16 @@ def take_step(
 def overrides(trainer: Trainer, hook: str) -> bool:
     """Return whether a trainer's class overrides the method `hook` of `Trainer`."""
     return getattr(type(trainer), hook) is not getattr(Trainer, hook)
+
+
+def _versions(job: ClientJob) -> list[int]:
+    """Return how often each tensor that the hooks of a job read was changed in place.
+
+    Other clients read the same tensors, so a changed tensor would change their results.
+    """
+    trees_read = [job.start.params, job.start.buffers, *job.shared.values()]
+    trees_read += (job.state or {}).values()
+    return [value._version for tree in trees_read for value in tree.values()]
 
 
 def context(

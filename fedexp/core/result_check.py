@@ -1,4 +1,4 @@
-"""Checks of the tensors that an aggregator or a server optimizer returns.
+"""Checks of the tensors and metrics that an aggregator or a server optimizer returns.
 
 PyTorch broadcasts shapes and promotes types without an error. Without the checks,
 training could go on with tensors of a wrong shape or type.
@@ -6,18 +6,65 @@ training could go on with tensors of a wrong shape or type.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedexp.core.errors import FedexpError
 from fedexp.core.outcome import Outcome
+from fedexp.core.task import Metrics
 from fedexp.core.trees import Tree
 from fedexp.core.user_code import is_ours, place_of_class, place_of_hook
 from fedexp.core.weights import ModelSpec, Weights, by_spec
 
 _CPU = torch.device("cpu")
+# Names and beginnings of names of the values that fedexp itself measures in a step.
+_MEASURED = ("round", "step", "local_steps")
+_MEASURED_IN = ("train/", "bytes/", "test/", "val/")
+
+
+def checked_metrics(metrics: Mapping[str, object], plugins: Sequence[object]) -> Metrics:
+    """Return the metrics of the server as Python's numbers.
+
+    Args:
+        metrics: The metrics. A value may be a tensor or a NumPy array with one number.
+        plugins: The aggregator and the server optimizer, which made the metrics.
+
+    Raises:
+        FedexpError: A value is not a number, or a name is that of a value that fedexp
+            measures.
+    """
+    found: Metrics = {}
+    for name, value in metrics.items():
+        if name in _MEASURED or str(name).startswith(_MEASURED_IN):
+            raise _unfit_metric(
+                name, "fedexp measures a value of this name", "another name", name, plugins
+            )
+        number = (
+            value.item()
+            if isinstance(value, Tensor | np.generic | np.ndarray) and (math.prod(value.shape) == 1)
+            else value
+        )
+        if not isinstance(number, int | float):
+            raise _unfit_metric(name, "its value is not a number", "a number", value, plugins)
+        found[name] = number
+    return found
+
+
+def _unfit_metric(
+    name: str, what: str, expected: str, got: object, plugins: Sequence[object]
+) -> FedexpError:
+    kinds = [type(plugin) for plugin in plugins]
+    places = [place_of_hook(kind, ("update", "fuse", "step", "factor")) for kind in kinds]
+    return FedexpError(
+        f"the metric '{name}' of the server cannot be logged: {what}",
+        where=", ".join(filter(None, places)) or ", ".join(kind.__name__ for kind in kinds),
+        expected=expected,
+        got=got if isinstance(got, str) else _described(got),
+    )
 
 
 def check_tree(tree: object, like: Tree, result: str, plugin: object, hooks: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from fedexp.core.engine import Engine
 from fedexp.core.env import Env
 from fedexp.core.errors import ClientError
 from fedexp.core.jobs import ClientJob, ClientResult, bytes_down, bytes_up
+from fedexp.core.result_check import checked_metrics
 from fedexp.core.task import Metrics
 from fedexp.core.trainer import Received
 from fedexp.core.trees import Trees
@@ -143,7 +144,10 @@ def run(
             within=here.step,
             ends_round=over or following.round > here.round,
             ends_run=over,
-            metrics={**stream.metrics(), **metrics},
+            metrics={
+                **stream.metrics(),
+                **checked_metrics(metrics, (aggregator, env.server_optimizer)),
+            },
             seconds=seconds,
         )
         here = following

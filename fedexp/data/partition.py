@@ -118,10 +118,22 @@ class Partitioner(ABC):
         """Return a valid partition: call `sample`, then apply the small-client policy.
 
         Raises:
-            DataError: The scheme fails on these labels, or breaks a rule of `validate`.
+            DataError: The scheme fails on these labels, returns too many clients, or
+                breaks a rule of `validate`.
         """
         self.check(clients, num_classes)
+        labels = labels.view()
+        labels.flags.writeable = False  # they share the memory of the training labels
         partition = self.sample(labels, num_classes, clients, rng)
+        if not isinstance(partition, Partition) or partition.num_clients > clients:
+            raise DataError(
+                f"the partition '{self.name}' does not have {clients} clients",
+                where=f"{type(self).__name__}.sample",
+                expected=f"a Partition of {clients} clients, see Partition.from_lists",
+                got=f"{partition.num_clients} clients"
+                if isinstance(partition, Partition)
+                else type(partition).__name__,
+            )
         partition = replace(
             partition,
             info={

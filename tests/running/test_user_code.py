@@ -387,3 +387,95 @@ def test_installed_package_of_another_environment_is_not_user_code(
     raised_here = place_of_error(raised.value)
     assert raised_here is not None and raised_here.startswith(__file__)
     del sys.modules["heavy"]
+
+
+METRICS = """
+    from dataclasses import dataclass
+    import numpy as np, torch
+    from fedexp.methods.fedavg import Mean
+
+    @dataclass(frozen=True)
+    class Mine(Mean):
+        def update(self, state, results, env):
+            state, metrics = super().update(state, results, env)
+            return state, {{**metrics, {metrics}}}
+"""
+
+
+def test_metrics_of_the_server_may_be_tensors_and_numpy_numbers() -> None:
+    made = '"a": torch.tensor(1.5), "b": np.float32(2.5), "c": np.int64(3), "clients": 9'
+    chosen = plugin("aggregator", "numbered", METRICS.format(metrics=made), weights="samples")
+    row = fedexp.run([*QUICK, "method=fedavg", chosen]).metrics[-1]
+    assert (row["a"], row["b"], row["c"], row["clients"]) == (1.5, 2.5, 3, 9)
+
+
+@pytest.mark.parametrize(("made", "said"), [
+    ('"a": "text"', "metric 'a' of the server cannot be logged: its value is not a number"),
+    ('"a": None', "its value is not a number"),
+    ('"a": torch.ones(2)', "shape (2,)"),
+    ('"round": 7', "metric 'round' of the server cannot be logged: fedexp measures"),
+    ('"train/loss": 0.25', "metric 'train/loss'"),
+    ('"test/global/acc": 1.0', "metric 'test/global/acc'"),
+])  # fmt: skip
+def test_metrics_of_the_server_that_cannot_be_logged_are_refused(
+    made: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = plugin("aggregator", "unlogged", METRICS.format(metrics=made), weights="samples")
+    assert run_command([*QUICK, "method=fedavg", chosen]) == 1
+    told = capsys.readouterr().err
+    assert said in told and "unlogged.py:8" in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize("change", [
+    'for v in ctx.state["c"].values(): v.add_(1)',
+    "for v in ctx.received.params.values(): v.zero_()",
+    "for v in ctx.start.values(): v.zero_()",
+])  # fmt: skip
+def test_a_trainer_that_changes_its_inputs_is_refused(
+    change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"""
+        from dataclasses import dataclass
+        import torch
+        from fedexp.methods.fedavg import PlainTrainer
+
+        @dataclass(frozen=True)
+        class Mine(PlainTrainer):
+            def init_state(self, trainable, received):
+                return {{"c": {{name: torch.zeros_like(v) for name, v in trainable.items()}}}}
+
+            def finish(self, params, buffers, ctx):
+                {change}
+                return {{}}, ctx.state
+    """
+    chosen = plugin("trainer", "changing", source)
+    assert run_command([*QUICK, "method=fedavg", chosen, "engine=serial"]) == 1
+    told = capsys.readouterr().err
+    assert "Mine changed a tensor of ctx in place" in told and "changing.py" in told
+
+
+PARTITION = """
+    from dataclasses import dataclass
+    import numpy as np
+    from fedexp.data.partition import Partitioner, from_owners
+    from fedexp.core.data import Partition
+
+    @dataclass(frozen=True)
+    class Mine(Partitioner):
+        def sample(self, labels, num_classes, clients, rng):
+            {body}
+"""
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ("labels %= 2; return from_owners(labels, clients)", "read-only"),
+    ("return from_owners(labels, clients)", "does not have 3 clients"),
+    ("return [[0], [1], [2]]", "a Partition of 3 clients"),
+])  # fmt: skip
+def test_partition_that_breaks_the_rules_is_refused(
+    body: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = plugin("partition", "ruled", PARTITION.format(body=body))
+    assert run_command([*QUICK, "method=fedavg", chosen]) in (1, 2)
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
