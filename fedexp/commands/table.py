@@ -349,8 +349,8 @@ def group(options: argparse.Namespace) -> str:
 def _check(request: _Request, todo: Sequence[Job]) -> None:
     """Compose and check every job before the first job starts.
 
-    The paths of the numbers that the table reads from each run are checked, too. An
-    error names the run.
+    The paths of the numbers that the table reads from each run are checked, too. If all
+    jobs of a column are done, they are checked for one of them. An error names the run.
     """
     from fedexp.config.compose import compose
     from fedexp.running.check import CheckedJob, check_splits, name_job_in_errors
@@ -360,8 +360,13 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
         for job in planned.jobs:
             placed.setdefault(job.overrides, []).append((planned, job))
 
+    begun = {*(job.overrides for job in todo)}
+    waiting = {cell.method for cell in request.cells for job in cell.jobs if job.overrides in begun}
+    first = {cell.method: cell.jobs[0] for cell in reversed(request.cells) if cell.jobs}
+    done = [job for method, job in first.items() if method not in waiting]
+
     experiments = []
-    for job in todo:
+    for job in [*todo, *done]:
         name = f"a run of table {request.table.name} ({' '.join(job.overrides)})"
         with name_job_in_errors(name):
             experiment = CheckedJob.of(
@@ -369,7 +374,8 @@ def _check(request: _Request, todo: Sequence[Job]) -> None:
             ).experiment
             for planned, placed_job in placed[job.overrides]:
                 _check_paths(request.table, planned, placed_job, experiment)
-        experiments.append((name, experiment))
+        if job.overrides in begun:
+            experiments.append((name, experiment))
     check_splits(experiments)
 
 
@@ -415,6 +421,18 @@ def _check_paths(table: Table, planned: PlannedCell, job: Job, experiment: Exper
                 do="set eval.held_out to a number of training samples",
             )
         check_path(path.format(**placeholders(planned, job)), experiment, place)
+    if (
+        grid is not None
+        and grid.by is not None
+        and grid.best == "highest"
+        and not experiment.task.higher_is_better(grid.by)
+    ):
+        raise ConfigError(
+            f"the point with the highest '{grid.by}' is the worst one",
+            where="methods.grid.best",
+            expected="lowest",
+            got=grid.best,
+        )
 
 
 def _make_report(request: _Request) -> Report:

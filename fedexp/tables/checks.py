@@ -7,6 +7,7 @@ from string import Formatter
 
 from fedexp.core.build import require
 from fedexp.core.errors import ConfigError
+from fedexp.tables.report.report import Value
 from fedexp.tables.schema import Claim, Column, Table, Where, check_seeds, require_known
 
 
@@ -62,8 +63,26 @@ def _check_where_clauses(table: Table) -> None:
         if part and part.superseded:
             where = f"{variant}.superseded.methods"
             require_known(part.superseded.methods, table.columns, where)
+    values = _condition_values(table)
     for where, clause in _where_clauses(table):
         require_known(clause, ["method", *table.conditions], where)
+        for key, accepted in clause.items():
+            named = accepted if isinstance(accepted, list) else [accepted]
+            require_known(named, values[key], f"{where}.{key}", "value")
+
+
+def _condition_values(table: Table) -> dict[str, list[Value]]:
+    """Return the values of each condition in the grids of all variants.
+
+    The values of ``method`` are the columns. A tuning file may add columns later, which
+    end in ``_tuned``.
+    """
+    found: dict[str, list[Value]] = {key: [] for key in table.conditions}
+    for part in (table, table.reduced, table.smoke):
+        for grid in (part and part.grids) or ():
+            for key, own in grid.items():
+                found[key] += own if isinstance(own, list) else [own]
+    return {**found, "method": [*table.columns, *(f"{key}_tuned" for key in table.columns)]}
 
 
 def _where_clauses(table: Table) -> Iterator[tuple[str, Where]]:
@@ -152,10 +171,21 @@ def _check_claim(table: Table, claim: Claim) -> None:
 
 
 def _check_reference(table: Table) -> None:
-    """Check the names of columns and conditions in the rows of the paper's numbers."""
+    """Check the rows of the paper's numbers: names, numbers, and one row per cell."""
+    cells = set()
     for row in table.reference:
         require_known([row.get("method")], table.columns, "reference")
         require_known(row, [*table.keys, "method", "value", "sd"], "reference")
+        missing = [key for key in table.keys if key not in row]
+        require(not missing, f"reference: {row} has no {', '.join(missing)}")
+        for name in ("value", "sd"):
+            require(
+                isinstance(row.get(name), int | float | None),
+                f"reference: {name} must be a number, got {row.get(name)!r}",
+            )
+        cell = (row["method"], *table.row_key(row))
+        require(cell not in cells, f"reference: two rows of {' '.join(map(str, cell))}")
+        cells.add(cell)
 
 
 def _check_placeholders(text: str | None, known: Collection[str], where: str) -> None:

@@ -604,8 +604,11 @@ def check_seeds(seeds: tuple[int, ...] | None) -> None:
     )
 
 
-def require_known(names: Iterable[Any], options: Collection[str], where: str) -> None:
+def require_known(
+    names: Iterable[Any], options: Collection[Any], where: str, kind: str = "key"
+) -> None:
     """Refuse names that are not among the options, and suggest the nearest option."""
     for name in names:
         if name not in options:
-            raise ConfigError(f"unknown key '{name}'", where=where, do=suggest(str(name), options))
+            do = suggest(str(name), [*map(str, options)])
+            raise ConfigError(f"unknown {kind} '{name}'", where=where, do=do)

@@ -360,6 +360,26 @@ def test_a_choice_by_what_is_not_measured_is_refused(
     assert said in told and "not measured" in told and not Path("outputs/runs").exists()
 
 
+def test_a_choice_of_the_highest_loss_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    write(
+        methods=gridded(
+            by="metrics.val/local/loss_mean", overrides=["eval.held_out=50", "local.lr={point}"]
+        ),
+        grids=[{"beta": 1}],
+    )
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
+    told = capfd.readouterr().err
+    assert "is the worst one" in told and "lowest" in told and not Path("outputs/runs").exists()
+
+
+def test_a_number_is_checked_although_all_runs_are_done(capfd: pytest.CaptureFixture[str]) -> None:
+    write(grids=[{"beta": 1}])
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 0
+    write(grids=[{"beta": 1}], headline={"value": "metrics.test/local/acc_men"})
+    assert run_command(["run", "my/tiny", "--only", "method=local"]) == 2
+    assert "did you mean 'test/local/acc_mean'?" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("value", "said"), [
     ("hedline.value", "did you mean 'headline'?"),
     ("headline.valu", "did you mean 'headline.value'?"),

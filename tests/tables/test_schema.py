@@ -135,6 +135,13 @@ def table(tmp_path: Path, **changes: Any) -> Table:
      ["'locl'", "did you mean 'local'?", "reduced.superseded.methods"]),
     ({"rules": [{"where": {"methd": "a"}, "overrides": []}]}, ["'methd'", "did you mean 'method'?"]),
     ({"smoke": {"what": "w", "rules": [{"where": {"methd": "a"}, "overrides": []}]}}, ["'methd'", "smoke.rules[0].where"]),
+    ({"rules": [{"where": {"method": "locl"}, "overrides": []}]}, ["value 'locl'", "did you mean 'local'?"]),
+    ({"rules": [{"where": {"start": ["same", "dif"]}, "overrides": []}]}, ["value 'dif'", "did you mean 'diff'?"]),
+    ({"rules": [{"where": {"clients": 5}, "overrides": []}]}, ["unknown value '5'", "rules[0].where.clients"]),
+    ({"reference": [{"clients": 2, "method": "local", "value": 1}]}, ["reference", "has no start"]),
+    ({"reference": [TINY["reference"][0] | {"value": "50 %"}]}, ["value must be a number, got '50 %'"]),
+    ({"reference": [TINY["reference"][0] | {"sd": "n/a"}]}, ["sd must be a number"]),
+    ({"reference": TINY["reference"] * 2}, ["two rows of local 2 diff"]),
 ])  # fmt: skip
 def test_mistakes_in_a_table_are_told_with_the_nearest_name(
     tmp_path: Path, changes: dict[str, Any], said: list[str]
@@ -228,7 +235,9 @@ def test_a_run_is_altered_by_what_changes_its_identity_alone(tmp_path: Path) -> 
         "model.hidden=[3]", given={"model.hidden": {}}
     ) == {False}
     # The table has no such cell.
-    assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 7}}) == {False}
+    assert altered("model.hidden=[3]", given={"model.hidden": {"clients": 4, "start": "diff"}}) == {
+        False
+    }
     assert altered("++model.hidden=[3]") == altered("++seed=3") == {True}
 
 
