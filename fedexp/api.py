@@ -173,14 +173,16 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
     from fedexp.config.messages import refuse_flags
     from fedexp.running.check import check_jobs, check_split
     from fedexp.running.execute import execute
+    from fedexp.runtime.numerics import torch_defaults
     from fedexp.storage.identity import targets
 
     # Overrides that begin with a dash are flags of the command line. They are refused,
     # also those of a sweep, because this function starts only one run.
     refuse_flags([*overrides])
-    (job,) = check_jobs([list(overrides)])
-    check_split(job)
-    folder = Path(execute(job.config, experiment=job.experiment, say=say)["folder"])
+    with torch_defaults():
+        (job,) = check_jobs([list(overrides)])
+        check_split(job)
+        folder = Path(execute(job.config, experiment=job.experiment, say=say)["folder"])
     return Run(folder, tuple(dict.fromkeys(targets(job.config.values))))
 
 

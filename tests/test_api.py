@@ -6,9 +6,11 @@ elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,25 @@ def test_every_clients_model_can_be_had() -> None:
         state = ran.module(number).state_dict()
         assert list(state) == list(weights.params)
         assert all(torch.equal(state[name], value) for name, value in weights.params.items())
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, float64])
+def test_torch_settings_of_the_caller_do_not_change_a_run(around: Any) -> None:
+    command = [*QUICK, "memo.enabled=false", "engine=serial"]
+    expected = fedexp.run(command).result["metrics"]
+    with around():
+        again = fedexp.run([*command, "reuse=false"])
+    assert again.result["metrics"] == expected
+    with float64():
+        fedexp.run([*QUICK, "model.hidden=[5]"])  # a network that was not checked before
+        assert torch.get_default_dtype() == torch.float64
 
 
 def test_load_finds_by_folder_and_by_part_of_a_name() -> None:

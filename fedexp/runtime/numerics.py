@@ -28,8 +28,25 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
     deterministic = _deterministic() if numerics.deterministic else contextlib.nullcontext()
     device = torch.device(numerics.device)
     benchmark = _benchmark(numerics.cudnn_benchmark)
-    with current(device), _tf32(numerics.precision == "tf32"), benchmark, deterministic:
+    tf32 = _tf32(numerics.precision == "tf32")
+    with torch_defaults(), current(device), tf32, benchmark, deterministic:
         yield
+
+
+@contextlib.contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Give torch the settings of a new process in a ``with`` block.
+
+    A script, a notebook or a plug-in may have changed the type of new tensors, which
+    changes initial weights. In torch's inference mode, no model can be trained.
+    """
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextlib.contextmanager

@@ -78,6 +78,16 @@ def test_switches_are_set_for_a_run_and_put_back(
     assert switches() == found
 
 
+def test_type_of_new_tensors_is_float32_in_a_run() -> None:
+    torch.set_default_dtype(torch.float64)  # as a plug-in may do when it is imported
+    try:
+        with use_numerics(BASE):
+            assert torch.get_default_dtype() == torch.float32
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_numerics_that_were_stored_before_a_key_existed_are_resumed(tmp_path: Path) -> None:
     config = Config.of(compose(["threads=1", "device=cpu", "cudnn_benchmark=true"]))
 
