@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedexp.core.errors import ConfigError
 from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.core.user_code import is_installed, is_ours
 
@@ -145,8 +146,37 @@ def code_hash(config: Mapping[str, Any]) -> str:
     followed into modules that are not installed, such as a plug-in's own helpers. An
     installed package that such a module imports is represented by its version. The
     versions of torch and torchvision are part of every fingerprint.
+
+    Raises:
+        ConfigError: A plug-in is not in a file, or its file changed after this process
+            had read it.
     """
-    return _fingerprint(frozenset({*_ALWAYS, *targets(_without(NON_SCIENTIFIC, config))}))
+    plugins = frozenset(targets(_without(NON_SCIENTIFIC, config)))
+    _refuse_unknown_code(plugins)
+    return _fingerprint(frozenset({*_ALWAYS, *plugins}))
+
+
+def _refuse_unknown_code(plugins: Collection[str]) -> None:
+    """Refuse plug-ins whose code may differ from the code of their files.
+
+    Python imports a module once. The code of a file that was edited later does not run,
+    and its fingerprint would name the wrong code.
+    """
+    if "__main__" in plugins:
+        raise ConfigError(
+            "a class of a script or notebook is not part of a run's code",
+            where="_target_",
+            expected="a class in a module",
+            got="__main__",
+            do="write the class to a file, such as mymethod.py, and name it mymethod.CLASS",
+        )
+    for name, source in _walk(plugins, ours=False).items():
+        if source.has_changed():
+            raise ConfigError(
+                f"the module '{name}' changed after this process had read it",
+                where=str(source.file),
+                do="start Python again, in a notebook by restarting the kernel",
+            )
 
 
 def training_code_hash(config: Mapping[str, Any]) -> str:
@@ -274,12 +304,23 @@ class Source(NamedTuple):
             are imported from them.
         file: Path of the file.
         text: Text at the time of the fingerprint, or None for a module of fedexp.
+        modified: Time at which the file was modified before the text was read, in
+            nanoseconds.
     """
 
     fingerprint: str
     imported: tuple[str, ...]
     file: Path
     text: str | None
+    modified: int
+
+    def has_changed(self) -> bool:
+        """Return whether the file has another text now. A file may also be absent."""
+        try:
+            is_same = self.file.stat().st_mtime_ns == self.modified
+            return not is_same and self.file.read_text() != self.text
+        except FileNotFoundError:
+            return False
 
 
 @functools.cache
@@ -294,14 +335,16 @@ def _module(name: str, even_installed: bool) -> Source | None:
         return None
     if not even_installed and is_installed(Path(spec.origin)):
         return None
-    text = Path(spec.origin).read_text()
+    file = Path(spec.origin)
+    modified = file.stat().st_mtime_ns
+    text = file.read_text()
 
     tree = ast.parse(text)
     package = name if spec.submodule_search_locations else name.rpartition(".")[0]
     imported = tuple(dict.fromkeys(_imports(tree, package)))
     _strip_docstrings(tree)
     fingerprint = hashlib.blake2b(ast.dump(tree).encode(), digest_size=16).hexdigest()
-    return Source(fingerprint, imported, Path(spec.origin), None if is_ours(name) else text)
+    return Source(fingerprint, imported, file, None if is_ours(name) else text, modified)
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:

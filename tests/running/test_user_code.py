@@ -18,6 +18,7 @@ import torch
 import fedexp
 from fedexp.commands.run import run_command
 from fedexp.commands.runs import run_command as runs_command
+from fedexp.core.errors import ConfigError
 from fedexp.core.user_code import place_of_error
 from fedexp.storage import identity
 from fedexp.storage.sources import commit
@@ -479,3 +480,30 @@ def test_partition_that_breaks_the_rules_is_refused(
     assert run_command([*QUICK, "method=fedavg", chosen]) in (1, 2)
     told = capsys.readouterr().err
     assert said in told and "Traceback" not in told
+
+
+def test_a_plugin_that_changed_in_the_same_process_is_refused() -> None:
+    source = METRICS.format(metrics='"mark": 1.0')
+    chosen = plugin("aggregator", "edited", source, weights="samples")
+    assert fedexp.run([*QUICK, "method=fedavg", chosen]).metrics[-1]["mark"] == 1.0
+    Path("edited.py").touch()
+    fedexp.run([*QUICK, "method=fedavg", chosen])
+    Path("edited.py").write_text(textwrap.dedent(source.replace("1.0", "2.0")))
+    with pytest.raises(ConfigError, match="'edited' changed after this process had read it"):
+        fedexp.run([*QUICK, "method=fedavg", chosen])
+
+
+def test_a_class_of_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("conf/trainer").mkdir(parents=True)
+    Path("conf/trainer/scripted.yaml").write_text("_target_: __main__.Mine\n")
+    script = """
+        import fedexp
+        from fedexp.methods.fedavg import PlainTrainer
+        class Mine(PlainTrainer): pass
+        fedexp.run(["method=fedavg", "trainer=scripted", "rounds=1"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert "a class of a script or notebook is not part of a run's code" in done.stderr
+    assert not Path("outputs").exists()
