@@ -26,6 +26,19 @@ from fedexp.storage.identity import NON_SCIENTIFIC
 from fedexp.storage.selection import dotted_items
 from fedexp.storage.yaml_files import read_yaml
 
+# Config groups of which every run needs an option.
+_NEEDED = (
+    "aggregator",
+    "dataset",
+    "engine",
+    "logger",
+    "model",
+    "partition",
+    "server_optimizer",
+    "task",
+    "trainer",
+)
+
 
 def compose(overrides: list[str]) -> ResolvedConfig:
     """Compose and resolve the config of one job.
@@ -68,6 +81,13 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
         raise unresolved_error(error, config) from error
 
     assert isinstance(plain, dict)
+    if lost := [group for group in _NEEDED if group not in plain]:
+        raise ConfigError(
+            f"a run needs an option of '{lost[0]}'",
+            where=lost[0],
+            got=next((one for one in overrides if one.lstrip("~") == lost[0]), None),
+            do=f"leave out ~{lost[0]}",
+        )
     values = {str(key): value for key, value in plain.items() if key != "hydra"}
     _check_lengths(values)
     contents = pin(values)

@@ -106,7 +106,9 @@ def translated_errors(overrides: list[str], compose_groups: ComposeGroups) -> It
         if "Config group override must be" not in str(error):
             raise
         parsed = OverridesParser.create().parse_overrides([o for o in overrides if names_group(o)])
-        odd = next(one for one in parsed if not isinstance(one.value(), str | list | None))
+        odd = next(
+            one for one in parsed if not one.is_delete() and not isinstance(one.value(), str | list)
+        )
         group, name = odd.key_or_group, (odd.input_line or "").partition("=")[2]
         raise _unknown_option_error(group, name, option_names(group), group) from None
 

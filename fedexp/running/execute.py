@@ -265,9 +265,12 @@ class _Run:
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
 
-            self.folder.set_ended(
-                "failed", error=text.splitlines()[0] if text else type(described).__name__
-            )
+            # The result may have been written before the error, for example if the disk
+            # became full afterwards.
+            if self.folder.result() is None:
+                self.folder.set_ended(
+                    "failed", error=text.splitlines()[0] if text else type(described).__name__
+                )
             if described is error:
                 raise
             raise described from error

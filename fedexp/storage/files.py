@@ -22,6 +22,8 @@ from typing import Any, Literal
 
 from fedexp.core.errors import StorageError
 
+_OPEN_FILES = ("/dev/stdout", "/dev/stderr")
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -29,8 +31,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The block writes the temporary file, which is next to `path`. At the end of the
     block, the file is flushed to disk and renamed to `path`. After an error, the
-    temporary file is deleted.
+    temporary file is deleted. If `path` is a link, the file that it points to is
+    replaced. A device or a pipe, such as ``/dev/stdout``, is not replaced: the path
+    itself is yielded.
     """
+    is_special = path.exists() and not path.is_file() and not path.is_dir()
+    # An open file of this process may be a regular file, which has no path of its own
+    if is_special or str(path) in _OPEN_FILES or str(path.parent) in ("/dev/fd", "/proc/self/fd"):
+        yield path
+        return
+    if path.is_symlink():
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = temporary_path(path, "part")
     try:
@@ -211,6 +222,9 @@ _REFUSALS = {
     errno.EACCES: "make it readable and writable, or use another place",
     errno.EROFS: "make it readable and writable, or use another place",
     errno.ENAMETOOLONG: "use a shorter path",
+    errno.EISDIR: "use the path of a file, in a folder",
+    errno.EEXIST: "use the path of a file, in a folder",
+    errno.ENOTDIR: "use the path of a file, in a folder",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
 }

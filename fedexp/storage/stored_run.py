@@ -107,7 +107,9 @@ class StoredRun:
         It is the status in ``status.json``, with these exceptions:
 
         - ``stale``: the status in the file is running, but no process holds the lock.
-        - ``done``: there is a result, but no status.
+        - ``done``: there is a result, but no status. Also if there is a result, and the
+          status in the file is failed, interrupted, or running without a lock: the
+          process died, or the disk was full, after the result had been written.
         - ``unknown``: there is no result, and the status is done or absent.
         - ``damaged``: the result of a finished run is damaged, or there is no result
           and ``status.json`` is damaged.
@@ -117,7 +119,10 @@ class StoredRun:
             return "damaged"
         if not self.result and status == "done":
             return "unknown"
-        return "stale" if status == "running" and not self.is_locked() else status
+        dead = status == "running" and not self.is_locked()
+        if self.result and (dead or status in ("failed", "interrupted")):
+            return "done"
+        return "stale" if dead else status
 
     def is_locked(self) -> bool:
         """Return whether a process works in this folder now."""
@@ -208,15 +213,18 @@ class StoredRun:
         """Return whether the present code differs from the code of the run.
 
         Fingerprints of the code are compared. The result is False if they cannot be
-        compared because the config is missing or a plug-in is not found.
+        compared because the config is missing, or because a plug-in or a module that
+        it imported is not found.
         """
         from fedexp.storage.identity import code_hash, find_module, targets
+        from fedexp.storage.sources import own_code
 
         if str(Path.cwd()) not in sys.path and "" not in sys.path:
             # The command `fedexp` also looks in the working directory for the user's
             # modules.
             sys.path.insert(0, str(Path.cwd()))
-        if not self.config or not all(find_module(module) for module in targets(self.config)):
+        modules = {*targets(self.config), *own_code(self.path)[0]}
+        if not self.config or not all(map(find_module, modules)):
             return False
         return code_hash(self.config)[:8] != self.path.name.partition(".")[0]
 
@@ -261,7 +269,9 @@ def find_run(root: Path, name: str) -> StoredRun:
         matches = [StoredRun(child.resolve()) for child in sorted(path.iterdir()) if _is_run(child)]
 
     runs = find_runs(root)
-    matches = matches or [run for run in runs if name.strip("/") in run.name]
+    wanted = name.strip("/")
+    matches = matches or [run for run in runs if run.name == wanted]
+    matches = matches or [run for run in runs if wanted in run.name]
     current = [run for run in matches if not run.is_aside]
     if len(matches) == 1 or len(current) == 1:
         return (current or matches)[0]

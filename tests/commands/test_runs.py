@@ -18,6 +18,7 @@ from filelock import FileLock
 from fedexp.commands import runs as runs_cli
 from fedexp.commands.runs import run_command
 from fedexp.config.compose import compose
+from fedexp.core.errors import ConfigError
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.identity import code_hash
 from fedexp.storage.stored_run import StoredRun, find_run, find_runs
@@ -249,6 +250,48 @@ def test_old_code_is_what_today_would_not_reuse(tmp_path: Path) -> None:
     )
     assert run_command(["clean", "--root", str(tmp_path), "--old-code", "--yes"]) == 0
     assert [folder.exists() for folder in (now, old, elsewhere)] == [True, False, True]
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "interrupted"])
+def test_run_with_a_result_is_done_and_is_kept(
+    status: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process died, or the disk was full, before the status was written."""
+    folder = make(tmp_path, "done")
+    facts = json.loads((folder / "status.json").read_text())
+    write_json(folder / "status.json", facts | {"status": status})
+    (row,) = listed(tmp_path, capsys)
+    assert row["status"] == "done" and row["headline"]["value"] == 0.5
+    run_command(["clean", "--failed", "--stale", "--yes", "--root", str(tmp_path)])
+    assert folder.exists()
+
+
+def test_run_whose_plugins_helper_is_not_found_is_not_of_other_code(tmp_path: Path) -> None:
+    folder = make(tmp_path, "done", code="00000000", config=compose([]).values)
+    facts = {"modules": {"helper_not_here": {"sha256": "0" * 64}}, "commits": {}}
+    write_json(folder / "sources.json", facts)
+    assert not StoredRun(folder).is_of_other_code()
+
+
+def test_whole_name_is_not_ambiguous(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for code in (CODE_HASH, f"{CODE_HASH}.1", f"{CODE_HASH}.10"):
+        make(tmp_path, "done", code=code)
+    name = f"fedavg-digits-{CONFIG_HASH}/{CODE_HASH}.1"
+    assert find_run(tmp_path, name).name == name
+    with pytest.raises(ConfigError, match="matches 2 runs"):
+        find_run(tmp_path, f"{CODE_HASH}.")
+
+
+@pytest.mark.parametrize("out", ["folder", "file/runs.csv"])
+def test_unusable_output_is_told(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, "done")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    path = ["--out", str(tmp_path / out)]
+    assert run_command(["export", "--root", str(tmp_path), *path]) in (1, 2)
+    assert "use the path of a file" in capsys.readouterr().err
 
 
 def test_clean_imports_nothing_that_a_stored_config_names(

@@ -39,7 +39,7 @@ from fedexp.storage import run_folder, tensors
 from fedexp.storage.checkpoint import Checkpoint
 from fedexp.storage.files import parse_yaml, read_json, write_json
 from fedexp.storage.run_folder import Journal, RunFolder, rows_of, trace_rows
-from fedexp.storage.stored_run import StoredRun
+from fedexp.storage.stored_run import StoredRun, find_runs
 from fedexp.tables.cells import Job
 from fedexp.tables.lookup import find_run
 from tests.data.idx import write_mnist
@@ -592,6 +592,20 @@ def test_on_a_full_disk_the_status_is_not_left_running(
             folder.set_ended(status)  # type: ignore[arg-type]
         assert json.loads((folder.path / "status.json").read_text())["status"] == status
     folder.release()
+
+
+def test_a_disk_that_is_full_after_the_result_leaves_a_finished_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: run_folder.RunFolder) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.RunFolder, "set_done", full)
+        with pytest.raises(StorageError, match="No space left"):
+            start()
+    (run,) = find_runs(root)
+    assert run.state["status"] == "running" and run.status == "done" and run.headline
 
 
 def test_a_tensor_file_on_a_full_disk_is_the_systems_error(

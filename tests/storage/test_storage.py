@@ -373,6 +373,19 @@ def test_a_name_is_one_folder_under_runs(tmp_path: Path) -> None:
         assert folder.path in [run.path for run in find_runs(tmp_path.resolve())]
 
 
+def test_replacing_keeps_links_and_pipes(tmp_path: Path) -> None:
+    link, file, pipe = (tmp_path / name for name in ("link", "file", "pipe"))
+    link.symlink_to(file)
+    write_text(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "sent")
+    assert os.read(reader, 9) == b"sent" and pipe.is_fifo()
+    os.close(reader)
+
+
 def test_replacing_flushes_the_new_file_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
