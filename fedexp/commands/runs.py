@@ -561,7 +561,13 @@ def _clean(options: argparse.Namespace) -> int:
         target, reason = _find_deletable(run, options)
         if target is None:
             continue
-        size = weigh(target)
+        try:
+            size = weigh(target)
+        except FileNotFoundError:
+            continue  # another command has deleted it
+        if target.is_symlink():
+            print(visible(f"{'kept':<12} {size_text(size):>8}  {target}  (a symbolic link)"))
+            continue
 
         try:
             with run.lock():
@@ -570,6 +576,8 @@ def _clean(options: argparse.Namespace) -> int:
                     raise StorageError("this run has just been executed", where=str(run.path))
                 if options.yes:
                     _delete(target)
+        except FileNotFoundError:
+            continue  # another command has deleted it
         except StorageError:
             print(visible(f"{'kept':<12} {size_text(size):>8}  {target}  (being executed)"))
             continue

@@ -6,6 +6,8 @@ keys.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +21,8 @@ _NEAR = ("row", "col", "column", "columns", "hue", "metric", "value", "values")
 SUFFIXES = (".png", ".svg", ".pdf")
 # Largest number of characters in the name of a picture's file.
 _LONGEST = 120
+# Signs of conditions, and the words for them in the name of a picture's file.
+_SIGNS = {"!=": "not", "<=": "up-to", ">=": "from", "<": "below", ">": "above"}
 
 
 def plot(
@@ -57,7 +61,6 @@ def plot(
     # matplotlib and scipy take a second to import.
     from fedexp.analysis.figure import draw
     from fedexp.analysis.series import PlotSpec, plot_data
-    from fedexp.tables.report.canvas import picture_name
 
     parts = {
         name: tuple(text.split(",")) if name in ("by", "rows", "cols") else text
@@ -74,7 +77,7 @@ def plot(
     )
     contents = draw(data, title)
 
-    path = out or root / "plots" / picture_name("", title.replace("<", "-below-"))[:_LONGEST]
+    path = out or root / "plots" / _file_name(title)
     formats = [path.suffix] if path.suffix in SUFFIXES and out else SUFFIXES
     stem = path.with_suffix("") if path.suffix in SUFFIXES and out else path
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +93,22 @@ def plot(
     others = "".join(f", {suffix}" for suffix in formats[1:])
     printer.print(f"picture: {stem}{formats[0]}{others}", markup=False, soft_wrap=True)
     return 0
+
+
+def _file_name(title: str) -> str:
+    """Return a file name for a title.
+
+    Titles with other signs of conditions have other names, and so have long titles with
+    the same beginning.
+    """
+    words = title
+    for sign, word in _SIGNS.items():
+        words = words.replace(sign, f"-{word}-")
+    name = re.sub(r"[^\w.]+", "-", words).strip("-")
+    if len(name) > _LONGEST:
+        digest = hashlib.blake2b(title.encode(), digest_size=4).hexdigest()
+        name = f"{name[: _LONGEST - 9]}-{digest}"
+    return name
 
 
 def _parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -80,17 +80,26 @@ def sweep_title(overrides: list[str], number: str) -> str:
 
 
 def check_launcher(config: DictConfig) -> None:
-    """Refuse ``hydra.launcher.n_jobs=0``, with which no job would run.
+    """Refuse settings with which no job would run, or results would not be found.
 
-    ``n_jobs`` is the number of jobs that run in parallel. joblib itself refuses 0 only
-    when it starts the jobs.
+    With ``hydra.launcher.n_jobs=0``, no job would run in parallel. joblib itself
+    refuses 0 only when it starts the jobs. With ``hydra.job.chdir=true``, a relative
+    ``output_root`` would be below each job's own folder.
 
     Args:
         config: Config that contains Hydra's own keys.
 
     Raises:
-        ConfigError: The launcher would run no job.
+        ConfigError: A setting is refused.
     """
+    if config.hydra.job.chdir:
+        raise ConfigError(
+            "the jobs would store their runs in folders where no command finds them",
+            where="hydra.job.chdir",
+            expected="false",
+            got="true",
+            do="set output_root to the folder of all results",
+        )
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ConfigError(
             "no job would ever run",

@@ -317,6 +317,34 @@ def test_clean_memo_keeps_what_belongs_to_running_jobs(tmp_path: Path) -> None:
     assert left == {".abd.safetensors.1.part", "x.lock"}
 
 
+def test_clean_keeps_links_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"fedavg-digits-0000000{number}" for number in range(3)]
+    first, linked, last = (make(tmp_path, "failed", name=name) for name in names)
+    elsewhere = linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(elsewhere)
+    assert run_command(["clean", "--failed", "--yes", "--root", str(tmp_path)]) == 0
+    assert "(a symbolic link)" in capsys.readouterr().out
+    assert linked.is_symlink() and elsewhere.exists()
+    assert not first.exists() and not last.exists()
+
+
+@pytest.mark.parametrize("moment", ["weigh", "_delete"])
+def test_clean_goes_on_if_another_command_deletes_a_run(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make(tmp_path, "failed", name=f"fedavg-digits-0000000{n}") for n in range(3)]
+    whole = getattr(runs_cli, moment)
+
+    def late(path: Path) -> Any:
+        if path == folders[1]:
+            raise FileNotFoundError(path)
+        return whole(path)
+
+    monkeypatch.setattr(runs_cli, moment, late)
+    assert run_command(["clean", "--failed", "--yes", "--root", str(tmp_path)]) == 0
+    assert [folder.exists() for folder in folders] == [False, True, False]
+
+
 def test_clean_of_nothing_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

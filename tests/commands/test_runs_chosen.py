@@ -18,6 +18,7 @@ from scipy.stats import t
 from fedexp.commands.export import as_csv
 from fedexp.commands.run import run_command as fedexp
 from fedexp.commands.runs import run_command
+from fedexp.commands.runs_plot import _file_name
 from fedexp.storage.files import write_json, write_text
 from fedexp.storage.selection import text_of
 from fedexp.storage.stored_run import StoredRun
@@ -473,3 +474,11 @@ def test_column_of_a_table_names_parts_that_its_preset_does_not_choose(
     assert run_command(arguments) == 0
     header = capsys.readouterr().out.splitlines()[1]
     assert header.split()[1:] == ["fedavg", "fedavg", "aggregator=median"]
+
+
+def test_pictures_of_other_conditions_have_other_files() -> None:
+    signs = ["=", "!=", "<", "<=", ">", ">="]
+    names = [_file_name(f"acc over round by method seed{sign}1") for sign in signs]
+    assert len(set(names)) == len(signs) and all(name.isascii() for name in names)
+    long = [_file_name("x" * 200 + ending) for ending in "ab"]
+    assert long[0] != long[1] and max(map(len, long)) <= 120
