@@ -155,7 +155,6 @@ def plan_tuning(
             if the results must not be written to the file.
     """
     tuning, source = load_tuning(name), tuned_files()[name]
-    load_table(tuning.table)  # refuses a file whose results the table could not use
 
     for method in methods:
         if method not in tuning.sweeps:
@@ -170,6 +169,7 @@ def plan_tuning(
             do="give another file: --out FILE",
         )
     target = output_file(name, out)
+    load_table(tuning.table)  # refuses a file whose results the table could not use
     if target.is_file():
         stored_results(target)  # refuses a file that would be overwritten by mistake
 
