@@ -98,7 +98,7 @@ def check_launcher(config: DictConfig) -> None:
             where="hydra.job.chdir",
             expected="false",
             got="true",
-            do="set output_root to the folder of all results",
+            do="leave out hydra.job.chdir=true",
         )
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ConfigError(

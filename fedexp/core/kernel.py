@@ -290,7 +290,12 @@ def _versions(job: ClientJob) -> list[int]:
     """
     trees_read = [job.start.params, job.start.buffers, *job.shared.values()]
     trees_read += (job.state or {}).values()
-    return [value._version for tree in trees_read for value in tree.values()]
+    # Inference tensors, which a user's server may return, have no such number
+    return [
+        0 if value.is_inference() else value._version
+        for tree in trees_read
+        for value in tree.values()
+    ]
 
 
 def context(

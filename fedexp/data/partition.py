@@ -129,7 +129,7 @@ class Partitioner(ABC):
             raise DataError(
                 f"the partition '{self.name}' does not have {clients} clients",
                 where=f"{type(self).__name__}.sample",
-                expected=f"a Partition of {clients} clients, see Partition.from_lists",
+                expected=f"a Partition of at most {clients} clients, see Partition.from_lists",
                 got=f"{partition.num_clients} clients"
                 if isinstance(partition, Partition)
                 else type(partition).__name__,

@@ -183,6 +183,8 @@ def _check_reference(table: Table) -> None:
                 isinstance(row.get(name), int | float | None),
                 f"reference: {name} must be a number, got {row.get(name)!r}",
             )
+        several = [key for key in table.keys if isinstance(row[key], list | dict)]
+        require(not several, f"reference: {row} has several values of {', '.join(several)}")
         cell = (row["method"], *table.row_key(row))
         require(cell not in cells, f"reference: two rows of {' '.join(map(str, cell))}")
         cells.add(cell)

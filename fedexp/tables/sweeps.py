@@ -173,7 +173,7 @@ def plan_tuning(
     if target.is_file():
         stored_results(target)  # refuses a file that would be overwritten by mistake
 
-    # Another file receives only the results of this command, which may have overrides.
+    # A new file of --out begins empty. An existing one keeps its results of other methods.
     earlier = tuning.results if out is None else {}
     plan = TuningPlan(
         tuning, source, target, tuple(methods or tuning.sweeps), tuple(extra), earlier

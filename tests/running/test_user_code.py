@@ -471,7 +471,7 @@ PARTITION = """
 @pytest.mark.parametrize(("body", "said"), [
     ("labels %= 2; return from_owners(labels, clients)", "read-only"),
     ("return from_owners(labels, clients)", "does not have 3 clients"),
-    ("return [[0], [1], [2]]", "a Partition of 3 clients"),
+    ("return [[0], [1], [2]]", "a Partition of at most 3 clients"),
 ])  # fmt: skip
 def test_partition_that_breaks_the_rules_is_refused(
     body: str, said: str, capsys: pytest.CaptureFixture[str]
@@ -507,3 +507,23 @@ def test_a_class_of_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     )
     assert "a class of a script or notebook is not part of a run's code" in done.stderr
     assert not Path("outputs").exists()
+
+
+def test_a_server_may_return_inference_tensors() -> None:
+    source = """
+        from dataclasses import dataclass, replace
+        import torch
+        from fedexp.methods.fedavg import Mean
+
+        @dataclass(frozen=True)
+        class Mine(Mean):
+            def update(self, state, results, env):
+                state, metrics = super().update(state, results, env)
+                weights = state["weights"]
+                with torch.inference_mode():
+                    params = {name: v * 1 for name, v in weights.params.items()}
+                return {**state, "weights": replace(weights, params=params)}, metrics
+    """
+    chosen = plugin("aggregator", "inferring", source, weights="samples")
+    command = [*QUICK, "method=fedavg", "rounds=2", "engine=serial", chosen]
+    assert fedexp.run(command).status == "done"

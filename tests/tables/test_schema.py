@@ -141,6 +141,7 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"reference": [{"clients": 2, "method": "local", "value": 1}]}, ["reference", "has no start"]),
     ({"reference": [TINY["reference"][0] | {"value": "50 %"}]}, ["value must be a number, got '50 %'"]),
     ({"reference": [TINY["reference"][0] | {"sd": "n/a"}]}, ["sd must be a number"]),
+    ({"reference": [TINY["reference"][0] | {"clients": [2, 3]}]}, ["has several values of clients"]),
     ({"reference": TINY["reference"] * 2}, ["two rows of local 2 diff"]),
 ])  # fmt: skip
 def test_mistakes_in_a_table_are_told_with_the_nearest_name(
