@@ -173,7 +173,7 @@ def plan_tuning(
     if target.is_file():
         stored_results(target)  # refuses a file that would be overwritten by mistake
 
-    # A new file of --out begins empty. An existing one keeps its results of other methods.
+    # A new file of --out begins empty. An existing one keeps results of other methods.
     earlier = tuning.results if out is None else {}
     plan = TuningPlan(
         tuning, source, target, tuple(methods or tuning.sweeps), tuple(extra), earlier
