@@ -117,8 +117,8 @@ def aggregate(scores: Mapping[str, Scores], higher_is_better: bool) -> Aggregate
         The aggregates. All intervals describe the variation between seeds, not between
         other rows. The interval of the mean is that of Student's t distribution, see
         `_mean_over_rows`. The others are those of a stratified bootstrap, which draws
-        the runs of each row separately and keeps the rows. With few seeds, they are
-        narrower than intervals of 95 %.
+        the runs of each row separately and keeps the rows. With few seeds, they
+        contain the true value in less than 95 % of the cases.
     """
     keys = [*scores]
     values = {key: [np.array([*row.values()]) for row in scores[key]] for key in keys}

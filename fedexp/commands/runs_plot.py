@@ -7,7 +7,6 @@ keys.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,13 +97,15 @@ def plot(
 def _file_name(title: str) -> str:
     """Return a file name for a title.
 
-    Titles with other signs of conditions have other names, and so have long titles with
-    the same beginning.
+    Titles that differ in the signs of `_SIGNS`, or after their first characters, have
+    different names.
     """
+    from fedexp.tables.report.canvas import picture_name
+
     words = title
     for sign, word in _SIGNS.items():
         words = words.replace(sign, f"-{word}-")
-    name = re.sub(r"[^\w.]+", "-", words).strip("-")
+    name = picture_name("", words)
     if len(name) > _LONGEST:
         digest = hashlib.blake2b(title.encode(), digest_size=4).hexdigest()
         name = f"{name[: _LONGEST - 9]}-{digest}"

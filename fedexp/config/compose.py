@@ -82,11 +82,13 @@ def resolve(config: DictConfig, choices: Mapping[str, Any], overrides: list[str]
 
     assert isinstance(plain, dict)
     if lost := [group for group in _NEEDED if group not in plain]:
+        typed = (one for one in overrides if one.partition("=")[0] == f"~{lost[0]}")
+        deletion = next(typed, None)
         raise ConfigError(
             f"a run needs an option of '{lost[0]}'",
             where=lost[0],
-            got=next((one for one in overrides if one.lstrip("~") == lost[0]), None),
-            do=f"leave out ~{lost[0]}",
+            got=deletion,
+            do=f"leave out {deletion}" if deletion else f"choose an option: {lost[0]}=NAME",
         )
     values = {str(key): value for key, value in plain.items() if key != "hydra"}
     _check_lengths(values)

@@ -82,7 +82,7 @@ def sweep_title(overrides: list[str], number: str) -> str:
 def check_launcher(config: DictConfig) -> None:
     """Refuse settings with which no job would run, or results would not be found.
 
-    With ``hydra.launcher.n_jobs=0``, no job would run in parallel. joblib itself
+    ``hydra.launcher.n_jobs`` is the number of jobs that run in parallel. joblib itself
     refuses 0 only when it starts the jobs. With ``hydra.job.chdir=true``, a relative
     ``output_root`` would be below each job's own folder.
 

@@ -242,10 +242,8 @@ class _Run:
             self.folder.set_status("running", attempt=attempt)
             return self._execute(attempt)
         except (KeyboardInterrupt, Interrupted):
-            if self.folder.result() is None:
+            if not self._is_kept():
                 self.folder.set_ended("interrupted")
-            else:
-                self.folder.set_done()
             raise
         except BaseException as error:
             trace = f"the traceback is in {self.folder.path / 'error.txt'}"
@@ -265,15 +263,31 @@ class _Run:
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
 
-            # The result may have been written before the error, for example if the disk
-            # became full afterwards.
-            if self.folder.result() is None:
+            if not self._is_kept():
                 self.folder.set_ended(
                     "failed", error=text.splitlines()[0] if text else type(described).__name__
                 )
             if described is error:
                 raise
             raise described from error
+
+    def _is_kept(self) -> bool:
+        """Mark the run as done if its result was written before it was stopped.
+
+        If the mark cannot be written, for example because the disk is full, the result
+        alone says that the run is done.
+
+        Returns:
+            Whether there is a result.
+        """
+        try:
+            if self.folder.result() is None:
+                return False
+        except StorageError:  # the result is damaged
+            return False
+        with contextlib.suppress(OSError):
+            self.folder.set_done()
+        return True
 
     def _execute(self, attempt: int) -> dict[str, Any]:
         """Set up, execute the remaining steps and write the result."""

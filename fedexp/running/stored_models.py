@@ -398,7 +398,7 @@ def place_clients(
     if models.data.samples:
         if cut:
             raise _no_validation(models)
-        if _configured_pool(division) is not None:
+        if division.held_out or division.proxy.takes_client_data:
             raise _no_disjoint_samples(models)
         return _with_samples(models, data)
     partition, unfit = _split_of_folder(models, data, division)
@@ -455,7 +455,15 @@ def _split_of_folder(
     The split is None if the folder has no split. The reason is None if the split fits
     or if there is no split.
     """
-    path = models.folder.path
+    path, server = models.folder.path, division.proxy
+    pool = _pool(
+        server.takes_client_data,
+        server.size,
+        division.limit_proxy,
+        division.held_out,
+        division.seed_data,
+    )
+
     if models.data.indices:
         partition = Partition.from_lists([index.numpy() for index in models.data.indices])
         stored_sha256, stored_pool, size = models.data.data_sha256, None, None
@@ -467,8 +475,7 @@ def _split_of_folder(
         proxy, limit = config.get("proxy") or {}, config.get("limit") or {}
         stored_sha256, stored_split = facts.get("data"), facts.get("partition")
         stored_pool = _pool(
-            proxy.get("source", "none"),
-            proxy.get("dataset") is not None,
+            proxy.get("source") == "train" and proxy.get("dataset") is None,
             proxy.get("size", 0),
             limit.get("proxy"),
             (config.get("eval") or {}).get("held_out", 0),
@@ -482,7 +489,7 @@ def _split_of_folder(
         return partition, "it is not the split that the run began with"
     if stored_sha256 != data.fingerprint:
         return partition, "it is a split of other data"
-    if stored_pool != _configured_pool(division):
+    if stored_pool != pool:
         return partition, "proxy.*, eval.held_out or seed_data chose other training samples"
     if (size or len(data.train)) != len(data.train) or (
         models.data.indices and division.limit_train is not None
@@ -491,28 +498,21 @@ def _split_of_folder(
     return validate(partition, len(data.train)) if models.data.indices else partition, None
 
 
-def _configured_pool(division: Division) -> tuple[object, ...] | None:
-    """Return the result of `_pool` for the configured division."""
-    proxy = division.proxy
-    return _pool(
-        proxy.source,
-        proxy.dataset is not None,
-        proxy.size,
-        division.limit_proxy,
-        division.held_out,
-        division.seed_data,
-    )
-
-
 def _pool(
-    source: str, other: bool, size: object, limit: object, held_out: int, seed: int
+    cut: bool, size: object, limit: object, held_out: int, seed: int
 ) -> tuple[object, ...] | None:
     """Return the values that decide which training samples clients may get.
 
     Server data (``proxy``) and ``eval.held_out`` can take away training samples. The
     result is None if clients may get all training samples.
+
+    Args:
+        cut: Whether server data are taken from the clients' training samples.
+        size: Number or share of these server data.
+        limit: Largest number of them, or None.
+        held_out: Number of held-out samples.
+        seed: Seed of both choices.
     """
-    cut = source == "train" and not other
     return (held_out, size if cut else 0, limit if cut else None, seed) if cut or held_out else None
 
 

@@ -35,7 +35,7 @@ def use_numerics(numerics: Numerics) -> Iterator[None]:
 
 @contextlib.contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Give torch the settings of a new process in a ``with`` block.
+    """Use torch's initial default type, without inference mode, in a ``with`` block.
 
     A script, a notebook or a plug-in may have changed the type of new tensors, which
     changes initial weights. In torch's inference mode, no model can be trained.

@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
     itself is yielded.
     """
     is_special = path.exists() and not path.is_file() and not path.is_dir()
-    # An open file of this process may be a regular file, which has no path of its own
+    # The output of this process may be redirected to a file, which must not be replaced
     if is_special or str(path) in _OPEN_FILES or str(path.parent) in ("/dev/fd", "/proc/self/fd"):
         yield path
         return

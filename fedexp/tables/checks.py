@@ -180,7 +180,8 @@ def _check_reference(table: Table) -> None:
         require(not missing, f"reference: {row} has no {', '.join(missing)}")
         for name in ("value", "sd"):
             require(
-                isinstance(row.get(name), int | float | None),
+                isinstance(row.get(name), int | float | None)
+                and not isinstance(row.get(name), bool),
                 f"reference: {name} must be a number, got {row.get(name)!r}",
             )
         several = [key for key in table.keys if isinstance(row[key], list | dict)]

@@ -590,9 +590,8 @@ def read(table: Table, folder: Path) -> TableRecord:
         run = RunRecord(conditions, **values, **by_name)
         key = (tuple(conditions.values()), run.method, run.split_seed, run.point)
         if key in runs:
-            raise _other_keys(
-                table, folder, f"several runs of method={run.method} {run.split_seed}"
-            )
+            got = f"several runs of method={run.method} {run.split_seed} in one row"
+            raise _other_keys(table, folder, got)
         runs[key] = run
 
     points = _read_csv(folder / CURVES) if (folder / CURVES).is_file() else ()

@@ -394,9 +394,9 @@ def _refuse_losses(by: str, experiment: Experiment) -> None:
     """Refuse a number of which lower values are better. The highest one is chosen."""
     if not experiment.task.higher_is_better(by):
         raise ConfigError(
-            "the point with the highest number is chosen, and a loss is better if it is low",
+            "the point with the highest number is chosen, which is the worst one for a loss",
             where="by",
-            expected="a number of which higher values are better",
+            expected="a number that is better if it is higher",
             got=by,
         )
 

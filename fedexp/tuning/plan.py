@@ -323,7 +323,8 @@ def _check(
             if key == one.key:
                 value = next(text for text in point if text.partition("=")[0] == one.key)
                 error.facts["where"] = f"{one.text} (checked with {value})"
-                if "integer" in str(error.facts.get("expected")):
+                is_range = not isinstance(one, Choice)
+                if is_range and "integer" in str(error.facts.get("expected")):
                     error.facts["to do"] = "write int(LOW,HIGH) or logint(LOW,HIGH)"
         raise
 

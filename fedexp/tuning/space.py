@@ -29,8 +29,8 @@ _HYDRA = ("choice", "range", "interval", "glob", "sort", "shuffle", "tag", "int"
 # A value counts as at the edge of a range if its distance from the end is at most this
 # fraction of the range, measured on the range's scale.
 _EDGE = 0.05
-# A value at this fraction of a range is hardly ever whole.
-_BETWEEN = 0.382
+# Fractions of a range, at one of which the value is not whole (up to four digits).
+_BETWEEN = (0.382, 0.3813, 0.3787)
 _SYNTAX = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), logint(LOW,HIGH) or values: A,B,C"
 
 
@@ -62,7 +62,8 @@ class Interval:
         numbers that are not whole.
         """
         ends = [self._text(self.low), self._text(self.high)]
-        between = self._text(self.low + _BETWEEN * (self.high - self.low))
+        inner = [self._text(self.low + share * (self.high - self.low)) for share in _BETWEEN]
+        between = next((text for text in inner if not float(text).is_integer()), inner[0])
         return ends if self.whole else [*ends, between]
 
     def suggest(self, trial: BaseTrial) -> str:

@@ -8,17 +8,18 @@ the results below the hand-written part.
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from filelock import FileLock
 
 from fedexp.config.folders import conf_dir, user_conf_dir
 from fedexp.core.build import build, require
@@ -244,24 +245,19 @@ def add_results(
         earlier: Results of other methods, if `target` is absent.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent):
+    with FileLock(_lock_of(target)):
         results = {**(stored_results(target) if target.is_file() else earlier), method: found}
         ordered = {method: results[method] for method in tuning.sweeps if method in results}
         write_text(target, file_text(source.read_text(encoding="utf-8"), ordered))
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for other processes that use this function.
+def _lock_of(target: Path) -> Path:
+    """Return the lock file of a file that receives results.
 
-    The folder itself is locked, because a lock file would stay in it.
+    It is among the temporary files, because ``conf/tuned`` belongs to a repository.
     """
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
+    digest = hashlib.blake2b(str(target).encode(), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir(), f"fedexp-{os.getuid()}-{digest}.lock")
 
 
 def file_text(text: str, results: Mapping[str, tuple[Swept, ...]]) -> str:

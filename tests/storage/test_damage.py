@@ -608,6 +608,24 @@ def test_a_disk_that_is_full_after_the_result_leaves_a_finished_run(
     assert run.state["status"] == "running" and run.status == "done" and run.headline
 
 
+def test_an_error_after_the_result_marks_the_run_as_done(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = run_folder.RunFolder.set_done, []
+
+    def full_once(folder: run_folder.RunFolder) -> None:
+        calls.append(folder)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(folder)
+
+    monkeypatch.setattr(run_folder.RunFolder, "set_done", full_once)
+    with pytest.raises(StorageError, match="No space left"):
+        start()
+    (run,) = find_runs(root)
+    assert run.state["status"] == "done"
+
+
 def test_a_tensor_file_on_a_full_disk_is_the_systems_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def table(tmp_path: Path, **changes: Any) -> Table:
     ({"rules": [{"where": {"clients": 5}, "overrides": []}]}, ["unknown value '5'", "rules[0].where.clients"]),
     ({"reference": [{"clients": 2, "method": "local", "value": 1}]}, ["reference", "has no start"]),
     ({"reference": [TINY["reference"][0] | {"value": "50 %"}]}, ["value must be a number, got '50 %'"]),
+    ({"reference": [TINY["reference"][0] | {"value": True}]}, ["value must be a number, got True"]),
     ({"reference": [TINY["reference"][0] | {"sd": "n/a"}]}, ["sd must be a number"]),
     ({"reference": [TINY["reference"][0] | {"clients": [2, 3]}]}, ["has several values of clients"]),
     ({"reference": TINY["reference"] * 2}, ["two rows of local 2 diff"]),

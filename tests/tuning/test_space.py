@@ -63,6 +63,9 @@ def test_sampled_numbers_are_short_and_stay_in_the_range() -> None:
     assert one.suggest(FixedTrial({"a": 0.0012345})) == "0.0012345"
     assert one.checked_values == ["0.0012345", "1", "0.3828"]
     assert parsed("a=int(1,5)").checked_values == ["1", "5"]
+    for high in (500, 1000, 1001):
+        assert not float(parsed(f"a=uniform(1,{high})").checked_values[-1]).is_integer()
+        assert not float(parsed(f"a=uniform(0,{high})").checked_values[-1]).is_integer()
     assert parsed("a=int(1,5)").suggest(FixedTrial({"a": 4})) == "4"
     assert float(parsed("a=uniform(0,12345678)").suggest(FixedTrial({"a": 12345678}))) == 12345678
 

@@ -548,7 +548,7 @@ def test_a_loss_is_refused(
 ) -> None:
     mine.write_text(mine.read_text().replace("acc_mean", "loss_mean"))
     assert run_command(["mine"]) == 2
-    assert "a loss is better if it is low" in capfd.readouterr().err and not runs
+    assert "the worst one for a loss" in capfd.readouterr().err and not runs
 
 
 def test_other_processes_keep_their_results(
