@@ -242,7 +242,7 @@ class _Run:
             self.folder.set_status("running", attempt=attempt)
             return self._execute(attempt)
         except (KeyboardInterrupt, Interrupted):
-            if not self._is_kept():
+            if not self._mark_done_if_finished():
                 self.folder.set_ended("interrupted")
             raise
         except BaseException as error:
@@ -263,7 +263,7 @@ class _Run:
                     self.folder.path / "error.txt", "".join(traceback.format_exception(error))
                 )
 
-            if not self._is_kept():
+            if not self._mark_done_if_finished():
                 self.folder.set_ended(
                     "failed", error=text.splitlines()[0] if text else type(described).__name__
                 )
@@ -271,7 +271,7 @@ class _Run:
                 raise
             raise described from error
 
-    def _is_kept(self) -> bool:
+    def _mark_done_if_finished(self) -> bool:
         """Mark the run as done if its result was written before it was stopped.
 
         If the mark cannot be written, for example because the disk is full, the result
