@@ -191,7 +191,7 @@ def _list(options: argparse.Namespace) -> int:
             config = compose([f"dataset={name}"])
             dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         except FedexpError as error:
-            table.add_row(name, "", "", escaped(f"cannot be built: {error.what}"))
+            table.add_row(escaped(name), "", "", escaped(f"cannot be built: {error.what}"))
             continue
 
         root = _data_root(options.root, config)
@@ -206,7 +206,10 @@ def _list(options: argparse.Namespace) -> int:
         )
 
         table.add_row(
-            name, str(dataset.num_classes), " x ".join(map(str, dataset.shape)), escaped(state)
+            escaped(name),
+            str(dataset.num_classes),
+            " x ".join(map(str, dataset.shape)),
+            escaped(state),
         )
 
     console().print(table)

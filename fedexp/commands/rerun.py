@@ -39,7 +39,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
         ConfigError: The run has no result, or a file that it used has changed. This
             error is also raised if the run is itself a rerun, because it would be
             replaced.
-        StorageError: The run's ``config.yaml`` is damaged.
+        StorageError: The run's ``config.yaml`` or ``metrics.jsonl`` is damaged.
     """
     from fedexp.commands.launching import execute_job
     from fedexp.config.compose import group_option, resolve_stored
@@ -55,6 +55,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
             got=run.status if run.status != "done" else "no config.yaml that can be read",
         )
 
+    before = rows_of(run.path, run.result)
     register()
     stored = resolve_stored(run.resolved_config)
     config = stored.with_values(
@@ -98,7 +99,7 @@ def rerun(run: StoredRun, root: Path, data_root: str | None) -> int:
     return (
         result
         if isinstance(result, int)
-        else _print_comparison(run, StoredRun(folder.path), result)
+        else _print_comparison(run, before, StoredRun(folder.path), result)
     )
 
 
@@ -114,11 +115,14 @@ def _prepare_folder(folder: RunFolder, run: StoredRun) -> None:
         folder.release()
 
 
-def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any]) -> int:
+def _print_comparison(
+    old: StoredRun, before: list[dict[str, Any]], new: StoredRun, result: Mapping[str, Any]
+) -> int:
     """Print whether the results of two runs are bit-identical, and other differences.
 
     Args:
         old: Stored run.
+        before: Rows of its metrics.
         new: Its rerun.
         result: Result of the rerun.
 
@@ -126,7 +130,7 @@ def _print_comparison(old: StoredRun, new: StoredRun, result: Mapping[str, Any])
         The exit code: 0 if the runs are bit-identical, and 1 otherwise.
     """
     found = [
-        *_metric_differences(rows_of(old.path, old.result), rows_of(new.path, result)),
+        *_metric_differences(before, rows_of(new.path, result)),
         *_model_differences(old.result, result),
     ]
     print(visible(f"first:  {old.path}\nagain:  {new.path}"))

@@ -100,6 +100,14 @@ def check_launcher(config: DictConfig) -> None:
             got="true",
             do="leave out hydra.job.chdir=true",
         )
+    if config.hydra.launcher is None:
+        raise ConfigError(
+            "a sweep needs a launcher, which starts its jobs",
+            where="hydra.launcher",
+            expected="the config of a launcher",
+            got=None,
+            do="leave out hydra.launcher=null, or choose hydra/launcher=basic",
+        )
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ConfigError(
             "no job would ever run",

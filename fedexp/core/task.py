@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from fedexp.core.net import Net
 from fedexp.core.trees import Tree
 
 Metrics = dict[str, float]
+
+# Words in the names of metrics that are minimised, besides names that contain "loss".
+_ERRORS = {"error", "mse", "rmse", "mae", "nll", "perplexity", "ece"}
 
 
 class Batch(NamedTuple):
@@ -112,8 +116,13 @@ class Task(ABC):
         """
 
     def higher_is_better(self, name: str) -> bool:
-        """Return whether metric `name`, which may have prefixes, is to be maximised."""
-        return "loss" not in name
+        """Return whether metric `name`, which may have prefixes, is to be maximised.
+
+        By default, losses and errors are minimised: names that contain ``loss``, and
+        names with a word like ``error`` or ``mse``. A task with another metric that is
+        minimised overrides this method.
+        """
+        return "loss" not in name and not _ERRORS & set(re.split("[^a-z]+", name.lower()))
 
     def output_shape(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the model's output for one sample of a data set.

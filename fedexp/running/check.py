@@ -54,6 +54,7 @@ class CheckedJob:
         """
         from fedexp.running.experiment import Experiment
 
+        _check_output_root(Path(config["output_root"]).expanduser().absolute())
         try:
             experiment = Experiment.of(config)
         except ConfigError as error:
@@ -63,6 +64,22 @@ class CheckedJob:
             raise named from error
         build(Logger, config["logger"], "logger").check()  # type: ignore[type-abstract]
         return cls(config, experiment)
+
+
+def _check_output_root(root: Path) -> None:
+    """Refuse a folder for results if a file is in its place or in a parent's place."""
+    try:
+        first = next(path for path in (root, *root.parents) if path.exists())
+    except OSError:  # The run folder reports this error.
+        return
+    if not first.is_dir():
+        raise ConfigError(
+            "the results cannot be stored below a file",
+            where="output_root",
+            expected="a folder, which is created if it is absent",
+            got=f"the file {first}",
+            do="set output_root to a writable folder",
+        )
 
 
 def check_jobs(jobs: list[list[str]]) -> list[CheckedJob]:

@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.storage.stored_run import StoredRun
 
@@ -218,7 +222,17 @@ def _is(value: Any, text: str) -> bool:
         return bool(value == number)
     if value is None or isinstance(value, bool):
         return text_of(value) == text.lower()
+    if isinstance(value, list) and value == _list(text):
+        return True
     return value is not ABSENT and text_of(value) == text.replace(", ", ",")
+
+
+def _list(text: str) -> Any:
+    """Return the list that a condition contains, or None if the text is no list."""
+    try:
+        return OmegaConf.to_container(OmegaConf.create(text)) if text.startswith("[") else None
+    except (YAMLError, OmegaConfBaseException):
+        return None
 
 
 def is_number(value: object) -> bool:

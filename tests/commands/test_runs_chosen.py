@@ -95,7 +95,8 @@ def names(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> li
     (["method=scaffold"], 1), (["method=scaffold,fedprox"], 4), (["method!=fedavg"], 4), (["status=failed"], 1),
     (["partition.alpha<0.5", "status=done"], 8), (["partition.alpha<=0.5"], 10), (["partition.alpha>0.10"], 1),
     (["seed=0", "partition=dirichlet"], 5), (["headline>=0.9"], 2), (["test/global/loss<0.2"], 3), (["profile=false"], 10),
-    (["stop.target=null"], 10), (["local.betas=[0.9,0.5]"], 10), (["headline<1"], 9), (["name>=scaffold"], 1),
+    (["stop.target=null"], 10), (["local.betas=[0.9,0.5]"], 10), (["local.betas=[ .90, 5e-1]"], 10),
+    (["local.betas=[0.9"], 0), (["headline<1"], 9), (["name>=scaffold"], 1),
     (["profile=False"], 10), (["updated>2020"], 10),
 ])  # fmt: skip
 def test_conditions(
@@ -389,6 +390,12 @@ def test_rerun_has_the_same_bits_or_says_where_they_part(
     kept = {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
     assert run_command(["rerun", str(again)]) == 2 and "itself a rerun" in capsys.readouterr().err
     assert kept == {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
+    rows = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(rows[:-9])
+    monkeypatch.setattr("fedexp.commands.launching.execute_job", None)  # nothing may be trained
+    assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2
+    assert "metrics.jsonl is damaged" in capsys.readouterr().err
+    (folder / "metrics.jsonl").write_text(rows)
     stored["contents"] = {"partition.path": "0" * 64}
     (folder / "config.yaml").write_text(yaml.safe_dump(stored))
     assert run_command(["rerun", "outputs/" + "/".join(folder.parts[1:])]) == 2

@@ -82,6 +82,20 @@ def test_metrics_are_those_of_sets_of_pixels_averaged_over_images() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "higher"),
+    [
+        ("test/global/mse", False),
+        ("val/local/error_rate_mean", False),
+        ("train/loss_mean", False),
+        ("test/global/f1", True),
+        ("measured/mean_acc", True),  # "measured" contains no word of an error
+    ],
+)
+def test_direction_of_a_metric_follows_from_its_name(name: str, higher: bool) -> None:
+    assert TASK.higher_is_better(name) is higher
+
+
 def test_loss_is_the_mean_cross_entropy_of_pixels_in_training_and_evaluation() -> None:
     experiment = Experiment.of(compose(TINY))
     data = experiment.load(CPU)
