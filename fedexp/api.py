@@ -152,22 +152,19 @@ def run(overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = No
         FedexpError: The config cannot be run (`ConfigError`, before anything starts),
             or the run failed.
     """
-    if isinstance(overrides, str | Mapping) or not all(isinstance(one, str) for one in overrides):
-        as_mapping = (
-            [f"{key}={value}" for key, value in overrides.items()]
-            if isinstance(overrides, Mapping)
-            else None
-        )
-        meant = (
-            overrides.split()
-            if isinstance(overrides, str)
-            else as_mapping or [str(one) for one in overrides]
-        )
+    is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(one, str) for one in overrides):
+        if isinstance(overrides, str):
+            meant = overrides.split()
+        elif isinstance(overrides, Mapping):
+            meant = [f"{key}={value}" for key, value in overrides.items()]
+        else:
+            meant = [str(one) for one in overrides] if is_list else []
 
         raise ConfigError(
             "overrides are a list of texts, one per key",
             got=repr(overrides),
-            do=f"fedexp.run({meant})",
+            do=f"fedexp.run({meant or ''})",
         )
 
     from fedexp.config.messages import refuse_flags
@@ -207,16 +204,16 @@ def load(
     Raises:
         FedexpError: No run, or more than one, fits `run`. If none fits, the error names
             the run with the most similar name.
-        ConfigError: `allow_classes` is a text. It must be a list of texts.
+        ConfigError: `allow_classes` is not a list of texts.
     """
-    if isinstance(allow_classes, str):
+    if not isinstance(allow_classes, list | tuple):
         raise ConfigError(
             "allow_classes is a list of texts",
             where="allow_classes",
             got=repr(allow_classes),
-            do=f"fedexp.load(..., allow_classes=[{allow_classes!r}])",
+            do=f"fedexp.load(..., allow_classes=['{allow_classes}'])",
         )
-    found = find_run(Path(output_root).expanduser(), str(run))
+    found = find_run(_path(output_root, "output_root"), str(run))
     return Run(found.path.resolve(), tuple(allow_classes))
 
 
@@ -241,12 +238,12 @@ def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool
         ConfigError: The folder contains no runs, a condition is not valid, or pandas is
             not installed.
     """
-    wrong = next((one for one in conditions if not isinstance(one, str)), None)
-    if wrong is not None:
-        meant = [str(one) for one in (wrong if isinstance(wrong, list | tuple) else [wrong])]
+    if wrong := [one for one in conditions if not isinstance(one, str)]:
+        first = wrong[0]
+        meant: list[str] = [str(one) for one in first] if isinstance(first, list | tuple) else []
         raise ConfigError(
             "conditions are texts",
-            got=repr(wrong),
+            got=repr(first),
             do=f"fedexp.runs({', '.join(map(repr, meant))})",
         )
     try:
@@ -260,7 +257,7 @@ def runs(*conditions: str, output_root: str | Path = "outputs", unfinished: bool
     from fedexp.storage.selection import select
     from fedexp.storage.stored_run import find_runs
 
-    root = Path(output_root).expanduser().resolve()
+    root = _path(output_root, "output_root").resolve()
     there = find_runs(root)
     if not there:
         raise ConfigError(
@@ -333,23 +330,31 @@ def save_models(
     """
     import torch
 
-    from fedexp.core.build import build
+    from fedexp.core.build import build, convert
     from fedexp.core.outcome import Outcome
     from fedexp.core.weights import ModelSpec, Weights
     from fedexp.storage.client_data import CLIENT_DATA, save_client_data
     from fedexp.storage.model_folder import Clients, save_outcome
 
-    if not state_dicts:
+    place = _path(folder, "folder")
+    shape: tuple[int, ...] = convert(input_shape, tuple[int, ...], "input_shape")
+    num_classes = convert(num_classes, int, "num_classes")
+    means: tuple[float, ...] | None = convert(mean, tuple[float, ...] | None, "mean")
+    stds: tuple[float, ...] | None = convert(std, tuple[float, ...] | None, "std")
+    if means and stds and not (len(means) == len(stds) == shape[0] and min(stds) > 0):
         raise ConfigError(
-            "there are no models to save", where="state_dicts", expected="one state dict per client"
+            "mean and std do not fit the inputs",
+            where="mean, std",
+            expected=f"{shape[0]} numbers each, one per channel, and positive ones in std",
+            got=f"{list(means)} and {list(stds)}",
         )
-
-    counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
-    examples = None if num_examples is None else torch.as_tensor(num_examples).tolist()
+    _check_state_dicts(state_dicts)
+    counts = _integers(class_counts, tuple[tuple[int, ...], ...], "class_counts")
+    examples = _integers(num_examples, tuple[int, ...], "num_examples")
     number = len(state_dicts)
     content = None
     if data is not None:
-        content = _client_data(data, number, tuple(input_shape), num_classes, data_sha256)
+        content = _client_data(data, number, shape, num_classes, data_sha256)
         sizes = [len(y) for _, y in content.samples] or [len(i) for i in content.indices]
         if counts is None and content.samples and content.samples[0][1].dim() == 1:
             counts = [torch.bincount(y, minlength=num_classes).tolist() for _, y in content.samples]
@@ -361,25 +366,24 @@ def save_models(
         "clients": list(range(number)),
         "num_examples": examples,
         "class_counts": counts,
-        "mean": None if mean is None else list(mean),
-        "std": None if std is None else list(std),
+        "mean": means,
+        "std": stds,
     }
 
     clients = build(Clients, facts, "")
     given = [model] * number if isinstance(model, str | Mapping) else model
-
-    if len(given) != number:
+    if not isinstance(given, list | tuple) or len(given) != number:
         raise ConfigError(
             "every model needs its network",
             where="model",
-            expected=f"{number}, or one for all",
-            got=len(given),
+            expected=f"one class path or config node, or a list of {number}",
+            got=f"a list of {len(given)}" if isinstance(given, list | tuple) else repr(given),
         )
+    for i, one in enumerate(given):
+        convert(one, str | dict[str, Any], f"model[{i}]")
 
     specs = [
-        ModelSpec.of(
-            {"_target_": one} if isinstance(one, str) else one, tuple(input_shape), num_classes
-        )
+        ModelSpec.of({"_target_": one} if isinstance(one, str) else one, shape, num_classes)
         for one in given
     ]
     models = tuple(
@@ -387,21 +391,81 @@ def save_models(
         for i, (spec, state) in enumerate(zip(specs, state_dicts, strict=True))
     )
     if content is not None and content.samples and not keep_data:
-        if mean is None or std is None:
+        if means is None or stds is None:
             raise ConfigError(
                 "probes need to know how inputs were normalised",
                 where="mean, std",
                 expected="numbers per channel, or [] for inputs that are not normalised",
                 got="null",
             )
-        content = _answered(content, models, tuple(mean), tuple(std), probes, tuple(input_shape))
+        content = _answered(content, models, means, stds, probes, shape)
 
-    place = Path(folder).expanduser()
     # The folder may contain client data of models that an earlier call saved.
     (place / CLIENT_DATA).unlink(missing_ok=True)
     save_outcome(Outcome(models, "local", clients=clients.clients), clients, place)
     if content is not None:
         save_client_data(content, place)
+
+
+def _path(value: Any, where: str) -> Path:
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"'{where}' has the wrong type", expected="a path", got=repr(value))
+    return Path(value).expanduser()
+
+
+def _check_state_dicts(state_dicts: Any) -> None:
+    """Check that the argument `state_dicts` of `save_models` is a list of state dicts.
+
+    Raises:
+        ConfigError: It is something else, or it is empty.
+    """
+    from torch import Tensor
+    from torch.nn import Module
+
+    if not isinstance(state_dicts, list | tuple):
+        raise ConfigError(
+            "the models are not in a list",
+            where="state_dicts",
+            expected="a list with one state dict per client",
+            got=type(state_dicts).__name__,
+        )
+    if not state_dicts:
+        raise ConfigError(
+            "there are no models to save", where="state_dicts", expected="one state dict per client"
+        )
+    for i, state in enumerate(state_dicts):
+        if not isinstance(state, Mapping) or not all(
+            isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+        ):
+            raise ConfigError(
+                f"the model of client {i} is not a state dict",
+                where=f"state_dicts[{i}]",
+                expected="tensors by name",
+                got=type(state).__name__,
+                do="give the result of its method state_dict()"
+                if isinstance(state, Module)
+                else None,
+            )
+
+
+def _integers(value: Any, hint: Any, where: str) -> Any:
+    """Return integers in a tensor, an array or lists as nested tuples. None stays None.
+
+    Args:
+        value: The integers.
+        hint: Type of the result.
+        where: Name of the argument, for messages.
+
+    Raises:
+        ConfigError: The value does not have the type.
+    """
+    from fedexp.core.build import convert
+
+    if hasattr(value, "tolist"):  # a tensor or an array
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        value = [row.tolist() if hasattr(row, "tolist") else row for row in value]
+    return None if value is None else convert(value, hint, where)
 
 
 def _client_data(
@@ -420,16 +484,22 @@ def _client_data(
 
     from fedexp.storage.client_data import ClientData
 
-    if len(data) != number:
+    if not isinstance(data, list | tuple) or len(data) != number:
         raise ConfigError(
             "every model needs its samples",
             where="data",
-            expected=f"{number} entries",
-            got=len(data),
+            expected=f"a list of {number} entries",
+            got=f"a list of {len(data)}" if isinstance(data, list | tuple) else repr(data),
         )
 
-    if not all(isinstance(one, tuple) for one in data):
-        indices = [torch.as_tensor(one, dtype=torch.int64).flatten() for one in data]
+    def is_pair(one: Any) -> bool:
+        return isinstance(one, tuple) and len(one) == 2 and not isinstance(one[0], int)
+
+    if not all(map(is_pair, data)):
+        indices = [
+            torch.tensor(_integers(one, tuple[int, ...], f"data[{i}]"))
+            for i, one in enumerate(data)
+        ]
         if data_sha256 is None:
             raise ConfigError(
                 "positions of samples need the fingerprint of their data set",
