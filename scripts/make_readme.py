@@ -106,7 +106,7 @@ def reproduced() -> str:
         f"Tables of {' and '.join(compared_papers)} were run at the scale of the papers. "
         f"{all_cells.total()} numbers were compared ({_counts(all_cells, VERDICTS)}), and "
         f"{all_claims.total()} claims were tested ({_counts(all_claims, CLAIM_STATES)}). The other "
-        "papers' tables were only run at a reduced scale. They are not compared (-)."
+        "papers' own tables were only run at a reduced scale. They are not compared (-)."
     )
     return "\n".join(textwrap.wrap(summary, 100)) + "\n\n" + _table([*head, *more], rows)
 
@@ -166,16 +166,16 @@ def listed_methods() -> str:
 def counted_claims() -> str:
     """Count the tests of claims by their states."""
     states = ("supported", "contradicted", "undecided", "not supported in reduced form")
-    withdrawn = "superseded settings: no verdict"
+    superseded = "superseded settings: no verdict"
     counts = Counter(claim.state for report in committed_reports() for claim in report.claims)
-    if others := set(counts) - {*states, withdrawn}:
+    if others := set(counts) - {*states, superseded}:
         raise ValueError(f"the sentence on claims lacks these states: {', '.join(others)}")
 
     supported, contradicted, undecided, not_supported = (counts[state] for state in states)
     return (
         f"{counts.total()} tests of claims. {supported} are supported, {contradicted} contradicted "
         f"and {undecided} undecided. {not_supported} are not supported in reduced runs. "
-        f"{counts[withdrawn]} were withdrawn"
+        f"{counts[superseded]} are superseded"
     )
 
 
@@ -235,7 +235,7 @@ def written(text: str) -> str:
 
     sentences = {
         rf"{re.escape(EQUAL_TUNING)}.*": found_by_leaderboards,
-        r"\d+ tests of claims\..* in reduced runs\. \d+ were withdrawn": counted_claims,
+        r"\d+ tests of claims\..* in reduced runs\. \d+ are superseded": counted_claims,
         r"\d+ methods, \d+ baselines and \d+ variants": counted_methods,
     }
     for pattern, make in sentences.items():
