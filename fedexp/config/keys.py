@@ -19,6 +19,9 @@ from fedexp.core.local_training import LocalTraining
 from fedexp.core.numerics import Precision
 from fedexp.core.resolved_config import ResolvedConfig
 
+# With very many threads, torch crashes.
+_MOST_THREADS = 1024
+
 GROUPS = (
     "dataset",
     "partition",
@@ -430,8 +433,8 @@ class Config:
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
         require(self.rounds >= 1, f"rounds must be at least 1, got {self.rounds}")
         require(
-            self.threads == "auto" or self.threads >= 1,
-            f"threads must be 'auto' or at least 1, got {self.threads}",
+            self.threads == "auto" or 1 <= self.threads <= _MOST_THREADS,
+            f"threads must be 'auto' or from 1 to {_MOST_THREADS}, got {self.threads}",
         )
         if self.precision != "float32" and self.dtype != "float32":
             raise ConfigError(

@@ -29,6 +29,10 @@ _CHUNK_BYTES_ON_CPU = 1 << 22
 _CHUNK_BYTES = 1 << 28
 
 
+# Types of devices on which fedexp trains
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
 def device_name(name: str) -> str:
     """Return the device's name. ``auto`` is ``cuda`` if available, else ``cpu``."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
@@ -41,7 +45,9 @@ def check_device(name: str, dtype: str = "float32") -> None:
         ConfigError: The device is absent, or does not support the type.
     """
     try:
-        torch.empty(0, device=name)
+        found = torch.empty(0, device=name).device
+        if found.type not in _DEVICES or (found.type == "cpu" and name != "cpu"):
+            raise RuntimeError("it is none of the devices on which fedexp trains")
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"device '{name}' cannot be used: {str(error).splitlines()[0]}",

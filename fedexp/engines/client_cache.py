@@ -12,11 +12,14 @@ import hashlib
 import json
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from fedexp.core.data import FederatedData
 from fedexp.core.device import to_device
@@ -25,9 +28,10 @@ from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
 from fedexp.core.probe import Probe
 from fedexp.core.trees import Tree, Trees, digest, joined, part_of
+from fedexp.core.user_code import is_ours
 from fedexp.core.weights import Weights
 from fedexp.storage.files import delete_path, stale_files
-from fedexp.storage.identity import probe_code_hash
+from fedexp.storage.identity import plugin_code_hash
 from fedexp.storage.tensors import load_sealed, save_sealed
 
 
@@ -48,7 +52,7 @@ class ClientCache(Engine):
             used entries are deleted.
         numerics: Numerics of the run. They are part of every key, because they affect
             the last bits of results.
-        code: Fingerprint of the training code. It is part of every key.
+        code: Hash of the code and the files of the training. It is part of every key.
     """
 
     def __init__(
@@ -422,12 +426,31 @@ def _answer_key(key: str, probe: Probe) -> str:
 
     `key` is the cache key of the job that trained the probed model.
     """
-    parts = [key, _described(probe), probe_code_hash(probe)]
+    parts = [key, _described(probe), plugin_code_hash(probe)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
 def _described(plugin: object) -> str:
-    return f"{type(plugin).__module__}.{plugin!r}"
+    """Return a text that names the class of a plug-in and its values.
+
+    For a user's plug-in, the text also has the fingerprint of its code. An aggregator
+    may have made it, and then no config group names its class. Its fields are added,
+    because its own text may leave out some of them.
+    """
+    text = f"{type(plugin).__module__}.{plugin!r}"
+    if is_ours(type(plugin).__module__) or not is_dataclass(plugin):
+        return text
+    values = [(one.name, _text_of_value(getattr(plugin, one.name))) for one in fields(plugin)]
+    return f"{text} {plugin_code_hash(plugin)} {values}"
+
+
+def _text_of_value(value: object) -> str:
+    """Return a text that differs if the value differs, also for large tensors."""
+    if isinstance(value, Tensor):
+        return digest({"": value})
+    if isinstance(value, np.ndarray):
+        return digest({"": torch.from_numpy(value)})
+    return repr(value)
 
 
 def _trees(tree: Tree, kind: str, groups: list[str]) -> Trees:

@@ -58,7 +58,8 @@ class Vectorized(Engine):
     kernel: Kernel = "auto"
     _serial: Serial = field(init=False, default_factory=Serial)
     _stacked_steps: int = field(init=False, default=0)
-    _unstackable: set[Hashable] = field(init=False, default_factory=set)
+    # Whether a loss could not be stacked. This ends the timing of stack sizes.
+    _failed: bool = field(init=False, default=False)
     # Maximum number of clients per stack after a larger stack ran out of memory.
     _limit: float = field(init=False, default=math.inf)
 
@@ -145,7 +146,7 @@ class Vectorized(Engine):
                 candidate.note = context.note
                 candidate.open(context.numerics, context.threads)
                 seconds = seconds_per_step(candidate, jobs[:stack], context.data)
-                if candidate._unstackable:
+                if candidate._failed:
                     break  # the loss cannot be stacked, so this timed serial training
                 if not candidate.stacked_steps:
                     continue  # the first jobs cannot be stacked with each other
@@ -215,14 +216,13 @@ class Vectorized(Engine):
     def _train(self, jobs: list[ClientJob], data: FederatedData) -> Iterator[ClientResult]:
         """Yield the results of one stack.
 
-        The stack is trained when its first result is requested.
+        The stack is trained when its first result is requested. Jobs that turn out not
+        to be stackable are trained one after the other. The next stack is tried again,
+        even if it has the same code. The bits of a result therefore do not depend on
+        stacks that this process trained before, and a resumed run has the same bits.
         """
         kind = self._kind(jobs[0])
-        if (
-            kind is None
-            or (len(jobs) == 1 and kind is Vmapped)
-            or _code_of(jobs[0]) in self._unstackable
-        ):
+        if kind is None or (len(jobs) == 1 and kind is Vmapped):
             yield from self._serial.map(jobs, data)
             return
 
@@ -237,6 +237,7 @@ class Vectorized(Engine):
         results: Iterator[ClientResult] | None = None
         stacked_steps: list[int] = []
         parts: list[list[int]] = []
+        one_by_one = False
         try:
             with named_client_errors(jobs, data):
                 stacked_steps, results = train_stack(
@@ -254,13 +255,11 @@ class Vectorized(Engine):
             parts = _by_size(jobs, data)
             if len(parts) in (1, len(jobs)):
                 self.note(_one_by_one(jobs[0], str(error)))
-            if len(parts) == 1:
-                parts = []
-                self._unstackable.add(_code_of(jobs[0]))
+            one_by_one = len(parts) == 1
         except NotStackableError as error:
             # The jobs then run serially. If the loss itself has an error, it is raised
             # there.
-            self._unstackable.add(_code_of(jobs[0]))
+            one_by_one = self._failed = True
             self.note(_one_by_one(jobs[0], str(error)))
         except OutOfMemoryError:
             if not half:
@@ -270,6 +269,9 @@ class Vectorized(Engine):
             net.release()
         # The retry starts after the `except` blocks. The exception of the failed
         # attempt, which keeps tensors in memory, is deleted by then.
+        if one_by_one:
+            yield from self._serial.map(jobs, data)
+            return
         if parts:
             trained = chain(*(self._train([jobs[i] for i in part], data) for part in parts))
             positions = chain(*parts)

@@ -326,7 +326,7 @@ class _Run:
                     )
 
             self._check_stored_models(experiment, env, data, snapshot)
-            engine = RunEngine(experiment, self.resolved.values, self.folder, numerics, self.note)
+            engine = RunEngine(experiment, self.resolved, self.folder, numerics, self.note)
             stack.callback(engine.close)
             feed = self._feed(journal)
             self.seconds["setup"] += time.perf_counter() - began

@@ -8,7 +8,7 @@ results.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -23,12 +23,13 @@ from fedexp.core.device import check_device
 from fedexp.core.engine import Engine, EngineContext, describe
 from fedexp.core.jobs import ClientJob, ClientResult
 from fedexp.core.numerics import Numerics
+from fedexp.core.resolved_config import ResolvedConfig
 from fedexp.engines.client_cache import ClientCache
 from fedexp.running.experiment import Experiment, choose_numerics
 from fedexp.running.peak_memory import is_near_limit, probe_memory
 from fedexp.runtime.resources import num_threads_of_run
 from fedexp.storage.files import damaged, write_json
-from fedexp.storage.identity import training_code_hash
+from fedexp.storage.identity import training_hash
 from fedexp.storage.run_folder import RunFolder
 
 _FILE = "numerics.json"
@@ -50,6 +51,10 @@ def first_numerics(config: Config, folder: RunFolder, note: Callable[[str], None
     check_device(first.device, first.dtype)
     resumed = asdict(first)
     asked = {k: v for k, v in asdict(wanted).items() if k != "engine" and v != resumed[k]}
+    if first.engine and wanted.threads > first.threads:
+        # After the engine was chosen, the number is that of one process. The whole run
+        # may have as many threads as asked for.
+        asked.pop("threads", None)
     if asked:
         chosen = {k: resumed[k] for k in asked}
         note(f"resuming with the numerics of the first launch: {chosen} (asked for now: {asked})")
@@ -78,7 +83,7 @@ class RunEngine(Engine):
     def __init__(
         self,
         experiment: Experiment,
-        raw: Mapping[str, Any],
+        resolved: ResolvedConfig,
         folder: RunFolder,
         numerics: Numerics,
         note: Callable[[str], None],
@@ -86,7 +91,7 @@ class RunEngine(Engine):
         self.numerics = numerics
         self.save_steps: Callable[[], None] = lambda: None
         self.memory_probe: dict[str, Any] | None = None
-        self._experiment, self._raw, self._folder = experiment, raw, folder
+        self._experiment, self._resolved, self._folder = experiment, resolved, folder
         self.notes: list[str] = []
 
         def once(text: str) -> None:
@@ -160,7 +165,11 @@ class RunEngine(Engine):
         if config.memo.enabled and config.reuse:
             root = Path(config.output_root).expanduser().resolve() / "memo"
             self._engine = ClientCache(
-                engine, root, config.memo.max_gb, self.numerics, training_code_hash(self._raw)
+                engine,
+                root,
+                config.memo.max_gb,
+                self.numerics,
+                training_hash(self._resolved.values, self._resolved.contents),
             )
             self._engine.note = self._note
 

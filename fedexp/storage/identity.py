@@ -179,21 +179,33 @@ def _refuse_unknown_code(plugins: Collection[str]) -> None:
             )
 
 
-def training_code_hash(config: Mapping[str, Any]) -> str:
-    """Return the fingerprint of the code that trains a local model.
+def training_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
+    """Return a hash of the code and the files with which local models are trained.
 
-    This is the code that turns a job and a client's data into the model, without
-    aggregators and evaluation.
+    The code is what turns a job and a client's data into the model, without aggregators
+    and evaluation. The files are those whose content the plug-ins of these groups use
+    (`content_keys`). Files of a user's aggregator are included, because the aggregator
+    may make trainers that read them.
+
+    Args:
+        config: Values of the resolved config.
+        contents: Hash of every file whose content is part of the config, by the dotted
+            key that names the file.
     """
-    groups = {
-        group: config[group] for group in ("trainer", "task", "model", "architectures", "dataset")
-    }
-    return _fingerprint(frozenset({*_TRAINING, *targets(_without(NON_SCIENTIFIC, groups))}))
+    names = ["trainer", "task", "model", "architectures"]
+    groups = {group: config[group] for group in (*names, "dataset")}
+    code = _fingerprint(frozenset({*_TRAINING, *targets(_without(NON_SCIENTIFIC, groups))}))
+
+    # The samples of the data set are part of the keys of the client cache.
+    if not is_ours(str(config["aggregator"].get("_target_"))):
+        names.append("aggregator")
+    files = {key: one for key, one in sorted(contents.items()) if key.partition(".")[0] in names}
+    return json.dumps([code, files]) if files else code
 
 
-def probe_code_hash(probe: object) -> str:
-    """Return the fingerprint of a probe's code."""
-    return _fingerprint(frozenset({type(probe).__module__}))
+def plugin_code_hash(plugin: object) -> str:
+    """Return the fingerprint of the code of a plug-in's class."""
+    return _fingerprint(frozenset({type(plugin).__module__}))
 
 
 def own_modules(config: Mapping[str, Any]) -> dict[str, Source]:

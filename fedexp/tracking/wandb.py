@@ -107,6 +107,11 @@ class Wandb(Logger):
         # An interrupted attempt may have sent rounds that are now computed again. Their
         # values are the same, so they are not sent again.
         self._sent = int(self._run.summary.get("step", 0)) if self._run.resumed else 0
+        if self._sent and not run.resumed:
+            self.note(
+                f"warning: W&B already has {self._sent} steps of this run, from an earlier "
+                "attempt. It keeps their values. To log this attempt, delete that run in W&B first"
+            )
         for row in history:
             self.log(row)
         for part in (run.folder / "wandb").glob(f"offline-run-*-{run.id}*"):

@@ -56,6 +56,15 @@ class NoBatchingRule(Trainer):
         )
 
 
+@dataclass(frozen=True)
+class StackableLater(Trainer):
+    """A trainer whose loss reads a number in round 0, which stacks do not allow."""
+
+    def loss(self, net: Net, params: Tree, buffers: Tree, batch: Batch, ctx: Ctx) -> Tensor:
+        loss = super().loss(net, params, buffers, batch, ctx)
+        return loss * (1.0 if ctx.round else float(loss.detach() >= 0))
+
+
 class Normalised(nn.Module):
     """A model with BatchNorm before a linear layer.
 

@@ -36,7 +36,7 @@ from tests.engines.compare import (
     distinct_methods,
     second_round_jobs,
 )
-from tests.engines.plugins import NoBatchingRule
+from tests.engines.plugins import NoBatchingRule, StackableLater
 from tests.world import CPU, World, make_data, make_world
 
 UNEQUAL = (20, 12, 17, 9, 1, 20, 33)
@@ -524,3 +524,15 @@ def test_a_loss_that_cannot_be_vectorised_runs_serially() -> None:
     engine = Vectorized(stack=5)
     assert_matches_serial(engine, w, jobs, 0)
     assert engine.stacked_steps == 0
+
+
+def test_a_stack_does_not_depend_on_stacks_that_failed_before() -> None:
+    """An engine that was restored before the round computes the same bits."""
+    w = world()
+    later = [replace(job, trainer=StackableLater()) for job in second_round_jobs(w)]
+    engine, restored = Vectorized(stack=3, kernel="vmap"), Vectorized(stack=3, kernel="vmap")
+    list(engine.map([replace(job, round=0) for job in later], w.data))
+    assert engine.stacked_steps == 0
+    results = [list(one.map(later, w.data)) for one in (engine, restored)]
+    assert engine.stacked_steps == restored.stacked_steps > 0
+    assert_same_results(*results, 0.0)

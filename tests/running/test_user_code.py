@@ -527,3 +527,61 @@ def test_a_server_may_return_inference_tensors() -> None:
     chosen = plugin("aggregator", "inferring", source, weights="samples")
     command = [*QUICK, "method=fedavg", "rounds=2", "engine=serial", chosen]
     assert fedexp.run(command).status == "done"
+
+
+SCALED = """
+    from dataclasses import dataclass, field, replace
+    from pathlib import Path
+    from typing import ClassVar
+    from fedexp.methods.fedavg import Mean, PlainTrainer
+    from fedexp.storage.files import file_sha256
+
+    @dataclass(frozen=True)
+    class Mine(PlainTrainer):
+        content_keys: ClassVar[dict] = {{"path": file_sha256}}
+        path: str | None = None
+        scale: float = field(default=1.0, repr=False)
+
+        def loss(self, net, params, buffers, batch, ctx):
+            scale = {scale} * (self.scale if self.path is None else float(Path(self.path).read_text()))
+            return scale * super().loss(net, params, buffers, batch, ctx)
+
+    class OfServer(PlainTrainer):
+        def loss(self, net, params, buffers, batch, ctx):
+            return {scale} * super().loss(net, params, buffers, batch, ctx)
+
+    @dataclass(frozen=True)
+    class Server(Mean):
+        def plan(self, state, env):
+            return [replace(job, trainer=OfServer()) for job in super().plan(state, env)]
+"""
+
+
+def loss_after(*overrides: str) -> float:
+    """Return the training loss of a run with one round and the client cache."""
+    run = fedexp.run([*QUICK, "method=fedavg", "engine=serial", *overrides])
+    return float(run.metrics[0]["train/loss"])
+
+
+def test_client_cache_depends_on_the_content_of_a_trainers_file() -> None:
+    chosen = plugin("trainer", "filed", SCALED.format(scale=1.0), path="scale.txt")
+    for text, expected in (("1.0", pytest.approx(2.3, abs=0.3)), ("0.0", 0.0)):
+        Path("scale.txt").write_text(text)
+        assert loss_after(chosen) == expected
+
+
+def test_client_cache_depends_on_fields_that_a_trainers_text_leaves_out() -> None:
+    chosen = plugin("trainer", "hidden", SCALED.format(scale=1.0), path=None, scale=1.0)
+    assert loss_after(chosen) > 1.0
+    assert loss_after(chosen, "trainer.scale=0.0") == 0.0
+
+
+def test_client_cache_depends_on_the_code_of_a_trainer_that_a_server_makes() -> None:
+    command = [*QUICK, "method=fedavg", "engine=serial", "aggregator._target_=served.Server"]
+    for scale in (1.0, 0.0):
+        plugin("trainer", "served", SCALED.format(scale=scale))
+        code = f"import fedexp; print(fedexp.run({command!r}).metrics[0]['train/loss'])"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert (float(done.stdout) == 0.0) is (scale == 0.0)

@@ -72,7 +72,9 @@ PRESETS = {
     "ot_fusion": "bd446b2aaa40df00a4068f0e1db26a07",
     "ot_fusion_nafi": "5b204297149ef8e588ac433a734426ff",
 }
-NO_PLUGINS: dict[str, Any] = dict.fromkeys(("trainer", "task", "model", "architectures", "dataset"))
+NO_PLUGINS: dict[str, Any] = {
+    group: {} for group in ("trainer", "task", "model", "architectures", "dataset", "aggregator")
+}
 
 
 @pytest.fixture
@@ -113,13 +115,13 @@ def edit(source: Path) -> None:
 
 @pytest.mark.parametrize("module", identity._ALWAYS)
 def test_hashes_change_with_each_module_that_they_name(package: Path, module: str) -> None:
-    whole, training = identity.code_hash(NO_PLUGINS), identity.training_code_hash(NO_PLUGINS)
+    whole, training = identity.code_hash(NO_PLUGINS), identity.training_hash(NO_PLUGINS, {})
 
     edit(source_of(package, module))
 
     assert identity.code_hash(NO_PLUGINS) != whole
     if module in identity._TRAINING:
-        assert identity.training_code_hash(NO_PLUGINS) != training
+        assert identity.training_hash(NO_PLUGINS, {}) != training
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,10 @@ def test_named_modules_reach_the_code_that_decides_results(
 
 @pytest.mark.parametrize(
     ("hash_of", "named"),
-    [(identity.code_hash, identity._ALWAYS), (identity.training_code_hash, identity._TRAINING)],
+    [
+        (identity.code_hash, identity._ALWAYS),
+        (lambda config: identity.training_hash(config, {}), identity._TRAINING),
+    ],
 )
 def test_hash_without_the_sources_of_named_modules_raises(
     package: Path, hash_of: Callable[[dict[str, Any]], str], named: tuple[str, ...]

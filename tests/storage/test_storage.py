@@ -285,7 +285,7 @@ def test_code_hash_covers_the_methods_own_modules() -> None:
 def test_what_trains_a_client_knows_no_aggregator() -> None:
     """Methods share the local models, which stay valid if the server's code changes."""
     hashes = {
-        m: identity.training_code_hash(compose([f"method={m}"]).values)
+        m: identity.training_hash(compose([f"method={m}"]).values, {})
         for m in ("fedavg", "local", "fedprox")
     }
     assert hashes["fedavg"] == hashes["local"] != hashes["fedprox"]

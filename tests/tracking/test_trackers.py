@@ -274,6 +274,24 @@ def test_wandb_online_sends_what_the_server_lacks(
     )
 
 
+def test_wandb_tells_that_it_keeps_an_earlier_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    run = FakeRun(3)
+    monkeypatch.setattr(wandb, "setup", lambda settings: None)
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: True)
+    monkeypatch.setattr(wandb, "init", lambda **given: run)
+    said: list[str] = []
+    logger = Wandb(mode="online")
+    logger.note = said.append
+    logger.open(info(tmp_path, resumed=False), [])
+    logger.log(ROWS[0])
+    logger.close("done", RESULT)
+    assert not run.rows and "already has 3 steps of this run" in said[-1]
+
+
 @pytest.mark.usefixtures("wandb_home")
 @pytest.mark.parametrize("account", [True, False])
 def test_wandb_goes_on_offline_where_the_server_is_not_reached(
