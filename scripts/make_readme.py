@@ -70,6 +70,7 @@ def reproduced() -> str:
     all_cells, all_claims = Counter[str](), Counter[str]()
     compared_papers = []
     for paper, own in found.items():
+        own = [report for report in own if any(cell.mean is not None for cell in report.cells)]
         full = [report for report in own if report.variant in ("full", "partial")]
         compared = {report.name for report in full}
         only_reduced = {report.name for report in own} - compared

@@ -55,7 +55,7 @@ VERDICTS: Mapping[str, str] = {
 # Meanings of the states of a paper's claims.
 CLAIMS: Mapping[str, str] = {
     "supported": "In these runs, the claim holds by a paired test over seeds.",
-    "contradicted": "In these runs, the opposite holds by the same test.",
+    "contradicted": "In these runs, the claim is shown not to hold, by the same test.",
     "undecided": "Runs are missing or too few, or their differences are too uncertain.",
     "supported in reduced form": "The claim holds in runs that are smaller than the paper's.",
     "not supported in reduced form": "It does not hold in runs that are smaller than the paper's.",
@@ -141,6 +141,11 @@ class Paper:
     entries: Sequence[Entry]
 
     @property
+    def own(self) -> list[Entry]:
+        """The tables and figures that are from this paper, and not from another one."""
+        return [entry for entry in self.entries if entry.report.paper == self.cited]
+
+    @property
     def run(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.main.done]
 
@@ -156,15 +161,19 @@ class Paper:
         """
         return Counter(
             claim.state
-            for entry in self.run
+            for entry in self.own
             if entry.main.variant in ("full", "partial")
             for claim in entry.claims
         )
 
     def verdicts(self) -> Counter[str]:
-        """Count the numbers of all entries by verdict, in the order of `VERDICTS`."""
-        counts = sum((Counter(dict(cell_counts(entry))) for entry in self.entries), Counter())
-        return Counter({name: counts[name] for name in VERDICTS if counts[name]})
+        """Count the paper's own numbers by verdict, in the order of `VERDICTS`.
+
+        Numbers that were not compared, or not run, do not count.
+        """
+        counts = sum((Counter(dict(cell_counts(entry))) for entry in self.own), Counter())
+        judged = ("reproduced", "close", "different", "undecided")
+        return Counter({name: counts[name] for name in VERDICTS if counts[name] and name in judged})
 
     def variants(self) -> Counter[str]:
         """Count the tables and figures by their fullest variant."""

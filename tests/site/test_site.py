@@ -338,3 +338,16 @@ def test_what_is_lacking_is_said_in_words(
     )
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     assert run_command(site) == 2 and "pip install 'fedexp[docs]'" in capsys.readouterr().err
+
+
+def test_numbers_of_another_paper_do_not_count_for_the_folders_paper() -> None:
+    [result] = [records.of_record(RESULTS / "fedmrur" / "fedwmsam")]
+    own = records.absent(load_table("fedmrur/table2"))
+    more = records.absent(load_table("fedmrur/table3"))
+    read = {"fedmrur/fedwmsam": [result], "fedmrur/table2": [own], "fedmrur/table3": [more]}
+    [paper] = results.papers(read)
+    assert paper.name == "FedMRUR" and not paper.verdicts() and not paper.states()
+    [entry] = [entry for entry in paper.entries if entry.main.done]
+    assert dict(results.cell_counts(entry))["different"] == 4
+    page = {one.path: one.text for one in results.pages(read)}["results/fedmrur/index.md"]
+    assert "from another source: FedWMSAM" in page and "numbers differ from print" not in page
