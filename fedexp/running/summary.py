@@ -26,6 +26,9 @@ def summarise(
     deviation. The standard deviation of n values divides by n, as NumPy's does by
     default.
 
+    A round may lack a metric. For example, ``val/clients/*`` is absent if no measured
+    client has validation samples. ``best`` and ``last_10`` then use the other rounds.
+
     ``rounds_to`` maps each target in ``headline.targets`` to the first evaluated round
     that reaches it, or to infinity if no round does. A key has two decimals (0.30). If
     the target has more decimals, the key has them too (0.385).
@@ -43,7 +46,7 @@ def summarise(
             round, in order. The key ``round`` is added to each row.
 
     Raises:
-        FedexpError: The run has no evaluated round.
+        FedexpError: The run has no evaluated round, or no round measured the headline.
     """
     name = experiment.headline
     rule = experiment.config.headline.rule
@@ -52,6 +55,8 @@ def summarise(
     evaluated = [row for row in rows if name in row]
 
     if not evaluated:
+        if any(key.startswith("test/") for row in rows for key in row):
+            raise _never_measured(name)
         raise FedexpError(
             "the run delivered no model to evaluate: no client ever took part",
             where="partition, sampling, client_dropout",
@@ -60,11 +65,15 @@ def summarise(
             else None,
         )
 
-    measured = [key for key in evaluated[-1] if key.startswith(("test/", "val/"))]
+    measured: dict[str, list[float]] = {}
+    for key in dict.fromkeys(key for row in reversed(evaluated) for key in row):
+        if key.startswith(("test/", "val/")):
+            measured[key] = [row[key] for row in evaluated if key in row]
+
     last = {key: value for key, value in evaluated[-1].items() if key not in ("round", "step")}
-    tail = {key: [row[key] for row in evaluated[-10:]] for key in measured}
+    tail = {key: values[-10:] for key, values in measured.items()}
     means = {key: statistics.fmean(values) for key, values in tail.items()}
-    best = {key: _best([row[key] for row in evaluated], higher(key)) for key in measured}
+    best = {key: _best(values, higher(key)) for key, values in measured.items()}
 
     if rule == "last":
         value = last[name]
@@ -72,7 +81,10 @@ def summarise(
         value = means[name]
     else:
         watch = name.replace("test/", "val/", 1)
-        value = (max if higher(name) else min)(evaluated, key=lambda row: row[watch])[name]
+        usable = [row for row in evaluated if watch in row]
+        if not usable:
+            raise _never_measured(watch)
+        value = (max if higher(name) else min)(usable, key=lambda row: row[watch])[name]
 
     within = _summarise_trace(
         traced, name.rpartition("/")[2], experiment.task.metric_names, higher(name)
@@ -106,6 +118,15 @@ def summarise(
             for target in experiment.config.headline.targets
         },
     }
+
+
+def _never_measured(name: str) -> FedexpError:
+    return FedexpError(
+        f"no round measured '{name}'",
+        where="headline.metric, headline.rule",
+        expected="a metric that at least one round measures",
+        do="set headline.metric=auto, or hold out more validation samples",
+    )
 
 
 def _summarise_trace(

@@ -145,3 +145,23 @@ def test_run_without_a_model_names_the_keys() -> None:
     with pytest.raises(FedexpError, match="lower client_dropout") as dropped:
         summary([], "client_dropout=0.5")
     assert "lower" not in str(without.value) and "where" in str(dropped.value)
+
+
+def test_metric_that_a_round_lacks_is_summarised_over_the_other_rounds() -> None:
+    """No client with validation samples may take part in a round."""
+    key, given = "val/clients/acc_mean", [0.5, None, 0.7, None]
+    rows: list[dict[str, Any]] = [
+        {"round": number, "step": number, ACC: 0.1 * number, LOSS: 0.5}
+        | ({} if value is None else {key: value})
+        for number, value in enumerate(given, 1)
+    ]
+    settings = ["eval.per_client=true", "partition.val_fraction=0.1"]
+    found = summarise(rows, Experiment.of(compose(settings)))
+    assert key not in found["metrics"] and found["best"][key] == 0.7
+    assert found["last_10"][key] == [0.5, 0.7] and len(found["last_10"][ACC]) == 4
+    for rule, value in (("best_on_val", 0.7), ("mean_last_10", 0.6), ("last", 0.7)):
+        own = [*settings, f"headline.metric={key}", f"headline.rule={rule}"]
+        headline = summarise(rows, Experiment.of(compose(own)))["headline"]
+        assert headline["value"] == pytest.approx(value)
+    with pytest.raises(FedexpError, match="no round measured 'val/clients/acc_mean'"):
+        summarise([rows[1], rows[3]], Experiment.of(compose(own)))
