@@ -73,13 +73,17 @@ def parser() -> Parser:
 
 
 def _show(options: argparse.Namespace) -> int:
+    import torch
+
     from fedexp.config.compose import compose
     from fedexp.data.picture import draw_partition
     from fedexp.data.table import partition_table
-    from fedexp.running.experiment import load_data
+    from fedexp.running.experiment import Experiment
+    from fedexp.running.remarks import limit_remarks
 
     config = compose(options.overrides)
-    data = load_data(config)
+    experiment = Experiment.of(config)
+    data = experiment.load(torch.device("cpu"))
     counts = data.class_counts()
     out = console()
     title = _split_title(config)
@@ -87,6 +91,8 @@ def _show(options: argparse.Namespace) -> int:
     out.print(partition_table(counts))
     for line in _data_lines(data, **config["feature_skew"]):
         out.print(line, soft_wrap=True, markup=False)
+    for remark in limit_remarks(experiment):
+        out.print(f"note       {remark}", soft_wrap=True, markup=False)
     draw_partition(counts, options.out, title)
     out.print(f"picture    {options.out}", soft_wrap=True, markup=False)
 

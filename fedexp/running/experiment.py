@@ -79,6 +79,8 @@ class Experiment:
         engine: Engine that executes the clients' jobs.
         stored_models: Client models that were trained earlier. They replace the local
             training of the first round. None if the first round trains.
+        ignored_limits: Keys of ``limit.*`` that are set, but ignored because of the
+            partition. Empty with ``debug=smoke``, which sets all limits.
     """
 
     config: Config
@@ -95,6 +97,7 @@ class Experiment:
     server_optimizer: ServerOptimizer
     engine: Engine
     stored_models: StoredModels | None
+    ignored_limits: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Experiment:
@@ -109,7 +112,8 @@ class Experiment:
             config["partition"],
             "partition",
         )
-        own = _apply_limits(Config.of(config), partitioner)
+        full = Config.of(config)
+        own = _apply_limits(full, partitioner)
         dataset = build(Dataset, config["dataset"], "dataset")  # type: ignore[type-abstract]
         task = build(Task, config["task"], "task")  # type: ignore[type-abstract]
         check_targets(task, dataset)
@@ -145,6 +149,9 @@ class Experiment:
             stored_models=None
             if models.path is None
             else find_stored_models(models.path, models.sha256),
+            ignored_limits=()
+            if config.choices.get("debug") == "smoke"
+            else _ignored_limits(full, partitioner),
         )
 
         experiment._check()
@@ -647,6 +654,22 @@ def _apply_limits(config: Config, partitioner: Partitioner) -> Config:
         clients=clients,
         architectures=replace(config.architectures, clients=names or None),
         clients_per_round=min(m, clients) if isinstance(m, int) else m,
+    )
+
+
+def _ignored_limits(config: Config, partitioner: Partitioner) -> tuple[str, ...]:
+    """Return the keys of the limits that `_apply_limits` ignores for the partition.
+
+    A limit of at least as many clients as there are has no effect in any case.
+    """
+    if partitioner.scales:
+        return ()
+    limit = config.limit
+    clients = limit.clients is not None and limit.clients < config.clients
+    return tuple(
+        key
+        for key, is_set in (("limit.clients", clients), ("limit.train", limit.train is not None))
+        if is_set
     )
 
 

@@ -25,6 +25,8 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             f"trainer {type(experiment.trainer).__name__} and its keys take effect {when}"
         )
 
+    yield from limit_remarks(experiment)
+
     share = config.clients_per_round
     if isinstance(share, float) and share * config.clients < 1:
         does = (
@@ -35,4 +37,14 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         yield (
             f"clients_per_round={share:g} of {config.clients} clients "
             f"is less than one client: {does}"
+        )
+
+
+def limit_remarks(experiment: Experiment) -> Iterator[str]:
+    """Yield one line per limit that the partition ignores."""
+    for key in experiment.ignored_limits:
+        things = "clients" if key == "limit.clients" else "samples"
+        yield (
+            f"{key} is ignored: partition {experiment.partitioner.name} "
+            f"cannot be made for fewer {things}"
         )

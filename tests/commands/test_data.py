@@ -101,6 +101,12 @@ def test_show(
     assert (tmp_path / "partition.png").exists()
 
 
+def test_show_names_ignored_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "p.png")
+    assert run_command(["show", "partition=pathological", "limit.train=100", "--out", out]) == 0
+    assert "limit.train is ignored: partition pathological" in capsys.readouterr().out
+
+
 def test_overrides_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["show", "clients=2", "--out", str(tmp_path / "p.png"), "seed_data=3"]) == 0
     assert "clients=2, seed_data=3" in capsys.readouterr().out

@@ -220,3 +220,17 @@ def test_hints_name_what_the_plugin_says() -> None:
         in said
     )
     assert "trainer Scaffold corrects the gradient itself" in said
+
+
+def test_limits_that_the_partition_ignores_are_named() -> None:
+    def said(*overrides: str) -> list[str]:
+        return [*remarks(Experiment.of(compose([*overrides])))]
+
+    limits = ["limit.train=100", "limit.clients=4"]
+    groups = ["partition=pathological", *limits]
+    assert said(*groups) == [
+        "limit.clients is ignored: partition pathological cannot be made for fewer clients",
+        "limit.train is ignored: partition pathological cannot be made for fewer samples",
+    ]
+    assert said(*limits) == said(*groups, "debug=smoke") == []
+    assert said("partition=pathological", "limit.clients=10", "limit.test=9") == []
